@@ -32,7 +32,7 @@ from weft.backends.gpu.device.device import (
 )
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
-from weft.errors import ClosedError, DeviceError, DeviceLost, OutOfMemory
+from weft.errors import ClosedError, DeviceError, DeviceLost, OutOfMemory, Reason
 from weft.kernels.cache import DiskCache
 from weft.kernels.dialect import Dialect, KernelParts, cut_to_bits, extended, with_suffix
 from weft.kernels.formats import from_bits, is_coded, to_bits
@@ -422,13 +422,15 @@ class CudaCreator(GpuCreator):
     def absent(self) -> str | None:
         """Return why CUDA cannot be used here, or None."""
         if driver is None or nvrtc is None:
-            return "cuda.bindings cannot be imported: pip install cuda-bindings"
+            return Reason("cuda.bindings cannot be imported", "pip install cuda-bindings")
         try:
             call(driver.cuInit, 0)
             call(nvrtc.nvrtcVersion)
         except Exception as e:  # for a missing library the bindings have errors of their own
             return f"the driver or NVRTC cannot be used: {' '.join(str(e).split())}"
-        return None if call(driver.cuDeviceGetCount) else "the driver shows no device: what is CUDA_VISIBLE_DEVICES?"
+        if call(driver.cuDeviceGetCount):
+            return None
+        return Reason("the driver shows no device", "look whether CUDA_VISIBLE_DEVICES hides them")
 
     def devices(self) -> list[weft.DeviceInfo]:
         """Return the GPUs that the driver shows."""

@@ -38,6 +38,28 @@ def brief(text: str, most: int = MOST_OF_A_REASON) -> str:
     return text if len(text) <= most else f"{text[:most]}... ({len(text) - most} more characters)"
 
 
+class Reason(str):
+    """Why a device cannot be used, as one sentence that also gives `what` is wrong and a `fix` apart.
+
+    A creator's `absent` and `unusable` may return one in the place of a plain text; `weft doctor` then lists its `fix`.
+    """
+
+    what: str
+    fix: str
+    """What to do about it; "" if that is not known."""
+
+    def __new__(cls, what: str, fix: str = "") -> Reason:
+        """Return the sentence "what: fix"."""
+        made = super().__new__(cls, f"{what}: {fix}" if fix else what)
+        made.what, made.fix = what, fix
+        return made
+
+    @classmethod
+    def of(cls, text: str) -> Reason:
+        """Return a sentence as a reason; a plain text gives no fix."""
+        return text if isinstance(text, Reason) else cls(text)
+
+
 class WeftError(Exception):
     """The root of all errors of Weft; says what happened, where, why and what to do next."""
 

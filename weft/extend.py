@@ -12,6 +12,7 @@
     a rewrite of networks    graph_pass, Pass, PassGroup, PassContext, Property, SHAPES_INFERRED, Names, infer_node
     errors to raise          OutOfMemory, DeviceLost, CompileError, DeviceError, ExecutionError, ModelError;
                              kernel_refused makes the CompileError for a log and a source
+    why a device is absent   Reason
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ from weft.errors import (
     ModelError,
     NoDevice,
     OutOfMemory,
+    Reason,
 )
 from weft.kernels.cache import DiskCache
 from weft.kernels.dialect import Dialect, KernelParts, Shared, View
@@ -117,6 +119,7 @@ __all__ = [
     "ProfilingContext",
     "Property",
     "ReadOptions",
+    "Reason",
     "Shape",
     "Shared",
     "Slot",

@@ -24,7 +24,7 @@ from weft.backends.opencl import pip_driver
 from weft.cli import checks, trial_run
 from weft.cli.app import app_of
 from weft.core.registry.backend_registry import registry
-from weft.errors import DeviceError
+from weft.errors import DeviceError, Reason
 from weft.kernels.cache import DiskCache
 
 
@@ -124,11 +124,12 @@ def test_doctor_finds_nothing_wrong(cli: Cli) -> None:
 
 
 def test_doctor_says_what_to_do(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry.find("opencl"), "absent", lambda: "no platform was found: install a driver")
+    absent = Reason("no platform was found (asked: the loader): none", "install a driver: any")
+    monkeypatch.setattr(registry.find("opencl"), "absent", lambda: absent)
     monkeypatch.setattr(checks, "trial_run", lambda device: 0.5 if device == "cpu:0" else 0.0)
     done = cli("doctor", status=1)
-    assert re.search(r"^opencl\s+FAIL\s+no platform was found", done.out, re.M)
-    assert "opencl: install a driver" in done.out
+    assert re.search(r"^opencl\s+FAIL\s+no platform was found \(asked: the loader\): none *$", done.out, re.M)
+    assert re.search(r"^opencl: install a driver: any$", done.out, re.M)
     assert re.search(r"^cpu:0\s+FAIL", done.out, re.M) and "update its driver, and report this" in done.out
     assert "2 FAIL" in done.out
 
@@ -136,12 +137,11 @@ def test_doctor_says_what_to_do(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_is_not_installed_is_no_failure(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     real = checks._installed
     monkeypatch.setattr(checks, "_installed", lambda p: None if p in ("pyopencl", "pillow") else real(p))
-    monkeypatch.setattr(
-        registry.find("opencl"), "absent", lambda: "pyopencl cannot be imported: pip install pyopencl"
-    )
+    monkeypatch.setitem(sys.modules, "pyopencl", None)
     monkeypatch.setattr(checks, "trial_run", lambda device: 0.0)
     done = cli("doctor")
-    assert re.search(r"^opencl\s+absent", done.out, re.M)
+    assert re.search(r"^opencl\s+absent\s+pyopencl cannot be imported \(import of pyopencl halted", done.out, re.M)
+    assert re.search(r"^opencl: pip install pyopencl$", done.out, re.M)
     assert "pillow: for pictures as inputs: pip install pillow" in done.out
 
 
@@ -405,8 +405,9 @@ def test_an_unusable_device_is_shown_as_such_with_what_to_do(cli: Cli, monkeypat
 
 
 def test_doctor_says_which_driver_pip_installed_in_vain(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pip_driver, "problem", lambda: "it cannot be loaded (libimf.so): pip install more")
+    problem = Reason("it cannot be loaded (libimf.so): no such file", "pip install more")
+    monkeypatch.setattr(pip_driver, "problem", lambda: problem)
     monkeypatch.setattr(checks, "trial_run", lambda device: 0.0)
     done = cli("doctor", status=1)
-    assert re.search(r"^OpenCL from pip\s+FAIL\s+it cannot be loaded \(libimf.so\)", done.out, re.M)
+    assert re.search(r"^OpenCL from pip\s+FAIL\s+it cannot be loaded \(libimf.so\): no such file *$", done.out, re.M)
     assert "OpenCL from pip: pip install more" in done.out

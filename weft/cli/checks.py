@@ -21,7 +21,7 @@ from weft.core.registry.backend_registry import registry
 from weft.core.registry.entries import WEFT
 from weft.core.registry.front_ends import front_ends
 from weft.core.registry.probe import present
-from weft.errors import UnsupportedOps, WeftError
+from weft.errors import Reason, UnsupportedOps, WeftError
 from weft.kernels.cache import advice, folders_refused
 
 PASS, FAIL, ABSENT = "PASS", "FAIL", "absent"
@@ -110,15 +110,14 @@ def _backends() -> Iterator[Check]:
         package = packages.get(creator.id)
         # Where the package is installed, OpenCL or Vulkan is wanted, and a missing driver is a failure.
         wanted = package is not None and _installed(package) is not None
-        what, _, fix = why.partition(": ")
-        yield Check(creator.id, FAIL if wanted else ABSENT, what, fix)
+        reason = Reason.of(why)
+        yield Check(creator.id, FAIL if wanted else ABSENT, reason.what, reason.fix)
 
 
 def _pip_driver() -> Iterator[Check]:
     """Yield what is wrong with the OpenCL driver that pip installed, if something is."""
-    if "pyopencl" in sys.modules and (problem := import_module("weft.backends.opencl.pip_driver").problem()):
-        what, _, fix = problem.rpartition(": ")
-        yield Check("OpenCL from pip", FAIL, what, fix)
+    if sys.modules.get("pyopencl") and (problem := import_module("weft.backends.opencl.pip_driver").problem()):
+        yield Check("OpenCL from pip", FAIL, problem.what, problem.fix)
 
 
 def _front_ends() -> Iterator[Check]:

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from weft.core.contract.backend import DeviceInfo
-from weft.errors import NoDevice
+from weft.errors import NoDevice, Reason
 
 DEVICE_ID = "opencl"
 _VENDORS = (
@@ -18,24 +18,24 @@ _EMULATION = "FPGA Emulation"
 """Intel's runtime may bring a second platform, for developing FPGA programs; it is the same CPU again."""
 
 
-def absent_reason() -> str | None:
+def absent_reason() -> Reason | None:
     """Return why there is no OpenCL device here and what to install, or None if there is one."""
     try:
         import_module("pyopencl")
     except ImportError as e:
-        return f"pyopencl cannot be imported ({e}): pip install pyopencl"
+        return Reason(f"pyopencl cannot be imported ({e})", "pip install pyopencl")
     if raw_devices():
         return None
     driver, trial = import_module("weft.backends.opencl.pip_driver"), import_module("weft.backends.opencl.driver_trial")
-    problem: str | None = driver.problem()
+    problem: Reason | None = driver.problem()
     if problem is not None:
         return problem
     advice = f"{_VENDORS}, or for the CPU: {trial.for_the_cpu()}"
     platforms = _platforms()
     if not platforms:
-        return f"the OpenCL loader found no platform: {advice}"
+        return Reason("the OpenCL loader found no platform", advice)
     names = ", ".join(p.name.strip() for p in platforms)
-    return f"the OpenCL platforms found ({names}) have no usable device: {advice}"
+    return Reason(f"the OpenCL platforms found ({names}) have no usable device", advice)
 
 
 def enumerate_devices() -> list[DeviceInfo]:
@@ -84,8 +84,8 @@ def raw_device(index: int) -> Any:
     names = ", ".join(f"{DEVICE_ID}:{i} ({d.name.strip()})" for i, d in enumerate(devices))
     raise NoDevice(
         f"there is no device {DEVICE_ID}:{index}",
-        why=reason or f"the OpenCL devices here are {names}",
-        fix="" if reason else "name one of these",
+        why=reason.what if reason else f"the OpenCL devices here are {names}",
+        fix=reason.fix if reason else "name one of these",
     )
 
 

@@ -23,6 +23,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from weft import config
+from weft.errors import Reason
 
 log = logging.getLogger("weft.opencl")
 
@@ -58,7 +59,7 @@ def offered() -> Iterator[None]:
             yield
 
 
-def problem() -> str | None:
+def problem() -> Reason | None:
     """Return why a driver that pip installed is not used and what to do, or None."""
     return _found()[1]
 
@@ -78,18 +79,20 @@ def _usable() -> Path | None:
     return library
 
 
-def _found() -> tuple[Path | None, str | None]:
+def _found() -> tuple[Path | None, Reason | None]:
     """Return the library to show to the loader; else the reason why not, if users should know it."""
     library = _installed()
     if library is None or config.opencl_vendors() or _LIBRARY in _names_in(_SYSTEM):
         return None, None
     if not _folder_of_wheel().is_dir():
         why = "pyopencl has another loader than its wheel brings, which does not look here for drivers"
-        return None, f"{_PACKAGE} is not used, as {why}: write {library} into an .icd file where that loader looks"
+        fix = f"write {library} into an .icd file where that loader looks"
+        return None, Reason(f"{_PACKAGE} is not used, as {why}", fix)
     try:
         ctypes.CDLL(str(library))
     except OSError as e:
-        return None, f"{_PACKAGE} is installed and cannot be loaded ({e}): pip install --upgrade {PACKAGES}"
+        what = f"{_PACKAGE} is installed and cannot be loaded ({e})"
+        return None, Reason(what, f"pip install --upgrade {PACKAGES}")
     return library, None
 
 

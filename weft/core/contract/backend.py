@@ -534,7 +534,10 @@ class BackendCreator(ABC):
         return None
 
     def absent(self) -> str | None:
-        """Return why no device of this kind can run here, as a sentence, or None if one can."""
+        """Return why no device of this kind can run here, as a sentence, or None if one can.
+
+        A `weft.extend.Reason` gives what to do about it apart, which `weft doctor` lists.
+        """
         return None
 
     def devices(self) -> list[DeviceInfo]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.core.contract.backend import BackendCreator, DeviceInfo
 from weft.core.contract.error_context import FAILURES, sent_by_signal
-from weft.errors import WeftError, brief
+from weft.errors import Reason, WeftError, brief
 
 
 def described(error: BaseException) -> str:
@@ -61,6 +61,8 @@ def _named(creator: BackendCreator, function: str) -> str:
 def _reason(why: object, function: str) -> str:
     if not isinstance(why, str):
         return f"{function} of its creator returned {brief(repr(why))}, which is not a reason in words"
+    if isinstance(why, Reason):
+        return Reason(brief(why.what), brief(why.fix))
     return brief(why) if why.strip() else "its creator gives no reason"
 
 

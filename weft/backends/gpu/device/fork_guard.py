@@ -10,7 +10,7 @@ import os
 import re
 import sys
 
-from weft.errors import DeviceError
+from weft.errors import DeviceError, Reason
 
 WHY = "this process was forked after Weft had started the driver, whose threads and contexts do not exist in the child"
 FIX = 'start processes by multiprocessing\'s "spawn" method, or fork before anything asks Weft for a device'
@@ -24,9 +24,9 @@ def start() -> None:
     _started = True
 
 
-def why_not() -> str | None:
+def why_not() -> Reason | None:
     """Return why drivers cannot be used in this process, or None."""
-    return f"{WHY}: {FIX}" if _forked else None
+    return Reason(WHY, FIX) if _forked else None
 
 
 def check(device: str, index: int) -> None:
