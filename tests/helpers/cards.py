@@ -28,7 +28,7 @@ KINDS = {kind.name: kind for kind in special_kernels() if kind.module.startswith
 
 def alone(kind: SpecialKernel, caps: DeviceCaps) -> DeviceCaps:
     """Return the capabilities that its test finds."""
-    return value_check._without(caps, kind, list(KINDS.values()))
+    return value_check.without_others(caps, kind, list(KINDS.values()))
 
 
 def card(device: NullDevice, api: str) -> None:

@@ -159,7 +159,7 @@ def test_A19_what_does_not_lie_densely_is_copied_in_place_of_an_import(tmp_path:
                 x = np.linspace(-2, 2, rows * 3, dtype=np.float32).reshape(rows, 3)
                 np.testing.assert_allclose(session.run(x)[0], np.maximum(np.tanh(x), 0), rtol=1e-6)
             assert session.report.subgraphs == ("spread:0", "leaky:0") and session.report.copies == ()
-            first, last = session._loaded.pipelines
+            first, last = session.pipelines
             source, copy = first.tensor("v").memory, last.tensor("v").memory
             assert not source.flags.c_contiguous and copy.flags.c_contiguous
             np.testing.assert_array_equal(source, copy)
@@ -171,6 +171,6 @@ def test_A19_what_lies_densely_is_not_copied(tmp_path: Path) -> None:
     graph = net.finish(net.add("Relu", net.add("Tanh", net.input("x", 2, 3), name="v"), name="y"))
     runtime = weft.Runtime(dynamic_backend_paths=[tmp_path])
     with runtime, weft.load(graph, ["leaky", "cpu"], runtime=runtime) as session:
-        first, last = session._loaded.pipelines
+        first, last = session.pipelines
         assert isinstance(last.backend, HostBackend) and isinstance(last.backend, NativeHostBackend)
         assert last.tensor("v").memory is first.tensor("v").memory

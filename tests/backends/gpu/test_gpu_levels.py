@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import weft
@@ -143,9 +143,8 @@ def test_launches_that_may_run_side_by_side_do_not_touch_each_other(graph: Graph
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline_recording, "schedule", watched)
         with planned(graph) as session:
-            if not session._loaded.pipelines:
-                return
-            launches = session._loaded.pipelines[0].backend.recording.launches  # type: ignore[attr-defined]
+            assume(session.pipelines)
+            launches = session.pipelines[0].backend.recording.launches  # type: ignore[attr-defined]
             given_order, recorded = seen[-1]
             level, at = 0, {}
             for command in recorded:

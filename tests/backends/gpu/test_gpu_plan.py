@@ -60,7 +60,7 @@ def test_the_numbers_are_right_after_a_resize_too() -> None:
     with null_gpu(), weft.load(graph, device="null") as session:
         for n in (1, 3, 2):
             session.resize({"x": (n, 4, 6, 6)})
-            (pipeline,) = session._loaded.pipelines
+            (pipeline,) = session.pipelines
             fed = {"x": net.random(n, 4, 6, 6)}
             np.testing.assert_allclose(play(pipeline, fed)[0], outputs(graph, fed)[0], rtol=1e-5, atol=1e-5)
 
@@ -122,7 +122,7 @@ def test_a_concat_of_full_blocks_costs_nothing() -> None:
     firsts = {"part0": 0, "part1": 1, "part2": 3}
     assert views == {name: ValueView("both", first, 5) for name, first in firsts.items()}
     with planned(fire(4, 8, 6)) as session:
-        labels = [launch.label for launch in session._loaded.pipelines[0].backend.recording.launches]  # type: ignore[attr-defined]
+        labels = [launch.label for launch in session.pipelines[0].backend.recording.launches]  # type: ignore[attr-defined]
     assert not any("both" in label for label in labels)
 
 
@@ -208,7 +208,7 @@ def ends_in_a_flatten(*, read: bool = False, twice: bool = False, concat: bool =
 def test_what_an_output_is_another_name_for_is_written_there(graph: Graph, moves: int) -> None:
     assert_plays(graph)
     with planned(graph) as session:
-        labels = [launch.label for launch in session._loaded.pipelines[0].backend.recording.launches]  # type: ignore[attr-defined]
+        labels = [launch.label for launch in session.pipelines[0].backend.recording.launches]  # type: ignore[attr-defined]
     moved = [label for label in labels if label.rpartition("/")[2] in ("move", "relayout") and "x.c4" not in label]
     assert len(moved) == moves, labels
 

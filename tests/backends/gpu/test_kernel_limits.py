@@ -180,12 +180,12 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rendered]:
             families = [f for f in kernel_families() if f.present(caps)]
             kinds = [kind for kind in KINDS.values() if kind.present(alone(kind, caps))]
             for kind in (*kinds, *families):
-                device.caps = value_check._without(caps, kind, special_kernels())
+                device.caps = value_check.without_others(caps, kind, special_kernels())
                 device.caps = getattr(kind, "forced", lambda caps: caps)(device.caps)
                 runtime = GpuRuntime(device)
                 runtime.trust()
                 for case in kind.cases():
-                    value_check._ready(case, runtime).close()
+                    value_check.ready(case, runtime).close()
         yield found
 
 

@@ -118,7 +118,7 @@ def test_A11_all_parts_of_a_network_find_one_manager_in_their_info(acme: WithMem
     graph = chain("Relu", "Exp", "Tanh")
     with weft.load(graph, "acme") as session:
         run(session, graph)
-        managers = [p.backend.info.memory_manager for p in session._loaded.pipelines]
+        managers = [p.backend.info.memory_manager for p in session.pipelines]
     assert managers == [acme.pools[0], None, acme.pools[0]] and len(acme.pools) == 1
     assert acme.calls == [("acquire", 0), ("release", 0)]
 
@@ -168,7 +168,7 @@ def test_A11_a_resize_that_fails_keeps_the_memory_for_the_next_one() -> None:
             assert creator.calls == [("acquire", 0)], "the network is loaded still"
             Brittle.broken = False
             np.testing.assert_array_equal(session.run(x)[0], 0 * x)
-            (pipeline,) = session._loaded.pipelines
+            (pipeline,) = session.pipelines
             assert pipeline.backend.info.memory_manager is creator.pools[0]
             assert creator.calls == [("acquire", 0)] and len(creator.pools) == 1
         assert creator.calls == [("acquire", 0), ("release", 0)]

@@ -182,7 +182,7 @@ def test_A13_a_network_on_three_devices_has_one_profile() -> None:
 def test_A13_a_session_that_is_not_profiled_has_no_profile_and_its_backends_no_context(device: str) -> None:
     with weft.load(branching(8), device) as session:
         session.run(feeds(branching(8)))
-        assert all(p.backend.info.profiling is None for p in session._loaded.pipelines)
+        assert all(p.backend.info.profiling is None for p in session.pipelines)
         with pytest.raises(ConfigError, match="profile=True"):
             _ = session.profile
     with pytest.raises(ClosedError):

@@ -121,7 +121,7 @@ def test_A8_where_memory_can_be_imported_nothing_is_copied(moved: list[str]) -> 
         assert session.report.subgraphs == ("one:0", "two:0", "cpu:0", "one:0")
         assert session.report.copies == () and session.optimized.copies == ()
         check(session, graph)
-        parts = session._loaded.pipelines
+        parts = session.pipelines
         for source, reader in pairwise(parts):
             (value,) = reader.graph.inputs
             assert np.shares_memory(source.tensor(value).memory, reader.tensor(value).memory)
@@ -192,7 +192,7 @@ def test_A8_two_parts_of_a_gpu_share_memory_and_only_what_crosses_is_moved(
         assert [c.name for c in session.report.copies] == wanted
         check(session, graph, 3, 1e-4)
         assert moved == wanted * 3
-        first, _, last = session._loaded.pipelines
+        first, _, last = session.pipelines
         assert first.tensor("v").memory.slot is last.tensor("v").memory.slot
         if memory == "normal":  # v stays on the device: it is not downloaded either
             assert set(first.mapped) == {"x", "first"} and set(last.mapped) == {f"between@{gpu}:0", "y"}

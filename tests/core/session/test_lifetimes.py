@@ -220,7 +220,7 @@ def test_A14_a_precompiled_payload_belongs_to_its_node(opened: list[weakref.ref[
         assert len(payloads) == 2 and all(isinstance(p(), Graph) for p in payloads)
         with weft.load(network) as session:
             np.testing.assert_array_equal(session.run(feeds(graph))[0], outputs(graph, feeds(graph))[0])
-            for pipeline in session._loaded.pipelines:
+            for pipeline in session.pipelines:
                 assert all(isinstance(t.execution, Interpreted) for t in pipeline.tasks)
         del network, session, pipeline
     gc.collect()
@@ -230,7 +230,7 @@ def test_A14_a_precompiled_payload_belongs_to_its_node(opened: list[weakref.ref[
 @pytest.mark.parametrize("device", DEVICES)
 def test_A14_executions_of_our_backends_hold_no_backend_object(device: str) -> None:
     with weft.load(branching(8), device) as session:
-        for pipeline in session._loaded.pipelines:
+        for pipeline in session.pipelines:
             for task in pipeline.tasks:
                 kept = vars(task.execution)
                 assert not holds_backend(list(kept.values())), f"{type(task.execution).__name__}: {kept}"
@@ -247,7 +247,7 @@ def test_A14_executions_in_C_hold_no_backend_object(name: str, tmp_path: Path) -
     graph = net.finish(net.add("Add", x, x, name="y") if name == "vault" else net.add("Relu", x, name="y"))
     runtime = weft.Runtime(dynamic_backend_paths=[tmp_path])
     with runtime, weft.load(graph, name, runtime=runtime, fallback="error") as session:
-        ((task,),) = (p.tasks for p in session._loaded.pipelines)
+        ((task,),) = (p.tasks for p in session.pipelines)
         assert isinstance(task.execution, NativeExecution)
         for _ in range(2):
             assert not holds_backend(list(vars(task.execution).values()))
@@ -284,8 +284,8 @@ def test_A14_a_creator_that_keeps_nothing_can_be_called_for_each_backend_object(
     graph = chain("Relu", "Exp", "Tanh")
     creator = Creator(mock("Relu", "Tanh"))
     with registered(creator, "acme"), weft.load(graph, "acme") as session:
-        assert [p.device for p in session._loaded.pipelines] == ["acme:0", "cpu:0", "acme:0"]
-        assert len({id(p.backend) for p in session._loaded.pipelines}) == 3
+        assert [p.device for p in session.pipelines] == ["acme:0", "cpu:0", "acme:0"]
+        assert len({id(p.backend) for p in session.pipelines}) == 3
         assert len(creator.backends) == 2, "what was asked first runs the first part"
         np.testing.assert_array_equal(session.run(feeds(graph))[0], outputs(graph, feeds(graph))[0])
 

@@ -44,7 +44,7 @@ def test_each_fallback_is_right_and_the_family_is_not_launched(name: str, monkey
     monkeypatch.setattr(runtime.device, "caps", caps)
     for case in family.cases()[:2]:
         # A candidate can be preferred for one node alone; a network chooses layouts.
-        ready = value_check._ready(case, runtime) if case.prefer else value_check._ReadyGraph(case, runtime)
+        ready = value_check.ready(case, runtime) if case.prefer else value_check.ReadyGraph(case, runtime)
         try:
             worst, launched = ready.difference(), ready.templates
         finally:
@@ -104,10 +104,10 @@ def test_what_is_found_wrong_is_not_launched_whoever_asks_for_it(name: str) -> N
     with null_gpu() as device:
         runtime = GpuRuntime(device)
         case = family.cases()[0]
-        value_check._ready(case, runtime).close()
+        value_check.ready(case, runtime).close()
         device.caps = family.disable(CAPS)
         with pytest.raises(ExecutionError, match=f"the kernel '{family.templates[0]}' is not launched"):
-            value_check._ready(case, runtime)
+            value_check.ready(case, runtime)
 
 
 def test_a_family_that_shares_its_templates_takes_none_from_the_others() -> None:
@@ -115,7 +115,9 @@ def test_a_family_that_shares_its_templates_takes_none_from_the_others() -> None
         runtime = GpuRuntime(device)
         device.caps = without(CAPS, "elementwise_wide", "move_wide", "conv_planar")
         for name in ("elementwise", "move", "conv_gemm"):
-            value_check._ready(FAMILIES[name].cases()[0], runtime).close()
+            ready = value_check.ready(FAMILIES[name].cases()[0], runtime)
+            ready.close()
+            assert set(ready.templates) & set(FAMILIES[name].templates), name
 
 
 VERDICTS = {

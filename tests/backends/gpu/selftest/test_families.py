@@ -265,7 +265,7 @@ def _kernels(family: KernelFamily, caps: DeviceCaps, device: NullDevice) -> tupl
     runtime, launched = GpuRuntime(device), set[str]()
     runtime.trust()
     for case in family.cases():
-        ready = value_check._ready(case, runtime)
+        ready = value_check.ready(case, runtime)
         launched.update(ready.templates)
         ready.close()
     return launched, {digest for digest, _ in device.kernels}
@@ -291,7 +291,7 @@ def test_the_cases_of_each_family_launch_its_kernels_on_any_device(name: str) ->
         for family in FAMILIES.values():
             if not family.present(DEVICES[name]):
                 continue
-            caps = family.forced(value_check._without(DEVICES[name], family, special_kernels()))
+            caps = family.forced(value_check.without_others(DEVICES[name], family, special_kernels()))
             launched, texts = _kernels(family, caps, device)
             assert launched >= set(family.templates), family.name
             if not family.whole and not family.disable(caps).without <= caps.without:

@@ -296,7 +296,7 @@ def test_a_device_that_is_full_is_tested_again_another_time(fails: str, monkeypa
     def full(*_: object) -> None:
         raise OutOfMemory("16 bytes cannot be allocated")
 
-    monkeypatch.setattr(value_check._ReadyNode, fails, full)
+    monkeypatch.setattr(value_check.ReadyNode, fails, full)
     verdict = verdict_store.verdict(fakes.RIGHT, _runtime("vulkan"))
     assert not verdict.lasting and "no memory" in str(verdict.why)
 
@@ -321,7 +321,7 @@ def test_what_the_device_fails_at_is_tested_again_after_a_day_and_what_does_not_
     runtime = _runtime("vulkan")
     monkeypatch.setenv("WEFT_SELFTEST", "process")
     with monkeypatch.context() as patch:
-        patch.setattr(value_check._ReadyNode, fails, fail)
+        patch.setattr(value_check.ReadyNode, fails, fail)
         found = whys(runtime, "right")["right"]
     assert str(error).partition("\n")[0] in found
     assert whys(runtime, "right")["right"] == f"{found} ({verdict_store.AGAIN})"

@@ -41,7 +41,7 @@ def check(kind: SpecialKernel, runtime: GpuRuntime, others: Sequence[SpecialKern
     """
     device, caps = runtime.device, runtime.device.caps
     try:
-        device.caps = _without(caps, kind, others)
+        device.caps = without_others(caps, kind, others)
         if isinstance(kind, KernelFamily):
             device.caps = kind.forced(device.caps)
         return kind.check(runtime) if kind.check else _check_cases(kind, runtime)
@@ -49,7 +49,7 @@ def check(kind: SpecialKernel, runtime: GpuRuntime, others: Sequence[SpecialKern
         device.caps = caps
 
 
-def _without(caps: DeviceCaps, kind: SpecialKernel, others: Sequence[SpecialKernel]) -> DeviceCaps:
+def without_others(caps: DeviceCaps, kind: SpecialKernel, others: Sequence[SpecialKernel]) -> DeviceCaps:
     """Return the capabilities without other kinds, except those that this kind depends on."""
     left = [other for other in others if other.name != kind.name]
     for other in (*left, *left):  # twice: a kind may appear only when a later one is switched off
@@ -62,22 +62,22 @@ def _without(caps: DeviceCaps, kind: SpecialKernel, others: Sequence[SpecialKern
 def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
     launched, cases, problem = set[str](), kind.cases(), ""
     with ExitStack() as held:
-        for case, ready in zip(cases, _all_ready(cases, runtime, held), strict=True):
-            if isinstance(ready, CompileError):
-                return f"{case.text} failed: {ready.what}"
-            if isinstance(ready, DeviceError):
-                raise _named(ready, case)
-            if isinstance(ready, WeftError):  # planning failed, before the device was asked
-                problem = problem or f"{case.text} could not be planned: {ready.what}"
+        for case, made in zip(cases, _all_ready(cases, runtime, held), strict=True):
+            if isinstance(made, CompileError):
+                return f"{case.text} failed: {made.what}"
+            if isinstance(made, DeviceError):
+                raise _named(made, case)
+            if isinstance(made, WeftError):  # planning failed, before the device was asked
+                problem = problem or f"{case.text} could not be planned: {made.what}"
                 continue
             try:
-                worst = ready.difference()
+                worst = made.difference()
             except CompileError as e:
                 return f"{case.text} failed: {e.what}"
             except WeftError as e:
                 _named(e, case)
                 raise
-            launched.update(ready.templates)
+            launched.update(made.templates)
             if not worst <= case.allowed:
                 return f"{case.text} was wrong by {worst:.1e} of its largest value"
     wanted = set(kind.templates if isinstance(kind, KernelFamily) else filter(None, [kind.template]))
@@ -97,12 +97,12 @@ def _named(e: WeftError, case: SelfTestCase) -> WeftError:
 
 def _all_ready(
     cases: Sequence[SelfTestCase], runtime: GpuRuntime, held: ExitStack
-) -> list[_ReadyNode | _ReadyGraph | WeftError]:
+) -> list[ReadyNode | ReadyGraph | WeftError]:
     """Plan and build all cases in threads, because compilers take most of a test's time; `held` frees them."""
 
-    def ready(case: SelfTestCase) -> _ReadyNode | _ReadyGraph | WeftError:
+    def attempted(case: SelfTestCase) -> ReadyNode | ReadyGraph | WeftError:
         try:
-            made = _ready(case, runtime)
+            made = ready(case, runtime)
         except OutOfMemory:
             raise  # the kernels are not at fault
         except WeftError as e:
@@ -112,17 +112,21 @@ def _all_ready(
 
     threads = thread_count(runtime.device)
     if threads == 1:
-        return [ready(case) for case in cases]
+        return [attempted(case) for case in cases]
     with ThreadPoolExecutor(threads, "weft-selftest") as pool:
-        return list(pool.map(ready, cases))
+        return list(pool.map(attempted, cases))
 
 
-def _ready(case: SelfTestCase, runtime: GpuRuntime) -> _ReadyNode | _ReadyGraph:
+def ready(case: SelfTestCase, runtime: GpuRuntime) -> ReadyNode | ReadyGraph:
+    """Plan and build a case: as one node where its node can run alone, else as a network; the caller closes it.
+
+    What planning and compiling raise.
+    """
     alone = len(case.nodes) == 1 and find_gpu_op(case.nodes[0].op) is not None and case.before is None
-    return _ReadyNode(case, runtime) if alone else _ReadyGraph(case, runtime)
+    return ReadyNode(case, runtime) if alone else ReadyGraph(case, runtime)
 
 
-class _ReadyNode:
+class ReadyNode:
     """A case of one node with built kernels; it uses the kernel's layout, so there are no conversions."""
 
     def __init__(self, case: SelfTestCase, runtime: GpuRuntime) -> None:
@@ -162,7 +166,7 @@ class _ReadyNode:
         self._bench.close()
 
 
-class _ReadyGraph:
+class ReadyGraph:
     """A case of several nodes, or of two shapes, with built kernels."""
 
     def __init__(self, case: SelfTestCase, runtime: GpuRuntime) -> None:
@@ -204,11 +208,11 @@ def _lies_packed(form: GpuOp, node: Node, graph: Graph) -> bool:
 
 def difference(case: SelfTestCase, runtime: GpuRuntime) -> tuple[float, list[str]]:
     """Return the largest difference from the reference, as a part of the largest value, and the templates launched."""
-    ready = _ready(case, runtime)
+    made = ready(case, runtime)
     try:
-        return ready.difference(), ready.templates
+        return made.difference(), made.templates
     finally:
-        ready.close()
+        made.close()
 
 
 def _largest_difference(actual: Sequence[Array], case: SelfTestCase) -> float:
