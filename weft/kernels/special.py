@@ -119,7 +119,7 @@ class SpecialKernel:
     check: Callable[[Any], str | None] | None = None
     """Replaces the cases: takes the device's `GpuRuntime`, returns what is wrong, or None."""
     seconds: float = 1.0
-    """About how long its test takes on a large GPU; used to divide the tests among processes."""
+    """About how long its test takes on a large GPU: those that take longest begin first."""
 
     @property
     def module(self) -> str:

@@ -95,6 +95,37 @@ def test_a_process_compiles_once_it_is_ready_and_the_program_until_then(
     assert len(built) == before + 2
 
 
+def test_processes_that_are_expected_to_be_needed_are_there(
+    device: OpenCLDevice, ready: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = by_processes(device, monkeypatch)
+    device.expect_building()
+    assert ready.wait(60)
+    (process,) = device.compilers._begun
+    with device.building():
+        device.compile(source(1), ONE)
+        assert not built and device.compilers._begun == [process]
+    assert process._popen.wait(60) == 0
+
+
+@pytest.mark.parametrize("patience", [0.0, 1e6])
+def test_processes_that_nobody_needs_end(
+    patience: float, device: OpenCLDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, start = list[Any](), compilers.Compilers._start
+
+    def noted(self: Any) -> None:
+        start(self)
+        begun.extend(self._begun)
+
+    monkeypatch.setattr(compilers.Compilers, "_start", noted)
+    monkeypatch.setattr(compilers, "PATIENCE", patience)
+    device.expect_building()
+    if patience:
+        device.close()
+    assert [process._popen.wait(60) for process in begun] == [0]
+
+
 def test_a_process_that_ends_costs_nothing(
     device: OpenCLDevice, ready: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,8 @@
 NVIDIA's OpenCL driver is one: threads gain nothing there. A child process must open the device first, so they are
 started only after a few kernels were compiled; until they are ready, the program compiles by itself. They put their
 results into the cache on disk, and the program loads them. Kernels that they refuse or fail at, the program compiles
-itself, so that it raises the error. They end when no block `hold`s them any more, and with the program.
+itself, so that it raises the error. They end when no block `hold`s them any more, and with the program. Where a load is
+known to come, as after a self-test, they are started before (`expect`).
 """
 
 from __future__ import annotations
@@ -70,13 +71,28 @@ class Compilers:
         finally:
             with self._lock:
                 self._held -= 1
-                ended = [] if self._held else self._begun
-                if not self._held:
-                    self._asked, self._begun = 0, []
-                    self._ready.clear()
-                    self._lock.notify_all()
-            for process in ended:  # closing a context takes time
-                threading.Thread(target=process.end, name="weft-compilers", daemon=True).start()
+            self.close()
+
+    def expect(self) -> None:
+        """Start the child processes for a block that will hold them; they end if none does within `PATIENCE`."""
+        with self._lock:
+            if self._held or self._begun or not self._count:
+                return
+            self._start()
+        timer = threading.Timer(PATIENCE, self.close)
+        timer.name, timer.daemon = "weft-compilers", True
+        timer.start()
+
+    def close(self) -> None:
+        """End the child processes, unless a block holds them."""
+        with self._lock:
+            if self._held:
+                return
+            ended, self._asked, self._begun = self._begun, 0, []
+            self._ready.clear()
+            self._lock.notify_all()
+        for process in ended:  # closing a context takes time
+            threading.Thread(target=process.end, name="weft-compilers", daemon=True).start()
 
     @contextmanager
     def compiled(

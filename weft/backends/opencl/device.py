@@ -222,6 +222,10 @@ class OpenCLDevice(GpuDevice):
         """Let child processes compile in parallel where the driver does not."""
         return self.compilers.hold()
 
+    def expect_building(self) -> None:
+        """Start the processes that compile, which takes a second or two."""
+        self.compilers.expect()
+
     def record(self, commands: Sequence[Command], profile: bool = False) -> Recording:
         """Return the commands with everything bound; with `profile`, a submit takes timestamps and waits."""
         self._need_open()
@@ -323,6 +327,7 @@ class OpenCLDevice(GpuDevice):
         for buffer in buffers:
             self.free(buffer)
         self.programs.close()
+        self.compilers.close()
         self._queues.close()
         self._profile_queue = self._timer = None
 

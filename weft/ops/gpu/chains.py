@@ -80,7 +80,7 @@ SPECIAL = register_special(
         withdraw=lambda caps: replace(caps, resident_groups=0),
         cases=_cases,
         template=CHAIN,
-        seconds=2.0,
+        seconds=1.7,
     )
 )
 WARPGROUPS = register_special(
@@ -90,6 +90,6 @@ WARPGROUPS = register_special(
         claimed=lambda caps: caps.resident_groups > 0 and wgmma.SPECIAL.present(caps),
         cases=_warpgroup_cases,
         template=WARPGROUP_CHAIN,
-        seconds=2.0,
+        seconds=1.0,
     )
 )

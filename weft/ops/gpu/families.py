@@ -696,7 +696,7 @@ family(
             before={"x": noise(2, 4, 12), "z": noise(2, 12, 17)},
         ),
     ),
-    templates=("conv_gemm", "pool_global"), whole=False, fallback="kernels built for each shape", seconds=0.6,
+    templates=("conv_gemm", "pool_global"), whole=False, fallback="kernels built for each shape", seconds=2.0,
 )  # fmt: skip
 
 # -- what is stored ----------------------------------------------------------------------------------------------

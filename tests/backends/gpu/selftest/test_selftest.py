@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -116,9 +117,9 @@ def test_children_side_by_side_find_what_one_finds(beside: int, monkeypatch: pyt
     started: list[list[str]] = []
     start = child._start
 
-    def noted(device: DeviceInfo, kinds: Sequence[special.SpecialKernel], error: int) -> Any:
+    def noted(device: DeviceInfo, kinds: Sequence[special.SpecialKernel], *pipes: Any) -> Any:
         started.append([kind.name for kind in kinds])
-        return start(device, kinds, error)
+        return start(device, kinds, *pipes)
 
     monkeypatch.setattr(child, "_start", noted)
     device = _runtime("opencl").device.info
@@ -127,7 +128,7 @@ def test_children_side_by_side_find_what_one_finds(beside: int, monkeypatch: pyt
     assert "SIGABRT" in str(found["crashing"].why) and "KeyError" in str(found["raising"].why)
     assert found["noisy"].why is None and found["recovering"].why is None
     together, alone = started[: min(beside, 4)], started[min(beside, 4) :]
-    assert sorted(name for names in together for name in names) == sorted(kind.name for kind in kinds)
+    assert all(names == [kind.name for kind in kinds] for names in together), "who is free tests the next"
     assert alone == [["recovering", "crashing", "raising"], ["raising"]]
 
 
@@ -273,11 +274,11 @@ def test_what_did_not_run_says_nothing_of_portable_kernels(monkeypatch: pytest.M
 
 
 def test_special_and_portable_kernels_share_one_round_of_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[list[str]] = []
+    rounds: list[tuple[int, list[float], list[str]]] = []
 
-    def start(device: DeviceInfo, groups: Sequence[Sequence[special.SpecialKernel]], timeout: float) -> Any:
-        started.extend([kind.name for kind in kinds] for kinds in groups)
-        return [({kind.name: Verdict(None) for kind in kinds}, "") for kinds in groups]
+    def start(device: DeviceInfo, kinds: Sequence[special.SpecialKernel], timeout: float, count: int, _: Any) -> Any:
+        rounds.append((count, [kind.seconds for kind in kinds], sorted(kind.name for kind in kinds)))
+        return [({kind.name: Verdict(None) for kind in kinds}, "")]
 
     families = special.kernel_families()
     monkeypatch.setattr(child, "_children", start)
@@ -287,8 +288,10 @@ def test_special_and_portable_kernels_share_one_round_of_children(monkeypatch: p
     with null_gpu() as device:
         found = verdict_store.examine(GpuRuntime(device), families=True)
     present = ["noisy", *(family.name for family in families if family.present(device.caps))]
-    assert sorted(name for names in started for name in names) == sorted(present)
-    assert [kind.name for kind, _ in found] == present and len(started) == verdict_store.MOST_CHILDREN
+    [(count, seconds, names)] = rounds
+    assert count == verdict_store.MOST_CHILDREN and names == sorted(present)
+    assert seconds == sorted(seconds, reverse=True), "or the longest may run when the others are done"
+    assert [kind.name for kind, _ in found] == present
 
 
 @pytest.mark.parametrize("fails", ["__init__", "difference"])
@@ -381,10 +384,11 @@ def test_all_verdicts_of_a_device_are_one_file_and_later_ones_join(tmp_path: Pat
     assert b"noisy" in file.read_bytes() and b"named" in file.read_bytes()
 
 
-def test_kinds_are_dealt_by_what_their_tests_take() -> None:
-    kinds = [replace(fakes.NOISY, name=f"k{s}", seconds=s) for s in (0.125, 0.25, 3.0, 1.0, 1.5, 0.25)]
-    groups = [[kind.seconds for kind in share] for share in child.dealt(kinds, 3)]
-    assert groups == [[3.0], [1.5, 0.125], [1.0, 0.25, 0.25]]
+def test_it_is_told_before_the_last_ones_are_tested() -> None:
+    told = threading.Event()
+    kinds = [fakes.NOISY, fakes.RIGHT, fakes.NAMED, fakes.RAISING]
+    found = child.verdicts(_runtime("opencl").device.info, kinds, 60.0, beside=2, nearly_done=told.set)
+    assert told.is_set() and len(found) == 4
 
 
 def test_a_name_is_registered_once() -> None:

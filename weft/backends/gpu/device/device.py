@@ -236,6 +236,10 @@ class GpuDevice(ABC):
         """Prepare for compiling many kernels while a block runs, such as by starting processes; nothing by default."""
         return nullcontext()
 
+    def expect_building(self) -> None:
+        """Get ready for `building` in some seconds, which may never come; nothing by default. Any thread calls it."""
+        return None
+
     def hold_kernels(self, count: int) -> None:
         """Keep the `count` most recently requested kernels besides those in use; nothing by default.
 

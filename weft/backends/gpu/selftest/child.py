@@ -6,8 +6,8 @@ the first failure, because a device may answer nothing correctly after a fault; 
 when it has no more to report, because a driver may take a second to end a process, which nobody has to wait for.
 
 Compilers take most of a test's time, and some drivers (NVIDIA's for OpenCL) compile one kernel of a process at a time.
-So several children share the kinds at first, dealt by the time of their tests. A kind that fails there is tested again
-by itself, because the fault of one child may take the device from all.
+So several children share the kinds at first: all read from one pipe which to test next, those that take longest first.
+A kind that fails there is tested again by itself, because the fault of one child may take the device from all.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from importlib import import_module
+from itertools import accumulate
 from typing import IO, Any
 
 from weft.backends.gpu.runtime import GpuRuntime, OpensRuntimes
@@ -38,6 +40,8 @@ from weft.kernels.verdict import Verdict
 
 MARK = "weft-selftest "
 """The prefix of report lines: drivers may print, too."""
+NUMBER = struct.Struct("<I")
+"""A kind in the queue: its number in the task."""
 TOLD = b"weft-selftest-told"
 """The line after the last report."""
 PROGRAM = processes.program(__name__)
@@ -52,16 +56,24 @@ ASK = "WEFT_SELFTEST=process tests them in the program's own process"
 
 
 def verdicts(
-    device: DeviceInfo, kinds: Sequence[SpecialKernel], timeout: float, beside: int = 1
+    device: DeviceInfo,
+    kinds: Sequence[SpecialKernel],
+    timeout: float,
+    beside: int = 1,
+    nearly_done: Callable[[], None] = lambda: None,
 ) -> dict[str, Verdict]:
-    """Return the verdict on each kind: from up to `beside` children side by side, then one child after the other."""
+    """Return the verdict on each kind: from up to `beside` children side by side, then one child after the other.
+
+    A thread calls `nearly_done` when about a third of the work of several children is left.
+    """
     found: dict[str, Verdict] = {}
-    if min(beside, len(kinds)) > 1:
-        for new, _ in _children(device, dealt(kinds, beside), timeout):
+    if (count := min(beside, len(kinds))) > 1:
+        longest_first = sorted(kinds, key=lambda kind: -kind.seconds)
+        for new, _ in _children(device, longest_first, timeout, count, nearly_done):
             found |= {name: verdict for name, verdict in new.items() if not verdict.is_fault}
     left = [kind for kind in kinds if kind.name not in found]
     while left:
-        [(new, problem)] = _children(device, [left], timeout)
+        [(new, problem)] = _children(device, left, timeout)
         found |= new
         left = [kind for kind in left if kind.name not in found]
         if left and not new:
@@ -70,30 +82,48 @@ def verdicts(
     return found
 
 
-def dealt(kinds: Sequence[SpecialKernel], groups: int) -> list[list[SpecialKernel]]:
-    """Return the kinds in groups that take about equally long; each kind, longest first, joins the shortest group."""
-    shares: list[list[SpecialKernel]] = [[] for _ in range(groups)]
-    for kind in sorted(kinds, key=lambda kind: -kind.seconds):
-        min(shares, key=lambda share: sum(each.seconds for each in share)).append(kind)
-    return shares
-
-
 def _children(
-    device: DeviceInfo, groups: Sequence[Sequence[SpecialKernel]], timeout: float
+    device: DeviceInfo,
+    kinds: Sequence[SpecialKernel],
+    timeout: float,
+    count: int = 1,
+    nearly_done: Callable[[], None] = lambda: None,
 ) -> list[tuple[dict[str, Verdict], str]]:
-    """Return the verdicts of a child for each group that has kinds, and how it ended if it failed."""
-    groups = [kinds for kinds in groups if kinds]
+    """Return for each child the verdicts that it gave, and how it ended if it failed."""
     if not processes.has_interpreter():
-        return [({}, "this program has no Python interpreter of its own")] * len(groups)
+        return [({}, "this program has no Python interpreter of its own")] * count
+    work = accumulate(kind.seconds for kind in reversed(kinds))
+    last = sum(1 for left in work if left < sum(kind.seconds for kind in kinds) / 3)
+    begins = _line(kind=kinds[-last].name).encode() if last else None
+
+    def heard(line: bytes) -> None:
+        if line.rstrip() == begins:
+            nearly_done()
+
     deadline = time.monotonic() + timeout
     with ExitStack() as held:
         # A file never fills up, as a pipe does that nobody reads.
-        errors = [held.enter_context(tempfile.TemporaryFile()) for _ in groups]
+        errors = [held.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
+        queue = held.enter_context(_queue(len(kinds)))
         try:
-            children = [held.enter_context(_Child(device, *each)) for each in zip(groups, errors, strict=True)]
+            children = [held.enter_context(_Child(_start(device, kinds, queue, e), e, heard)) for e in errors]
         except OSError as e:
-            return [({}, f"{sys.executable} cannot be started: {e.strerror}")] * len(groups)
+            return [({}, f"{sys.executable} cannot be started: {e.strerror}")] * count
         return [_judge(child.status(deadline), *child.printed(), timeout) for child in children]
+
+
+@contextmanager
+def _queue(count: int) -> Iterator[int]:
+    """Give the reading end of a pipe that holds so many numbers and ends behind them."""
+    out, into = os.pipe()
+    try:
+        try:
+            os.write(into, b"".join(map(NUMBER.pack, range(count))))  # the pipe takes far more of them
+        finally:
+            os.close(into)
+        yield out
+    finally:
+        os.close(out)
 
 
 def _judge(status: int | None, out: bytes, error: bytes, timeout: float) -> tuple[dict[str, Verdict], str]:
@@ -109,10 +139,9 @@ def _judge(status: int | None, out: bytes, error: bytes, timeout: float) -> tupl
 class _Child:
     """A child process, and what it has printed."""
 
-    def __init__(self, device: DeviceInfo, kinds: Sequence[SpecialKernel], error: IO[bytes]) -> None:
-        """Start it; OSError if that fails."""
-        self._error = error
-        self._process = _start(device, kinds, error.fileno())
+    def __init__(self, process: subprocess.Popen[bytes], error: IO[bytes], heard: Callable[[bytes], None]) -> None:
+        """Listen to the process: a thread calls `heard` with each line that it prints; its errors are in `error`."""
+        self._process, self._error, self._heard = process, error, heard
         self._out: list[bytes] = []
         self._told = False
         self._over = threading.Event()
@@ -147,6 +176,7 @@ class _Child:
         with self._process.stdout as lines:
             for line in lines:
                 self._out.append(line)
+                self._heard(line)
                 if line.startswith(TOLD):
                     self._told = True
                     self._over.set()
@@ -154,14 +184,17 @@ class _Child:
         self._process.wait()
 
 
-def _start(device: DeviceInfo, kinds: Sequence[SpecialKernel], error: int) -> subprocess.Popen[bytes]:
+def _start(
+    device: DeviceInfo, kinds: Sequence[SpecialKernel], queue: int, error: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Start a child that reads from the queue which of the kinds to test next; OSError if that fails."""
     facts = {"id": device.id, "index": device.index, "name": device.name, "driver": device.driver}
     task = {"device": facts, "kinds": [(kind.module, kind.name) for kind in kinds]}
     return processes.start(
         PROGRAM,
         json.dumps(task),
-        stdin=subprocess.DEVNULL,
-        stderr=error,
+        stdin=queue,
+        stderr=error.fileno(),
         WEFT_SELFTEST="process",
         WEFT_BUILD_PROCESSES="0",
     )
@@ -200,17 +233,17 @@ def _reports(out: str) -> Iterator[Mapping[str, Any]]:
 
 
 def main(text: str) -> None:
-    """Test the kinds of a task on its device, report each, and end the process."""
+    """Test kinds of a task on its device as long as stdin names one, report each, and end the process."""
     task = json.loads(text)
     for module, _ in task["kinds"]:
         import_module(module)
     runtime = _open(DeviceInfo(**task["device"]))
     known = {kind.name: kind for kind in (*special_kernels(), *kernel_families())}
-    for _, name in task["kinds"]:
-        kind = known[name]
-        _report(kind=name)
-        verdict = verdict_store.verdict(kind, runtime)
-        _report(kind=name, verdict=asdict(verdict))
+    while number := os.read(sys.stdin.fileno(), NUMBER.size):
+        name = task["kinds"][NUMBER.unpack(number)[0]][1]
+        _print(_line(kind=name))
+        verdict = verdict_store.verdict(known[name], runtime)
+        _print(_line(kind=name, verdict=asdict(verdict)))
         if verdict.is_fault:
             break
     _print(TOLD.decode())
@@ -233,8 +266,9 @@ def _open(device: DeviceInfo) -> GpuRuntime:
     return runtime
 
 
-def _report(**facts: object) -> None:
-    _print(f"{MARK}{json.dumps(facts)}")
+def _line(**facts: object) -> str:
+    """Return the line of a report."""
+    return f"{MARK}{json.dumps(facts)}"
 
 
 def _print(line: str) -> None:

@@ -72,6 +72,7 @@ SPECIAL = register_special(
         withdraw=lambda caps: replace(caps, splits_products=False),
         cases=cases,
         template="conv_split",
+        seconds=2.0,
     )
 )
 

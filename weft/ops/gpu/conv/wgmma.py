@@ -139,7 +139,7 @@ SPECIAL = register_special(
         claimed=_has_units,
         cases=_cases,
         template="conv_wgmma",
-        seconds=1.7,
+        seconds=2.2,
     )
 )
 SMALL = register_special(within_limit(SPECIAL))
