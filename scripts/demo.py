@@ -24,6 +24,8 @@ PANEL = 256
 """Side of a picture in the drawing, in pixels."""
 MARGIN, CAPTION, LEGEND = 16, 44, 40
 PAPER, INK = (250, 250, 248), (30, 30, 34)
+COLOURS = np.array([(32, 34, 42), (236, 112, 86), (84, 160, 232), (246, 200, 82), (110, 198, 132)], np.uint8)
+"""The colour of each of the network's classes."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,10 @@ def panel(pixels: NDArray[np.uint8]) -> Image.Image:
 
 def draw(picture: NDArray[np.float32], truth: NDArray[np.uint8], answers: Sequence[Answer]) -> Image.Image:
     """Return the scene, the true classes and each device's result side by side, above a legend."""
-    colours = models.palette()
     scene = (picture[0].transpose(1, 2, 0) * 255).round().astype(np.uint8)
-    panels = [("the scene", "drawn from a seed", scene), ("the truth", "class of each pixel", colours[truth])]
+    panels = [("the scene", "drawn from a seed", scene), ("the truth", "class of each pixel", COLOURS[truth])]
     for a in answers:
-        panels.append((a.label, f"{a.milliseconds:.2f} ms  {a.name}", colours[a.classes]))
+        panels.append((a.label, f"{a.milliseconds:.2f} ms  {a.name}", COLOURS[a.classes]))
     step = PANEL + MARGIN
     sheet = Image.new("RGB", (MARGIN + step * len(panels), MARGIN + CAPTION + PANEL + LEGEND + MARGIN), PAPER)
     pen = ImageDraw.Draw(sheet)
@@ -102,7 +103,7 @@ def draw(picture: NDArray[np.float32], truth: NDArray[np.uint8], answers: Sequen
         pen.text((x, MARGIN + 20), shortened(pen, below, text), INK, text)
         sheet.paste(panel(pixels), (x, MARGIN + CAPTION))
     x, y = MARGIN, MARGIN + CAPTION + PANEL + MARGIN
-    for name, colour in zip(models.SHAPES_CLASSES, colours, strict=True):
+    for name, colour in zip(models.SHAPES_CLASSES, COLOURS, strict=True):
         pen.rectangle((x, y, x + 16, y + 16), fill=tuple(int(c) for c in colour), outline=INK)
         pen.text((x + 24, y), name, INK, text)
         x += 48 + int(pen.textlength(name, text))

@@ -58,11 +58,6 @@ class ConformanceReport:
         """Return the findings in which the backend broke its contract."""
         return tuple(f for f in self.findings if f.verdict is Verdict.WRONG)
 
-    @property
-    def without_reason(self) -> tuple[Finding, ...]:
-        """Return the refusals without a reason."""
-        return tuple(f for f in self.findings if f.verdict is Verdict.NO_REASON)
-
     def counts(self, check: str = "") -> Mapping[Verdict, int]:
         """Return how often each verdict was given, by one check or by all."""
         found = Counter(f.verdict for f in self.findings if check in ("", f.check))

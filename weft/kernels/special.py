@@ -178,11 +178,6 @@ def register_family(family: KernelFamily) -> KernelFamily:
     return family
 
 
-def forget_family(name: str) -> None:
-    """Undo `register_family`."""
-    _FAMILIES.pop(name, None)
-
-
 def kernel_families() -> list[KernelFamily]:
     """Return the registered families in the order of registration."""
     return list(_FAMILIES.values())

@@ -13,9 +13,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from weft.errors import ModelError
 from weft.models.scenes import CLASSES
 
@@ -31,9 +28,3 @@ def path(name: str) -> Path:
     if stem not in shipped:
         raise ModelError(f"no model {name!r} ships with Weft", fix=f"choose from: {', '.join(shipped)}")
     return folder / f"{stem}.onnx"
-
-
-def palette() -> NDArray[np.uint8]:
-    """Return a colour for each of SHAPES_CLASSES, as rows of red, green and blue."""
-    colours = ((32, 34, 42), (236, 112, 86), (84, 160, 232), (246, 200, 82), (110, 198, 132))
-    return np.array(colours, np.uint8)

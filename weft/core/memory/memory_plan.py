@@ -50,8 +50,6 @@ class ArenaPlan(Generic[KeyT]):
     def __init__(self, alignment: int = 64) -> None:
         self.alignment = alignment
         self.size = 0
-        self.visits = 0
-        """Steps that the last plan took; they grow with the number of blocks, not with its square."""
         self._blocks: dict[KeyT, _Life] = {}
         self._step = 0
         self._live = 0
@@ -109,12 +107,11 @@ class ArenaPlan(Generic[KeyT]):
         lives = [(b.birth, end if b.death is None else b.death) for b in blocks]
         asked = [b.size for b in blocks]
         last = self._packed if self._packed is not None and self._packed.lives == lives else None
-        self.visits = 0
         if last is None or not _fits(last.sizes, asked):
             sizes = asked
             if last is not None:
                 sizes = [s + self._room(s) if s > was else s for s, was in zip(asked, last.asked, strict=True)]
-            offsets, total, self.visits = pack([Block(s, *life) for s, life in zip(sizes, lives, strict=True)])
+            offsets, total, _ = pack([Block(s, *life) for s, life in zip(sizes, lives, strict=True)])
             last = _Packed(lives, asked, sizes, offsets, total)
         self._packed, self.size = replace(last, asked=asked), last.total
         return dict(zip(self._blocks, last.offsets, strict=True))

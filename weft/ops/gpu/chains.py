@@ -83,7 +83,7 @@ SPECIAL = register_special(
         seconds=1.7,
     )
 )
-WARPGROUPS = register_special(
+register_special(
     SpecialKernel(
         WARPGROUP_CHAIN,
         "launches by warpgroups that share one with others",

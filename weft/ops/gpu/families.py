@@ -167,7 +167,7 @@ def family(
 
 DIRECT = "convolutions by the direct kernel"
 GROUPED = "GroupedTile(rows={}, columns={}, blocks={}, slices={})"
-CONV_GEMM = family(
+family(
     "conv_gemm", "tiled convolutions",
     lambda: (
         conv((1, 7, 10, 12), (5, 7, 3, 3), dilations=(2, 3), pads=(2, 3, 2, 3)),
