@@ -59,11 +59,11 @@ RUNS_ON_GPUS: dict[str, frozenset[str]] = {
     **_each("ArgMax ArgMin CumSum CumProd", REALS | INTEGERS),
     **_each("BatchNormalization InstanceNormalization GroupNormalization LayerNormalization", REALS),
     **_each("TrainingBatchNormalization RMSNormalization LpNormalization MeanVarianceNormalization", REALS),
-    **_each("LRN", FLOATS),
+    **_each("LRN", REALS),
     **_each(
         "Reshape Flatten Squeeze Unsqueeze Identity Dropout Transpose Expand Tile Slice Split Concat BitCast", ANY
     ),
-    **_each("LSTM GRU RNN", FLOATS | {"int32"}),
+    **_each("LSTM GRU RNN", REALS | {"int32"}),
     **_each("SimplifiedLayerNormalization", FLOATS),
     **_contrib("SkipLayerNormalization SkipSimplifiedLayerNormalization BiasGelu Gelu FastGelu QuickGelu", FLOATS),
     **_contrib("MultiHeadAttention Attention GroupQueryAttention", FLOATS | {"int32"}),

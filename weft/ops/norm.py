@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import ClassVar
 
 import numpy as np
@@ -262,6 +263,21 @@ class LRN(Op):
             total[:, target] += squares[:, max(shift, 0) : channels + min(shift, 0)]
         factor = (self.bias + self.alpha / self.size * total) ** -self.beta
         return (wide * factor).astype(x.dtype, copy=False)
+
+
+@decomposition("LRN")
+def _of_doubles(op: LRN, make: Body, node: Node) -> Sequence[str]:
+    """Return an LRN of float64 by a pool along the channels: the packed kernel computes in float32."""
+    (x,) = node.inputs
+    n, channels, *places = make.dims(x)
+    if make.dtype(x) is not DType.FLOAT64 or 0 in make.dims(x):
+        return []
+    squares = make.reshape(make.add("Mul", x, x), n, 1, channels, prod(places))
+    around = ((op.size - 1) // 2, 0, op.size // 2, 0)
+    mean = make.add("AveragePool", squares, kernel_shape=(op.size, 1), pads=around, count_include_pad=1)
+    scaled = make.add("Mul", make.reshape(mean, *make.dims(x)), make.number(op.alpha, x))
+    factor = make.add("Pow", make.add("Add", scaled, make.number(op.bias, x)), make.number(-op.beta, x))
+    return [make.add("Mul", x, factor)]
 
 
 @register_op

@@ -11,13 +11,13 @@ before = gru and not linear
 ## What each phase of a group computes: (gates, where the state that they are multiplied with lies).
 phases = [([1], "h")] * (before and phase != "rest") + [([0, 2], "hr")] * (before and phase != "reset") or [(list(gates), "h")]
 if whole:
-    k.shared("f32", "H", f"{2 * room}")
+    k.shared(k.number, "H", f"{2 * room}")
     if lstm:
-        k.shared("f32", "C", f"{room}")
+        k.shared(k.number, "C", f"{room}")
     if before:
-        k.shared("f32", "RH", f"{room}")
+        k.shared(k.number, "RH", f"{room}")
 if parts > 1:
-    k.shared("f32", "Sums", f"LX * {len(gates)}")
+    k.shared(k.number, "Sums", f"LX * {len(gates)}")
 state = (lambda at: f"H[now * {room} + {at}]") if whole else (lambda at: k.args["h_in"].load(f"h_at + {at}"))
 scaled = (lambda at: f"RH[{at}]") if whole else (lambda at: k.args["reset"].load(f"r_at + {at}"))
 has_state = whole or k.has("h_in")
@@ -30,14 +30,14 @@ peep = lambda gate: k.args["p"].load(f"(d * 3 + {gate}) * HIDDEN + j")
 %>
 <%def name="products(some, letter)">
 % for g in some:
-      f32 s${g} = 0.0;
+      ${k.number} s${g} = 0.0;
 % endfor
 % if has_state or letter == "hr":
       if (j < HIDDEN) {
         for (int e = part; e < HIDDEN; e += ${parts}) {
 % for where, mine in (("h", [g for g in some if letter == "h" or g != 2]), ("hr", [g for g in some if letter == "hr" and g == 2])):
 % if mine and (where == "hr" or has_state):
-          const f32 ${where} = ${state("e") if where == "h" else scaled("e")};
+          const ${k.number} ${where} = ${state("e") if where == "h" else scaled("e")};
 % for g in mine:
           s${g} += ${where} * ${r.load(f"d * RD + e * RK + {g} * RG + j * RJ")};
 % endfor
@@ -100,16 +100,16 @@ for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
       if (part == 0 && j < HIDDEN) {
 % for g in some:
 % if gru and g == 2 and not before:
-        const f32 own_state = s2 + ${bias(2, 1)};
+        const ${k.number} own_state = s2 + ${bias(2, 1)};
         s2 = ${brought.load("from + 2 * HIDDEN + j")} + ${bias(2, 0)};
 % else:
         s${g} += ${brought.load(f"from + {g} * HIDDEN + j")} + (${bias(g, 0)} + ${bias(g, 1)});
 % endif
 % endfor
-        const f32 h_old = ${state("j") if has_state else "0.0"};
+        const ${k.number} h_old = ${state("j") if has_state else "0.0"};
 % if resets:
-        const f32 gate = ${clip("s1")};
-        const f32 reset_h = ${act(0, "gate")} * h_old;
+        const ${k.number} gate = ${clip("s1")};
+        const ${k.number} reset_h = ${act(0, "gate")} * h_old;
 % if whole:
         RH[j] = reset_h;
 % else:
@@ -117,40 +117,40 @@ for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
 % endif
 % else:
 % if lstm:
-        const f32 c_old = ${"C[j]" if whole else k.args["c_in"].load("d * HD + n * HB + j") if k.has("c_in") else "0.0"};
+        const ${k.number} c_old = ${"C[j]" if whole else k.args["c_in"].load("d * HD + n * HB + j") if k.has("c_in") else "0.0"};
 % if k.has("p"):
         s0 += ${peep(0)} * c_old;
         s2 += ${peep(2)} * c_old;
 % endif
-        const f32 v0 = ${clip("s0")}, v2 = ${clip("s2")}, v3 = ${clip("s3")};
-        const f32 take = ${act(0, "v0")};
-        const f32 keep = ${"1.0 - take" if coupled else act(0, "v2")};
-        const f32 c_new = keep * c_old + take * ${act(1, "v3")};
+        const ${k.number} v0 = ${clip("s0")}, v2 = ${clip("s2")}, v3 = ${clip("s3")};
+        const ${k.number} take = ${act(0, "v0")};
+        const ${k.number} keep = ${"1.0 - take" if coupled else act(0, "v2")};
+        const ${k.number} c_new = keep * c_old + take * ${act(1, "v3")};
 % if k.has("p"):
         s1 += ${peep(1)} * c_new;
 % endif
-        const f32 v1 = ${clip("s1")}, cell = ${clip("c_new")};
-        const f32 h_new = ${act(0, "v1")} * ${act(2, "cell")};
+        const ${k.number} v1 = ${clip("s1")}, cell = ${clip("c_new")};
+        const ${k.number} h_new = ${act(0, "v1")} * ${act(2, "cell")};
 % elif gru:
-        const f32 v0 = ${clip("s0")};
-        const f32 keep = ${act(0, "v0")};
+        const ${k.number} v0 = ${clip("s0")};
+        const ${k.number} keep = ${act(0, "v0")};
 % if not before:
-        const f32 v1 = ${clip("s1")};
+        const ${k.number} v1 = ${clip("s1")};
         s2 += ${act(0, "v1")} * own_state;
 % endif
-        const f32 v2 = ${clip("s2")};
-        const f32 h_new = (1.0 - keep) * ${act(1, "v2")} + keep * h_old;
+        const ${k.number} v2 = ${clip("s2")};
+        const ${k.number} h_new = (1.0 - keep) * ${act(1, "v2")} + keep * h_old;
 % else:
-        const f32 v0 = ${clip("s0")};
-        const f32 h_new = ${act(0, "v0")};
+        const ${k.number} v0 = ${clip("s0")};
+        const ${k.number} h_new = ${act(0, "v0")};
 % endif
-        const f32 h_kept = runs ? h_new : h_old;
+        const ${k.number} h_kept = runs ? h_new : h_old;
         ${k.args["y"].store("t * YT + d * YD + n * YB + j", "runs ? h_new : 0.0")}
 % if k.has("y_h"):
         if (step == TOTAL - 1) ${k.args["y_h"].store("d * SD + n * SB + j", "own_steps > 0 ? h_kept : 0.0")}
 % endif
 % if lstm:
-        const f32 c_kept = runs ? c_new : c_old;
+        const ${k.number} c_kept = runs ? c_new : c_old;
 % if k.has("y_c"):
         if (step == TOTAL - 1) ${k.args["y_c"].store("d * SD + n * SB + j", "own_steps > 0 ? c_kept : 0.0")}
 % endif

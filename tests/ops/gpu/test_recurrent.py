@@ -33,6 +33,10 @@ LAYER_ROWS = [
     find("GRU", lambda op: op.layout == 1),
     find("RNN", lambda op: op.direction == "bidirectional"),
 ]
+DOUBLE_ROWS = [
+    next(row for row in ROWS if row.op == op and row.id.startswith(f"{op}-f64") and f"direction={direction}" in row.id)
+    for op, direction in (("LSTM", "bidirectional"), ("GRU", "reverse"))
+]
 WHOLE, PARTED, ONE_STEP = RecurrentTile(4, 4, True), RecurrentTile(16, 2, True), RecurrentTile(4, 2, False)
 
 
@@ -63,6 +67,14 @@ def check(row: Case, device: str) -> None:
 def test_every_tile(monkeypatch: pytest.MonkeyPatch, tile: RecurrentTile, row: Case) -> None:
     use(monkeypatch, tile)
     check(row, "opencl")
+
+
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("row", DOUBLE_ROWS, ids=lambda row: row.op)
+@pytest.mark.parametrize("tile", [PARTED, ONE_STEP], ids=str)
+def test_tiles_of_doubles(monkeypatch: pytest.MonkeyPatch, tile: RecurrentTile, row: Case, device: str) -> None:
+    use(monkeypatch, tile)
+    check(row, device)
 
 
 @pytest.mark.parametrize("row", [LAYER_ROWS[0], LAYER_ROWS[4]], ids=lambda row: row.op)

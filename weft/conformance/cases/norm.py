@@ -99,6 +99,10 @@ CASES += [
     ),
     case("LRN", f32(1, 3, 4, 4), size=9, alpha=1.0),
     case("LRN", f16(1, 8, 4, 4), size=5, alpha=0.1),
+    *(
+        case("LRN", f64(*shape), size=size, alpha=0.5, oracles=("ort",), unverified="onnxruntime has none of float64")
+        for shape, size in (((2, 7, 3, 4), 4), ((1, 3, 4), 10))
+    ),
     case("LpNormalization", f32(2, 5, 7)),
     case("LpNormalization", f32(2, 5, 7), axis=1, p=1),
     case("LpNormalization", f32(2, 5, 7), axis=0, p=2),

@@ -79,5 +79,10 @@ CASES: list[Case] = [
         ("RNN", "bh", {"direction": "bidirectional", "lens": (3, 0), "activations": ("Relu", "Softplus")}),
         ("RNN", "b", {"direction": "reverse", "clip": 0.5}),
         ("RNN", "bh", {"layout": 1}),
+        ("LSTM", "bhcp", {"made": f64, "direction": "bidirectional", "lens": (2, 4), "clip": 0.5, "oracles": (),
+                          "unverified": "onnxruntime has no LSTM of float64, and onnx does not clip"}),
+        ("GRU", "bh", {"made": f64, "direction": "reverse"}),
+        ("GRU", "b", {"made": f64, "constant": False, "linear_before_reset": 1}),
+        ("RNN", "bh", {"made": f64}),
     )
 ]  # fmt: skip

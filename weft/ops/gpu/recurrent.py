@@ -19,7 +19,7 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import Algorithm, Candidate, Chooser, Facts, Rivals, candidates_of
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op, power_of_two
+from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, computed, gpu_op, power_of_two
 from weft.ops.gpu.matmul.matmul import PRODUCTS
 from weft.ops.gpu.matmul.problem import ProductPlan
 from weft.ops.recurrent import GRU, LSTM, RNN, Recurrent, Sizes
@@ -60,6 +60,8 @@ class RecurrentProblem:
     resets_first: bool
     """Whether a GRU's reset gates scale the state before its product: that takes a step of its own."""
     caps: DeviceCaps
+    real: DType = DType.FLOAT32
+    """What it is computed in."""
 
     def rounds(self, tile: RecurrentTile) -> int:
         """Return about how often an item loops in a step."""
@@ -71,7 +73,7 @@ class RecurrentProblem:
         """Return the bytes of work-group memory."""
         states = 3 if self.kind == "LSTM" or self.resets_first else 2
         sums = tile.items * self.gates if tile.parts > 1 else 0
-        return 4 * (sums + (states * self.room if tile.whole else 0))
+        return self.real.itemsize * (sums + (states * self.room if tile.whole else 0))
 
     @property
     def room(self) -> int:
@@ -101,7 +103,7 @@ class RecurrentProblem:
 
     def time(self, tile: RecurrentTile) -> float:
         """Return the estimated microseconds of a step: R is read for each row, by one unit or by all of them."""
-        read = self.gates * self.each.hidden**2 * 4 / UNIT_BYTES / min(tile.items / FILLING, 1.0)
+        read = self.gates * self.each.hidden**2 * self.real.itemsize / UNIT_BYTES / min(tile.items / FILLING, 1.0)
         rows = self.each.batch * self.each.directions
         if tile.whole:
             return read * -(-rows // self.caps.compute_units)
@@ -174,6 +176,7 @@ class RecurrentOnGpu(GpuOp):
 
     fuses_into_store = False
     integers = frozenset({DType.INT32})
+    computes_double = True
 
     def why_not(
         self, op: Recurrent, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
@@ -208,7 +211,7 @@ class RecurrentOnGpu(GpuOp):
         x, w = inputs[0], inputs[1]
         assert x is not None and w is not None
         rows, columns = each.steps * each.batch, each.directions * problem.gates * each.hidden
-        brought = k.scratch((rows, columns), DType.FLOAT32)
+        brought = k.scratch((rows, columns), problem.real)
         flat = replace(
             w,
             shape=(columns, each.features),
@@ -227,9 +230,10 @@ def _clear(k: KernelBuilder, state: Tensor) -> None:
 
 
 def _problem(op: Recurrent, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> RecurrentProblem:
-    x, w, r = (t.shape for t in inputs[:3] if t is not None)
+    x, w, r = (t for t in inputs[:3] if t is not None)
     resets_first = isinstance(op, GRU) and not op.linear_before_reset
-    return RecurrentProblem(op.sizes(x, w, r), op.type, op.gates, resets_first, caps)
+    sizes = op.sizes(x.shape, w.shape, r.shape)
+    return RecurrentProblem(sizes, op.type, op.gates, resets_first, caps, computed(x.dtype))
 
 
 def _launch_steps(plan: RecurrentPlan, tile: RecurrentTile) -> None:
@@ -273,7 +277,7 @@ def _launch_steps(plan: RecurrentPlan, tile: RecurrentTile) -> None:
     results = dict(zip(("y", "y_h", "y_c"), plan.outputs, strict=False))
     launches = -(-each.steps // at_once)
     handed = _states(k, op, problem) if launches > 1 else None
-    reset = k.scratch((rows, hidden), DType.FLOAT32) if problem.resets_first and not tile.whole else None
+    reset = k.scratch((rows, hidden), problem.real) if problem.resets_first and not tile.whole else None
     taken: dict[str, Tensor] = first
     places = {"HD": ints["SD"], "HB": ints["SB"]}
     for number in range(launches):
@@ -306,9 +310,9 @@ def _states(k: KernelBuilder, op: Recurrent, problem: RecurrentProblem) -> list[
     shape = (problem.each.directions, problem.each.batch, problem.each.hidden)
     made = []
     for _ in range(2):
-        each = {"h_in": k.scratch(shape, DType.FLOAT32)}
+        each = {"h_in": k.scratch(shape, problem.real)}
         if op.states == 2:
-            each["c_in"] = k.scratch(shape, DType.FLOAT32)
+            each["c_in"] = k.scratch(shape, problem.real)
         made.append({**each, "done": k.scratch((1,), DType.INT32)})
     return made
 
