@@ -183,6 +183,33 @@ session.submit(x)
 )
 
 
+ENDS = {
+    "a thread that has nothing to do with it": (
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()",
+        "end ClosedError",
+    ),
+    "a thread that is busy in Weft": (
+        BUSY.replace("session, asked = load(),", "asked =")
+        + "threading.Thread(target=weft.devices, daemon=True).start(); asked.wait()",
+        "end open",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+@pytest.mark.parametrize("how", ["weft.registry.find('vulkan').runtime(0).device", "open_device(0, GlslDialect())"])
+def test_one_rule_says_whether_a_device_is_closed_at_the_end(how: str, case: str) -> None:
+    """Also of one that no registry knows."""
+    script, wanted = ENDS[case]
+    opens = f"""
+from weft.backends.vulkan.device import open_device
+from weft.backends.vulkan.dialect import GlslDialect
+device = {how}
+"""
+    asks = GPU[: GPU.index(PROLOGUE)].replace("device.allocate(64)", "print('open' if device.allocate(64) else '')")
+    assert run(asks + PROLOGUE + opens + script).split() == wanted.split()
+
+
 @pytest.mark.parametrize("api", ["opencl", "vulkan"])
 def test_the_devices_of_gpus_are_closed_at_the_end(api: str) -> None:
     assert run(GPU, api) == "end\nClosedError\n"

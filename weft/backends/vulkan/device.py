@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -24,8 +23,7 @@ from weft.backends.vulkan.recording import Recording
 from weft.backends.vulkan.transfer import Transfer
 from weft.core.contract.backend import DeviceInfo
 from weft.core.graph.layout import Array
-from weft.core.host.parallel_copy import HELPER
-from weft.core.session import shutdown
+from weft.core.host import shutdown
 from weft.errors import ClosedError, DeviceLost, NoDevice, WeftError
 from weft.kernels.dialect import Dialect
 from weft.kernels.source import KernelSource
@@ -72,21 +70,6 @@ class _Parts:
             self.context.destroy()
 
 
-_open: weakref.WeakValueDictionary[int, VulkanDevice] = weakref.WeakValueDictionary()
-
-
-@atexit.register
-def _end() -> None:
-    """Close all devices at exit, sessions first; while a daemon thread may still use them, only save their caches."""
-    shutdown.end()
-    alone = all(t is threading.main_thread() or t.name == HELPER for t in threading.enumerate())
-    for device in list(_open.values()):
-        if alone:
-            device.close()
-        else:
-            device.keep(at_the_end=True)
-
-
 class VulkanDevice(GpuDevice):
     """An open Vulkan device; `open_device` makes one."""
 
@@ -97,7 +80,7 @@ class VulkanDevice(GpuDevice):
         self._learn()
         self._finalizer = weakref.finalize(self, parts.close)
         self._finalizer.atexit = False
-        _open[id(self)] = self
+        shutdown.note_device(self)
 
     def _learn(self) -> None:
         """Set what pays with this device's memory types.
@@ -244,11 +227,21 @@ class VulkanDevice(GpuDevice):
         span: float | None = recording.span(first, last)
         return span
 
-    def keep(self, *, at_the_end: bool = False) -> None:
-        """Save the driver's pipeline cache if it has grown enough, or at exit if at all; closing does, too."""
+    def keep(self) -> None:
+        """Save the driver's pipeline cache if it has grown enough; closing saves it if it has grown at all."""
+        self._save()
+
+    def _save(self, *, at_the_end: bool = False) -> None:
         with suppress(WeftError):
             if self._finalizer.alive and not fork_guard.why_not():
                 self._held.pipelines.save(at_the_end=at_the_end)
+
+    def end(self, *, may_close: bool) -> None:
+        """Close at the end of the process; while a thread may still use the device, only save its cache."""
+        if may_close:
+            self.close()
+        else:
+            self._save(at_the_end=True)
 
     def close(self) -> None:
         """Destroy everything that the device holds, including buffers and recordings; a second close does nothing."""

@@ -1,1 +1,1 @@
-"""The host's side: backends in host memory, copies, threads, child processes, and trust in files."""
+"""The host's side: backends in host memory, copies, threads, processes and their end, and trust in files."""

@@ -8,5 +8,5 @@
 | `Pipeline` | one backend object, its executions, tensors and constants, whether it is running |
 | `Notifier`, `Notices` | the contexts of a runtime and the next id; the id of one network, and which contexts know it |
 | `Prefetch` | what another thread has made of a model so far: the graph, the bound graph, the prepared network |
-| `shutdown` | the objects that are closed when the process ends |
+| `host.shutdown` | the objects that are closed when the process ends |
 """

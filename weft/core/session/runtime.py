@@ -11,12 +11,12 @@ from weft.core.contract import check_answers
 from weft.core.contract.backend_options import BackendOptions, Value, problems_of, taken
 from weft.core.contract.error_context import caught
 from weft.core.graph.layout import Array
+from weft.core.host import shutdown
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions
 from weft.core.registry.backend_registry import BackendRegistry, DeviceChoice, registry
 from weft.core.registry.front_ends import ReadOptions, front_ends
 from weft.core.saved.network_file import check_backends
-from weft.core.session import shutdown
 from weft.core.session.arguments import Outputs
 from weft.core.session.load_gate import Gate
 from weft.core.session.loaded_network import close_forgotten

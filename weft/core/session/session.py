@@ -22,6 +22,7 @@ from weft.core.graph.graph import Graph, bind
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.tensor import SequenceSpec, TensorSpec
 from weft.core.graph.validate import validate
+from weft.core.host import shutdown
 from weft.core.placement.assign import Assignment, Backends
 from weft.core.placement.check_network import check_devices
 from weft.core.placement.hints import Hints, check_hints
@@ -33,7 +34,6 @@ from weft.core.placement.optimizer import OptimizerOptions, divide, divide_first
 from weft.core.placement.prepare import PreparedNetwork
 from weft.core.placement.stage_split import Corner
 from weft.core.registry.backend_registry import DeviceChoice
-from weft.core.session import shutdown
 from weft.core.session.arguments import (
     Forms,
     Outputs,
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from weft.core.session.runtime import Runtime
 
 log = logging.getLogger("weft.session")
+shutdown.parks(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")

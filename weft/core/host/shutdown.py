@@ -1,4 +1,7 @@
-"""The end of the process: open sessions are closed first, then the devices."""
+"""The end of the process: open sessions are closed first, then the devices.
+
+Here alone is decided whether devices may be closed then, or whether a thread may still use them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import threading
 from functools import partial
 from time import monotonic
 from typing import Protocol, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from weft.core.contract.error_context import do_all
 from weft.core.registry import backend_registry
@@ -19,9 +22,6 @@ PATIENCE = 5.0
 OWN_THREADS = "weft-"
 """How the names of Weft's own threads begin."""
 
-PARKED = "weft.core.session.session"
-"""The module in which a thread waits for its turn in a session."""
-
 
 class Endable(Protocol):
     """An object that is open until it is closed or the process ends."""
@@ -31,8 +31,20 @@ class Endable(Protocol):
         ...
 
 
+class Device(Protocol):
+    """A device that its creator may not close at the end: nobody asked for it by a registry, or a thread is at work."""
+
+    def end(self, *, may_close: bool) -> None:
+        """Close if that is allowed, else only save what would be lost; nothing if it is closed."""
+        ...
+
+
 EndableT = TypeVar("EndableT", bound=Endable)
 _open: WeakSet[Endable] = WeakSet()
+_devices: WeakValueDictionary[int, Device] = WeakValueDictionary()
+"""By identity: devices may be equal."""
+_parked: set[str] = set()
+"""The modules in which a thread that has called nothing of Weft from there waits for its turn."""
 _lock = threading.Lock()
 
 
@@ -40,6 +52,17 @@ def note(opened: Endable) -> None:
     """Have an object closed at the end of the process, unless it is collected before."""
     with _lock:
         _open.add(opened)
+
+
+def note_device(opened: Device) -> None:
+    """Have a device closed at the end of the process, behind those of the registries' creators."""
+    with _lock:
+        _devices[id(opened)] = opened
+
+
+def parks(module: str) -> None:
+    """Have threads that wait in a module itself not count as being at work in Weft."""
+    _parked.add(module)
 
 
 def still_open(kind: type[EndableT]) -> list[EndableT]:
@@ -52,10 +75,10 @@ def still_open(kind: type[EndableT]) -> list[EndableT]:
 def end() -> None:
     """Close everything that this process opened, sessions before devices; a second call finds nothing.
 
-    The devices stay open if a thread, such as a daemon thread, is still at work in Weft.
+    The devices stay open if a thread, such as a daemon thread, is still at work in Weft; they save their caches.
     """
     with _lock:
-        still = list(_open)
+        still, devices = list(_open), list(_devices.values())
     last = monotonic() + PATIENCE
     inside: list[Endable] = []
 
@@ -63,11 +86,12 @@ def end() -> None:
         if not each.end(max(last - monotonic(), 0.0)):
             inside.append(each)
 
-    def close_devices() -> None:
-        if not inside and not _at_work():
-            backend_registry.close_opened()
+    def end_devices() -> None:
+        may_close = not inside and not _at_work()
+        creators = [backend_registry.close_opened] if may_close else []
+        do_all([*creators, *(partial(device.end, may_close=may_close) for device in devices)])
 
-    do_all([*(partial(end_one, each) for each in still), close_devices])
+    do_all([*(partial(end_one, each) for each in still), end_devices])
 
 
 def _at_work() -> bool:
@@ -77,6 +101,6 @@ def _at_work() -> bool:
         frame = top if thread not in own else None
         while frame is not None and not str(frame.f_globals.get("__name__")).startswith("weft."):
             frame = frame.f_back
-        if frame is not None and frame.f_globals["__name__"] != PARKED:
+        if frame is not None and frame.f_globals["__name__"] not in _parked:
             return True
     return False
