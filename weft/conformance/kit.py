@@ -20,6 +20,7 @@ from weft.conformance.report import Finding, Verdict, is_sentence
 from weft.conformance.streams import heard
 from weft.conformance.watch import RAISED_BY, Call, Watch
 from weft.core.contract.backend import Backend, BackendConfig, MemoryMode, Precision
+from weft.core.contract.check_answers import NoReason
 from weft.core.contract.error_context import ends_program
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, infer_shapes
@@ -27,7 +28,7 @@ from weft.core.graph.interpreter import outputs as expected
 from weft.core.graph.layout import Array
 from weft.core.registry.backend_registry import DeviceChoice
 from weft.core.session.session import Session
-from weft.errors import BackendError, ModelError, UnsupportedOps, WeftError
+from weft.errors import ModelError, UnsupportedOps, WeftError
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class Kit:
             return self.refused(subject, self.reason_of(e))
         if isinstance(e, NotImplementedError):
             return self.refused(subject, str(e))
-        if isinstance(e, BackendError) and e.what.startswith("why_not returned"):
+        if isinstance(e, NoReason):
             return self.unexplained(subject, e.what)
         return self.wrong(subject, self.explain(e))
 
@@ -163,10 +164,7 @@ class Kit:
 
     def reason_of(self, e: UnsupportedOps) -> str:
         """Return the backend's own reason from a refusal of nodes."""
-        reasons = []
-        for problem in e.problems:
-            _, _, mine = problem.partition(f"{self.device}: ")
-            reasons.append(mine or problem)
+        reasons = [r.reason for r in e.refusals if r.device == self.device] or e.problems
         return "; ".join(dict.fromkeys(reasons)) or e.what
 
     @property

@@ -25,6 +25,7 @@ from tests.helpers.plugins import (
     write,
 )
 from weft.core.contract.backend import API_VERSION, Backend, Execution
+from weft.core.contract.check_answers import NoReason
 from weft.core.contract.views import OptimizationViews, SubgraphView
 from weft.core.graph.graph import Graph
 from weft.core.host.host_backend import HostBackend
@@ -269,7 +270,7 @@ def test_4_onCreate_returns_an_execution_or_None(answer: object) -> None:
 )
 def test_4_why_not_returns_a_sentence_or_None(answer: object) -> None:
     error = outcome(answering("why_not", answer))
-    assert type(error) is BackendError and error.what.startswith("why_not returned ")
+    assert type(error) is NoReason and error.what.startswith("why_not returned ")
 
 
 @pytest.mark.parametrize("answer", [*YES, *NO, *NONSENSE], ids=lambda a: repr(a)[:20])

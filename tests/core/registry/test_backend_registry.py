@@ -46,6 +46,14 @@ def test_A1_queries_by_id_and_by_type() -> None:
     assert {k: v for k, v in registry.origins().items() if v == "weft"}.keys() == {"cpu", "opencl", "vulkan"}
 
 
+def test_A1_other_processes_do_not_know_what_a_call_registered_whatever_origin_it_names() -> None:
+    made = new_registry()
+    made.insert("mine", Creator(), origin="my own program")
+    assert made.insert_dynamic(Creator(id="found"), "/folder/found.py")
+    known = {id: made.is_known_elsewhere(id) for id in ("cpu", "mine", "found", "nobody")}
+    assert known == {"cpu": True, "mine": False, "found": True, "nobody": False}
+
+
 def test_A1_a_second_static_registration_raises() -> None:
     made = new_registry()
     with pytest.raises(BackendError, match="the id 'cpu' is taken") as caught:

@@ -292,7 +292,7 @@ class GpuBackend(Backend):
         self._refused = tuple(f"{_refusal(chain)}: {e.what}" for chain, e in zip(chains, errors, strict=True) if e)
         for chain, error in zip(chains, errors, strict=True):
             for level in chain.levels if error else ():
-                self._builds.add(level.label.rpartition("/")[0], [level.build])
+                self._builds.add(level.owner, [level.build])
         self.recording.chain([chain for chain, error in zip(chains, errors, strict=True) if error is None])
 
     def _bound_chain(self, chain: PlannedChain, levels: Sequence[BoundLaunch]) -> BoundChain:

@@ -24,6 +24,10 @@ SHOWN = 80
 """Characters of an answer that a message shows."""
 
 
+class NoReason(BackendError):
+    """What a backend answered in the place of a reason for its refusal, or of None, is neither."""
+
+
 def shown(answer: object) -> str:
     """Return an answer as messages show it, with its type; only the type if its `repr` fails."""
     if answer is None:
@@ -36,10 +40,12 @@ def shown(answer: object) -> str:
     return f"{brief(text, SHOWN)} (of type {kind})"
 
 
-def broken(answer: object, where: str, expected: str, fix: str = "") -> BackendError:
+def broken(
+    answer: object, where: str, expected: str, fix: str = "", kind: type[BackendError] = BackendError
+) -> BackendError:
     """Return the error for an answer that breaks the contract."""
     name = where.rpartition(".")[2]
-    return BackendError(f"{name} returned {shown(answer)}", where=where, why=f"it must return {expected}", fix=fix)
+    return kind(f"{name} returned {shown(answer)}", where=where, why=f"it must return {expected}", fix=fix)
 
 
 def of_kind(answer: object, kind: type[T], where: str, expected: str, fix: str = "") -> T:
@@ -55,7 +61,7 @@ def optional(answer: object, kind: type[T], where: str, expected: str, fix: str 
 
 
 def reason(answer: object, where: str) -> str | None:
-    """Return the reason for a refusal, or None; BackendError unless the answer is None or a text that is not blank."""
+    """Return the reason for a refusal, or None; NoReason unless the answer is None or a text that is not blank."""
     if answer is None:
         return None
     if isinstance(answer, str) and answer.strip():
@@ -65,7 +71,7 @@ def reason(answer: object, where: str) -> str | None:
     else:
         expected = "the reason of a refusal as a str, or None to take the node"
         fix = "return None to accept" if answer is False else ""
-    raise broken(answer, where, expected, fix)
+    raise broken(answer, where, expected, fix, NoReason)
 
 
 def truth(answer: object) -> bool | None:

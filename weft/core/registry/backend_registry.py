@@ -41,7 +41,7 @@ from weft.core.contract.check_answers import done
 from weft.core.contract.contexts import MemoryManager
 from weft.core.contract.error_context import blame, callback_of, caught, do_all, is_error
 from weft.core.contract.profile import ProfilingContext
-from weft.core.registry.entries import Entry, Finder, Folder, as_creator, check_creator, version_of
+from weft.core.registry.entries import WEFT, Entry, Finder, Folder, as_creator, check_creator, version_of
 from weft.core.registry.probe import described, present, unusable
 from weft.errors import BackendError, ConfigError, DeviceError, NoDevice, WeftError, brief
 
@@ -186,7 +186,7 @@ class BackendRegistry:
         For a single device, a Backend class is enough. BackendError if the id or the type is taken.
         """
         with self._lock:
-            self._put(key, Entry(as_creator(creator), origin))
+            self._put(key, Entry(as_creator(creator), origin, by_call=origin != WEFT))
 
     def _put(self, key: DeviceName, entry: Entry) -> None:
         creator = entry.creator
@@ -362,7 +362,9 @@ class BackendRegistry:
 
     def is_known_elsewhere(self, id: str) -> bool:
         """Tell whether other processes find the backend, too; they do not if this program registered it by a call."""
-        return self.origins().get(id, "registry.insert") not in ("registry.insert", "insertExtraBackendCreator")
+        self._search()
+        entry = self._by_id.get(id.lower())
+        return entry is not None and not entry.by_call
 
     @property
     def failures(self) -> dict[str, str]:

@@ -125,6 +125,8 @@ class Entry:
     creator: BackendCreator
     origin: str
     by_path: bool = False
+    by_call: bool = False
+    """Whether this program registered it, so that other processes know nothing of it."""
 
     def __str__(self) -> str:
         made = self.creator.made if isinstance(self.creator, ClassCreator) else type(self.creator)

@@ -118,10 +118,10 @@ def _chain(sections: Sequence[Section], caps: DeviceCaps, dialect: Dialect) -> P
     source, values = made
     grid: Size3 = (groups, 1, 1)
     kernel = WARPGROUP_CHAIN if source.warpgroup else CHAIN
-    label = f"{owners[0].label} to {owners[-1].label}/{kernel} of {', '.join(x.kernel for x in launches)}"
+    span = f"{owners[0].label} to {owners[-1].label}"
     return PlannedChain(
         launches[0].node, kernel, grid, (items, 1, 1), sum(x.read for x in launches), sum(x.written for x in launches),
-        label, source, values,
+        span, source, values,
         tuple(memory.reads), tuple(memory.writes), False, tuple(launches), tuple(waits),
         tuple(dict.fromkeys(x.label for x in owners)), levels=tuple((x.node, x.kernel) for x in launches),
     )  # fmt: skip

@@ -193,7 +193,7 @@ class NodeBuilder(KernelBuilder):
         read, written = (sum(t.nbytes for t in tensors.values()) for tensors in (sources, writes))
         planned = PlannedLaunch(
             self._node, template, grid, local, read, written,
-            f"{self._label}/{template}", source, values, tuple(sources.values()), tuple(writes.values()),
+            self._label, source, values, tuple(sources.values()), tuple(writes.values()),
             repeatable,
         )  # fmt: skip
         self.launched.append(planned)

@@ -17,7 +17,8 @@ from weft.kernels.source import KernelSource
 class PlannedLaunch(Launch):
     """A launch with its kernel's source and constants; its tensors lie at spots that have no memory yet."""
 
-    label: str
+    owner: str
+    """The first output of its node."""
     # Not in a report's repr: the source alone has thousands of characters, and a network hundreds of launches.
     source: KernelSource = field(repr=False)
     values: Mapping[str, int | float] = field(repr=False)
@@ -25,6 +26,11 @@ class PlannedLaunch(Launch):
     writes: tuple[Tensor, ...] = field(repr=False)
     repeatable: bool = field(repr=False)
     """Whether more items of a group may do what the last one does."""
+
+    @property
+    def label(self) -> str:
+        """Return what profiles and messages call the launch: its owner and the kernel."""
+        return f"{self.owner}/{self.kernel}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +44,12 @@ class PlannedChain(PlannedLaunch):
     waits: tuple[bool, ...] = field(repr=False)
     """Of each launch, whether it waits for all before it; if not, it runs beside the last one."""
     owners: tuple[str, ...] = field(repr=False)
-    """The first outputs of the nodes whose launches these are."""
+    """The first outputs of the nodes whose launches these are; `owner` names the first and the last."""
+
+    @property
+    def label(self) -> str:
+        """Return what profiles and messages call the chain: its owner, its kernel and those of its levels."""
+        return f"{self.owner}/{self.kernel} of {', '.join(launch.kernel for launch in self.launches)}"
 
 
 @dataclass(frozen=True)
@@ -62,8 +73,13 @@ class BoundLaunch:
 
     @property
     def label(self) -> str:
-        """Return what profiles and messages call the launch: the node's first output and the kernel."""
+        """Return what profiles and messages call the launch."""
         return self.plan.label
+
+    @property
+    def owner(self) -> str:
+        """Return the first output of its node; of a chain, those of the first and the last node."""
+        return self.plan.owner
 
     @property
     def templates(self) -> list[str]:

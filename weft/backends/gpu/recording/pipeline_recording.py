@@ -58,6 +58,8 @@ class _Replay:
 
     handle: Any
     labels: list[str]
+    owners: dict[str, str]
+    """The owners of launches, by label."""
     launched: list[int]
     """The indices of the launches among the commands."""
 
@@ -78,7 +80,7 @@ class PipelineRecording:
     imports: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Pairs of tensors: one of another pipeline on the device, and the one to which every run copies it first."""
     work: dict[str, Work] = field(default_factory=dict)
-    """Each node's work, for profiles. Keys are launch labels without the last part, which names the template."""
+    """The work of each owner of launches, for profiles."""
     tuned: int = 0
     """How many launches' kernels a tuning table chose."""
     front: Front = NO_FRONT
@@ -162,7 +164,7 @@ class PipelineRecording:
         """Let chains take the place of their launches."""
         self._bound_chains = {id(level.plan): chain for chain in chains for level in chain.levels}
         for chain in chains if self.profiling is not None else ():
-            name = chain.label.rpartition("/")[0]
+            name = chain.owner
             self.work[name] = Work.sum(name, [self.work[owner] for owner in chain.plan.owners if owner in self.work])
 
     @property
@@ -262,12 +264,12 @@ class PipelineRecording:
                 elif lent is not None or not port.in_place:
                     before.append(_upload(buffer, port.tensor))
             before += [_inside(source, target) for source, target in self.imports]
-            launches = [access(launch) for launch in (self._joined if begun else self.planned)]
-            commands = schedule([*before, *launches, *after])
+            launches = self._joined if begun else self.planned
+            commands = schedule([*before, *map(access, launches), *after])
         labels = ["" if isinstance(c, BarrierCommand) else c.label for c in commands]
         launched = [i for i, c in enumerate(commands) if isinstance(c, LaunchCommand) and 0 not in c.grid]
         handle = self.device.record(commands, profile=self.profiling is not None)
-        return _Replay(handle, labels, launched)
+        return _Replay(handle, labels, {launch.label: launch.owner for launch in launches}, launched)
 
     def _drop_streams(self, keys: Iterable[tuple[str, LentBuffer | None]]) -> None:
         for key in keys:
@@ -378,7 +380,7 @@ class PipelineRecording:
     def _report(self, profiling: ProfilingContext, run: _Replay) -> None:
         for label, seconds in zip(run.labels, self.device.timings(run.handle), strict=False):
             if label:
-                profiling.event(label, seconds, self.work.get(label.rpartition("/")[0]))
+                profiling.event(label, seconds, self.work.get(run.owners.get(label, "")))
         if run.launched:
             span = self.device.span(run.handle, run.launched[0], run.launched[-1])
             if span is not None:

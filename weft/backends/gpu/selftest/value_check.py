@@ -152,7 +152,7 @@ class ReadyNode:
         except BaseException:
             self._bench.close()
             raise
-        self.templates = [launch.label.rpartition("/")[2] for launch in self._launches.launches]
+        self.templates = [launch.plan.kernel for launch in self._launches.launches]
 
     def difference(self) -> float:
         """Run it, and return the largest difference from the reference, as a part of the largest value."""
