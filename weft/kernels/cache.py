@@ -1,5 +1,6 @@
-"""The disk cache of compiled kernels: one file a blob, written atomically, safe to delete at any time.
+"""The disk cache: one file a blob, written atomically, safe to delete at any time.
 
+It keeps rendered and compiled kernels, verdicts of self-tests and trials of drivers; tuning tables lie beside them.
 It has a budget (`config.cache_limit`): blobs that were unused for the longest time are removed first.
 
 A blob's digest covers its key too, so Weft never uses a file that was renamed to another blob's name. Weft does not use

@@ -387,7 +387,10 @@ class GpuOp(ABC):
 
     @abstractmethod
     def launches(self, op: Any, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
-        """Tell `k` what to launch. Called once a resize; the tensors' memory must not be accessed."""
+        """Tell `k` what to launch; the tensors' memory must not be accessed.
+
+        Called any number of times, also without a device, so what it tells may follow from its arguments alone.
+        """
 
 
 _GPU_OPS: dict[type[Op], GpuOp] = {}

@@ -1,7 +1,8 @@
 """Kernels for special hardware: what each kind needs, what replaces it, and cases that test it.
 
 Each such kernel has a portable fallback. On a driver that nobody has tried it may give wrong values or crash, so a
-backend tests each kind by value before it uses it. Register a kind beside the GPU form of the op that launches it.
+backend tests each kind by value before it uses it. Register a kind beside the GPU form of the op that launches it; the
+families of portable kernels are all in `weft.ops.gpu.families`.
 """
 
 from __future__ import annotations

@@ -213,7 +213,10 @@ class BufferManager:
         return slot
 
     def release(self, slot: Slot) -> None:
-        """Release a slot according to its storage type; BackendError if it was not acquired."""
+        """Release a slot according to its storage type.
+
+        BackendError for STATIC memory, and for DYNAMIC memory of the arena, that is not acquired.
+        """
         if slot.storage is StorageType.STATIC:
             if slot not in self._static:
                 raise BackendError("STATIC memory was released twice or never acquired")

@@ -1,7 +1,8 @@
 """Lower a part of a network for a GPU: choose layouts and views, and plan every launch, before anything has memory.
 
-The result depends only on the graph with its shapes and on a `Target`, and changes neither. A pipeline then only binds
-the launches to memory and kernels. If a load follows, threads build the kernels meanwhile.
+The result depends only on the graph with its shapes and on a `Target`. The target also keeps the last plans and
+constants of nodes: they save later calls work and change no result. A pipeline then only binds the launches to memory
+and kernels. If a load follows, threads build the kernels meanwhile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The algorithms of convolutions. Add a new one as a file of its own, and a line here among its rivals."""
+"""The algorithms of convolutions. Add a new one as a file of its own, and a line here among its rivals.
+
+docs/how-it-works.md ("Choosing a kernel") says where its template, self-test and cost belong.
+"""
 
 from __future__ import annotations
 
