@@ -1,14 +1,33 @@
-"""What a session does about a node that its backend took and then refuses."""
+"""What is done about a node that its backend took and then refuses: everything is planned and loaded anew."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
 
 from weft.core.placement.assign import Assignment
 from weft.core.session.pipeline import NodeRefused
 from weft.errors import BackendError
 
+T = TypeVar("T")
 
-def note_refusal(refusal: NodeRefused, before: Assignment) -> None:
-    """Note what a backend refused late, so that the node is assigned anew; BackendError for what it made itself."""
+
+def until_taken(attempt: Callable[[Assignment], T], hear: Callable[[NodeRefused], None] = lambda refusal: None) -> T:
+    """Return what `attempt` gives, which plans and loads a network; call it again while a backend refuses nodes late.
+
+    An attempt is told what was refused before. `hear` is told of each refusal, and may raise. BackendError for a
+    refused node that the backend itself made.
+    """
+    before = Assignment()
+    while True:
+        try:
+            return attempt(before)
+        except NodeRefused as e:
+            hear(e)
+            _note(e, before)
+
+
+def _note(refusal: NodeRefused, before: Assignment) -> None:
     for node in refusal.nodes:
         if (node.name, refusal.device) in before.refusals:
             raise BackendError(

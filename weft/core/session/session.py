@@ -49,7 +49,7 @@ from weft.core.session.loaded_network import LoadedNetwork, close_forgotten, for
 from weft.core.session.network_cache import NetworkCache
 from weft.core.session.pipeline import NodeRefused, Pipeline, Progress
 from weft.core.session.prefetch import Prefetch
-from weft.core.session.refused import note_refusal
+from weft.core.session.refused import until_taken
 from weft.core.session.report import Report, joined
 from weft.core.session.stage_loader import LoadsStages
 from weft.core.session.stage_runner import Rest, Rows, StageRunner, tensor
@@ -493,11 +493,12 @@ class Session:
         self._bound = bound
 
     def _place(self, bound: Graph, wanted: frozenset[str], *, ahead: bool) -> None:
-        """Optimise and load, again and again while a backend refuses nodes that it took before."""
-        before, shapes = Assignment(), tuple(bound.specs[i].shape for i in bound.inputs)
+        """Optimise and load."""
+        shapes = tuple(bound.specs[i].shape for i in bound.inputs)
         if self._fixed is not None:
             check_devices(self._fixed, {p.device: self._loaded.ask(p.device) for p in self._fixed.parts})
-        while True:
+
+        def attempt(before: Assignment) -> None:
             divided = self._fixed or self._cache.find(shapes) or self._divide(bound, before)
             after, is_low = divided.tail, divided.config.precision is Precision.LOW
             tail = None if after is None else _Tail(after.corners, self._stages.rest(after.rest))
@@ -507,20 +508,20 @@ class Session:
             plan = _Plan(tail, can, wanted, _forms(bound.inputs, bound.specs, half), given, half & {*outputs})
             narrow = with_narrow_edges(divided, half)
             network = lower_network(narrow, {p.device: self._loaded.ask(p.device) for p in narrow.parts})
-            try:
-                self._loaded.load(network)
-            except NodeRefused as e:
-                self._cache.forget(shapes)
-                self._divides_alone = True
-                self._note_refusal(network, e, before)
-                continue
+            self._loaded.load(network)
             self._plan = plan
             self._warn(network)
             if self._fixed is None and self.config.memory is not MemoryMode.LIMIT:
                 self._cache.keep(shapes, divided)
             if ahead and after is not None and self.config.memory is not MemoryMode.LIMIT:
                 foresee(self._stages, after, network.graph, progress=self._progress)
-            return
+
+        def hear(refusal: NodeRefused) -> None:
+            self._cache.forget(shapes)
+            self._divides_alone = True
+            self._check_may_refuse(refusal)
+
+        until_taken(attempt, hear)
 
     def _take_open(self) -> None:
         """Take what prepares the graph from the prefetch, or make it; weights are not kept in memory mode LIMIT."""
@@ -555,8 +556,8 @@ class Session:
         self._cache.share_weights(network)
         return network
 
-    def _note_refusal(self, network: OptimizedNetwork, refusal: NodeRefused, before: Assignment) -> None:
-        """Record nodes that a backend refused in `onCreate`, so that they are assigned to another device."""
+    def _check_may_refuse(self, refusal: NodeRefused) -> None:
+        """Raise BackendError if nodes that a backend refused late cannot go to another device."""
         if self._fixed is not None:
             names = ", ".join(repr(n.name) for n in refusal.nodes)
             raise BackendError(
@@ -564,7 +565,6 @@ class Session:
                 why="onCreate returned None",
                 fix="optimise the model again on this machine",
             )
-        note_refusal(refusal, before)
 
     def _warn(self, network: OptimizedNetwork) -> None:
         """Log the nodes that are not on their wanted device, unless the last resize logged the same."""

@@ -17,8 +17,8 @@ from weft.core.placement.optimizer import OptimizerOptions, optimize
 from weft.core.registry.backend_registry import DeviceChoice
 from weft.core.saved.network_file import key_of_graph, stage_key
 from weft.core.session.loaded_network import LoadedNetwork
-from weft.core.session.pipeline import NodeRefused, Progress
-from weft.core.session.refused import note_refusal
+from weft.core.session.pipeline import Progress
+from weft.core.session.refused import until_taken
 from weft.errors import ModelError
 
 
@@ -70,7 +70,7 @@ class LoadsStages:
             self._planned = {key: stage.network for stage in tail.stages if (key := stage_key(stage))}
 
     def load(self, graph: Graph, same_nodes: SameNodes, ahead: Ahead | None) -> LoadedNetwork | None:
-        """Plan and load one stage; repeat that while a backend refuses nodes that it had taken.
+        """Plan and load one stage.
 
         None if it is planned ahead and not loaded: a host's backends compile nothing, or it takes too much memory.
         """
@@ -78,27 +78,26 @@ class LoadsStages:
         loaded = LoadedNetwork(
             self._every, self.options.config, progress=progress, profile=self._profile, same_nodes=same_nodes
         )
-        before = Assignment()
+
+        def attempt(before: Assignment) -> bool:
+            backends = {c.device: loaded.ask(c.device) for c in self._choices}
+            compiles = not all(backend.host_memory for backend in backends.values())
+            if ahead is not None and not compiles and self.options.fallback != "error":
+                return False
+            network = self._optimized(graph, backends, before)
+            if ahead is not None and not _worth_loading(network, backends, ahead):
+                return False
+            loaded.load(network)
+            return True
+
         try:
-            while True:
-                backends = {c.device: loaded.ask(c.device) for c in self._choices}
-                compiles = not all(backend.host_memory for backend in backends.values())
-                if ahead is not None and not compiles and self.options.fallback != "error":
-                    loaded.close_unheard()
-                    return None
-                network = self._optimized(graph, backends, before)
-                if ahead is not None and not _worth_loading(network, backends, ahead):
-                    loaded.close_unheard()
-                    return None
-                try:
-                    loaded.load(network)
-                except NodeRefused as e:
-                    note_refusal(e, before)
-                    continue
-                return loaded
+            is_loaded = until_taken(attempt)
         except BaseException:
             loaded.close_unheard()
             raise
+        if not is_loaded:
+            loaded.close_unheard()
+        return loaded if is_loaded else None
 
     def _optimized(self, graph: Graph, backends: Backends, before: Assignment) -> OptimizedNetwork:
         """Return the network of a stage: the one that was planned for it before, unless a backend refused it."""
