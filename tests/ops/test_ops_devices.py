@@ -31,7 +31,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.core.graph.op import op_types
-from weft.ops.binary import Add, Mul
+from weft.ops.binary import Add, Mul, Pow
 from weft.ops.concat import Concat
 from weft.ops.conv import Conv
 from weft.ops.gpu import elementwise
@@ -128,6 +128,19 @@ def test_doubles_are_computed_as_they_are_and_rounded_once(device: str) -> None:
     (y,) = run(net.graph, net.feeds, device, "low")
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(y, (x + x * 2.0**-40).astype(np.float16))
+
+
+def test_powers_of_doubles_are_right_to_two_ulp() -> None:
+    """Compare with 64 bits of precision or more, on Vulkan: OpenCL allows its own function 16 ulp."""
+    rng = np.random.default_rng(0)
+    base = np.concatenate([rng.uniform(0.7, 1.5, 20000), 10.0 ** rng.uniform(-300, 300, 20000)])
+    exponent = rng.uniform(-700, 709, len(base)) / np.log(base)
+    exact = np.power(base.astype(np.longdouble), exponent.astype(np.longdouble))
+    net = Net()
+    net.graph.outputs = [net.add(Pow(), *(net.feed(each.shape, each) for each in (base, exponent)))]
+    (y,) = run(net.graph, net.feeds, "vulkan")
+    assert np.finfo(np.longdouble).nmant >= 63
+    assert np.all(np.abs(y - exact) <= 2 * np.spacing(exact.astype(np.float64)))
 
 
 @pytest.mark.parametrize("device", GPUS)

@@ -1,4 +1,4 @@
-## Functions of doubles, of which GLSL has few: to a few ulp (powers to 40), for arguments of any size. Included by prelude.glsl.mako.
+## Functions of doubles, of which GLSL has few: to a few ulp, for arguments of any size. Included by prelude.glsl.mako.
 ## Sources: W. Cody and W. Waite, "Software Manual for the Elementary Functions" (1980), for the reduction by constants
 ## in parts; M. Payne and R. Hanek, "Radian reduction for trigonometric functions" (1983), for large angles; T. Dekker,
 ## "A floating-point technique for extending the available precision" (1971), for pairs of doubles. Where nothing else
@@ -20,6 +20,8 @@ def horner(variable, coefficients):
 EXP = [1 / factorial(k) for k in range(2, 14)]
 # log(1 + f) = 2 * s + s * z * LOG(z), s = f / (2 + f), z = s * s
 LOG = [2 / (2 * k + 1) for k in range(1, 11)]
+# the same with its first term apart, to the last digit of a double that a power multiplies by up to 709
+POWER_LOG = [2 / (2 * k + 1) for k in range(2, 14)]
 # sin(r) = r + r * q * SIN(q) and cos(r) = 1 - q / 2 + q * q * COS(q), q = r * r, up to |r| = pi / 4
 SIN = [(-1) ** k / factorial(2 * k + 1) for k in range(1, 9)]
 COS = [(-1) ** k / factorial(2 * k) for k in range(2, 10)]
@@ -53,12 +55,19 @@ TWO_BY_PI = """
 #define HALF_PI_MIDDLE 6.077100506303966e-11
 #define HALF_PI_LOW 2.0222662487959506e-21
 #define HALF_PI 1.5707963267948966
+#define TWO_THIRDS 0.6666666666666666
+#define TWO_THIRDS_LOW 3.700743415417188e-17
 // The language leaves it undefined where C says NaN.
 real whole_sqrt(real x) { return x >= 0.0 ? sqrt(x) : NAN_F; }
 bool is_negative(real x) { return int(unpackDouble2x32(x).y) < 0; }
 real two_to(int n) { return packDouble2x32(uvec2(0u, uint(n + 1023) << 20)); }
 // In three steps, so that none overflows, or rounds a subnormal number, but the last.
-real scaled(real x, int n) { return x * two_to(n / 3) * two_to(n / 3) * two_to(n - n / 3 * 2); }
+real scaled(real x, int n) {
+  precise real r = x * two_to(n / 3);
+  r = r * two_to(n / 3);
+  r = r * two_to(n - n / 3 * 2);
+  return r;
+}
 // |x| of a finite x other than 0 is from 1 to 2 times two to this.
 int exponent_of(real x) {
   const int e = int(unpackDouble2x32(x).y >> 20 & 2047u);
@@ -128,16 +137,24 @@ real product_error(real a, real b, real p) {
   e = e + a_low * b_low;
   return e;
 }
-// a to the power of y, by a logarithm of two doubles: its error counts y * log(a) times.
+// What a + b is beside s, its rounded sum.
+real sum_error(real a, real b, real s) {
+  precise real part = s - a, e = (a - (s - part)) + (b - part);
+  return e;
+}
+// a to the power of y, by a logarithm of two doubles, since its error counts y * log(a) times. So do the first two terms
+// of the series in s, a quotient of two doubles.
 real finite_power(real a, real y) {
   int k, n;
   const real m = split_exponent(a, k), f = m - 1.0;
   precise real d = m + 1.0, d_low = m - (d - 1.0), s = f / d, p = s * d;
   precise real rest = (f - p) - product_error(s, d, p) - s * d_low;
-  const real s_low = rest / d, z = s * s;
-  precise real whole = real(k) * LOG2_HIGH, twice = 2.0 * s, sum = whole + twice, part = sum - whole;
-  precise real low = (whole - (sum - part)) + (twice - part);
-  low = low + (s * z * ${horner("z", LOG)} + (2.0 * s_low + real(k) * LOG2_LOW));
+  precise real s_low = rest / d, z = s * s, cube = s * z, cube_low = product_error(s, z, cube) + s * product_error(s, s, z);
+  precise real third = TWO_THIRDS * cube;
+  precise real third_low = product_error(TWO_THIRDS, cube, third) + (TWO_THIRDS * cube_low + TWO_THIRDS_LOW * cube);
+  precise real whole = real(k) * LOG2_HIGH, twice = 2.0 * s, most = whole + twice, sum = most + third;
+  precise real low = sum_error(whole, twice, most) + sum_error(most, third, sum);
+  low = low + (third_low + (cube * z * ${horner("z", POWER_LOG)} + (s_low * (2.0 + 2.0 * z * (1.0 + z)) + real(k) * LOG2_LOW)));
   precise real high = sum + low;
   low = low - (high - sum);
   precise real exponent = y * high, exponent_low = product_error(y, high, exponent) + y * low;
