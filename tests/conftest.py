@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -157,6 +158,15 @@ def warm_python() -> Iterator[WarmPython]:
 
     with WarmPython() as made:
         yield made
+
+
+@pytest.fixture
+def warm_children(warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Weft's own child processes be forks of a warm process."""
+    from tests.helpers.warm_python import start_child
+    from weft.core.host import child_process
+
+    monkeypatch.setattr(child_process, "start", partial(start_child, warm_python.address))
 
 
 @pytest.fixture(scope="session")

@@ -104,6 +104,7 @@ def looked(file: Path, subject: str) -> tuple[str, str]:
     return look(Trial(Library(calls, 0, NO_OPTIONS, creator.address)), subject)
 
 
+@pytest.mark.usefixtures("warm_children")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_by_the_right_rule(fault: str, tmp_path: Path) -> None:
     subject, piece = FAULTS[fault]
@@ -112,6 +113,7 @@ def test_a_fault_is_found_by_the_right_rule(fault: str, tmp_path: Path) -> None:
     assert verdict == "wrong" and piece in message, message
 
 
+@pytest.mark.usefixtures("warm_children")
 @pytest.mark.parametrize("fault", OF_THE_PROCESS)
 def test_a_fault_of_the_process_is_found_by_the_right_rule(fault: str, tmp_path: Path) -> None:
     subject, piece = OF_THE_PROCESS[fault]
@@ -120,6 +122,7 @@ def test_a_fault_of_the_process_is_found_by_the_right_rule(fault: str, tmp_path:
     assert piece in found[0][2]
 
 
+@pytest.mark.usefixtures("warm_children")
 def test_a_call_that_does_not_return_is_named(tmp_path: Path) -> None:
     file = library(tmp_path, "HANGS")
     *_, (rule, verdict, message) = tried(str(file), 0, {}, ["answers of supports", "runs", "states"], patience=2)
@@ -146,6 +149,7 @@ def test_a_right_library_keeps_every_rule(macros: list[str], tmp_path: Path) -> 
     assert refused == (["buffers"] if macros else ["addresses"])
 
 
+@pytest.mark.usefixtures("warm_children")
 def test_after_a_crash_the_other_rules_are_tried_and_no_other_check(tmp_path: Path) -> None:
     found = report(tmp_path, ["native", "order"], "CRASHES")
     native = [f for f in found.findings if f.check == "native"]

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.helpers.weft_server import ask
+from weft import config
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("weft_server.py")
@@ -77,6 +78,21 @@ class WarmPython:
             self._folder.cleanup()
 
 
+def start_child(
+    address: str, text: str, argument: str, *, stdin: int, stderr: int, **environment: str
+) -> subprocess.Popen[bytes]:
+    """Start a child as `weft.core.host.child_process.start` does, in a server."""
+    path = [os.path.abspath(str(entry)) for entry in sys.path]
+    line = [*_command(address), "-c", text, argument, *path]
+    return subprocess.Popen(
+        line, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, env=config.environment(**environment)
+    )
+
+
 def command_line(address: str) -> str:
     """Return the beginning of a command of a shell that runs Python in a server: what follows are its arguments."""
-    return shlex.join([sys.executable, "-I", "-S", str(SCRIPT), "run", address])
+    return shlex.join(_command(address))
+
+
+def _command(address: str) -> list[str]:
+    return [sys.executable, "-I", "-S", str(SCRIPT), "run", address]

@@ -137,10 +137,10 @@ def become(arguments: list[str]) -> None:
 
 WANTED = (
     "mako.lookup", "numpy.random", "onnx.inliner", "platformdirs", "typer.main",
-    "weft.backends.gpu.backend", "weft.cli.app", "weft.conformance", "weft.core.passes.fuse", "weft.frontends.onnx",
-    "weft.ops", "weft.plugins.entry_points",
+    "weft.backends.gpu.backend", "weft.backends.gpu.selftest.child", "weft.cli.app", "weft.conformance.native.child",
+    "weft.core.passes.fuse", "weft.frontends.onnx", "weft.ops", "weft.plugins.entry_points",
 )  # fmt: skip
-"""What commands and pages import, and what that imports."""
+"""What commands, pages and Weft's own child processes import, and what that imports."""
 
 
 def import_all() -> None:

@@ -78,6 +78,7 @@ def test_right_kernels_stay_and_the_next_start_reads_it(
     assert whys(runtime, "right", "noisy") == {}
 
 
+@pytest.mark.usefixtures("warm_children")
 def test_a_wrong_kind_is_refused_with_its_difference(
     runtime: GpuRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_wrong_kind_is_refused_with_its_difference(
     assert again["wrong"].startswith(found["wrong"]) and "earlier start" in again["wrong"]
 
 
+@pytest.mark.usefixtures("warm_children")
 def test_a_crash_is_blamed_on_its_kind_and_the_others_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = _runtime("opencl")
     names = ("named", "crashing", "noisy", "leaving")
@@ -98,6 +100,7 @@ def test_a_crash_is_blamed_on_its_kind_and_the_others_are_tested(monkeypatch: py
     assert set(whys(runtime, *names)) == set(found), "crashes are remembered, for they would come again"
 
 
+@pytest.mark.usefixtures("warm_children")
 def test_a_hang_is_remembered_for_a_day_and_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = _runtime("opencl")
     found = whys(runtime, "hanging", "noisy", timeout=5.0)
@@ -111,6 +114,7 @@ def test_a_hang_is_remembered_for_a_day_and_costs_nothing_else(monkeypatch: pyte
         whys(runtime, "hanging")
 
 
+@pytest.mark.usefixtures("warm_children")
 @pytest.mark.parametrize("beside", [3, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 9))])
 def test_children_side_by_side_find_what_one_finds(beside: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What fails beside others is tested once more, in a child of its own each time."""
@@ -132,6 +136,7 @@ def test_children_side_by_side_find_what_one_finds(beside: int, monkeypatch: pyt
     assert alone == [["recovering", "crashing", "raising"], ["raising"]]
 
 
+@pytest.mark.usefixtures("warm_children")
 @pytest.mark.long
 def test_a_hang_beside_others_ends_too() -> None:
     device = _runtime("opencl").device.info
@@ -139,10 +144,12 @@ def test_a_hang_beside_others_ends_too() -> None:
     assert "did not end within 5 s" in str(found["hanging"].why) and found["noisy"].why is None
 
 
+@pytest.mark.usefixtures("warm_children")
 def test_what_a_test_raises_is_a_verdict(runtime: GpuRuntime) -> None:
     assert "KeyError" in whys(runtime, "raising")["raising"]
 
 
+@pytest.mark.usefixtures("warm_children")
 @pytest.mark.parametrize("mode", ["auto", "child", "process", "off"])
 def test_the_variable_chooses_where_tests_run(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_SELFTEST", mode)
@@ -174,6 +181,7 @@ def test_where_no_child_starts_the_kernels_are_not_used_this_time(
         whys(_runtime("opencl"), "noisy")
 
 
+@pytest.mark.usefixtures("warm_children")
 def test_a_device_that_the_child_does_not_know_is_not_trusted() -> None:
     with null_gpu() as device:
         why = whys(GpuRuntime(device), "noisy")["noisy"]
@@ -185,6 +193,7 @@ def small() -> Graph:
     return net.finish(net.add("Relu", net.input("x", 2, 3), name="y"))
 
 
+@pytest.mark.usefixtures("warm_children")
 @pytest.mark.parametrize("name", ["right", "crashing"])
 def test_a_report_says_what_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From `weft.load`, on a runtime that is new."""
@@ -368,6 +377,7 @@ def test_the_key_of_a_verdict_changes_with_every_module_that_chooses_launches(mo
     assert {Path(launch_builder.__file__), Path(tuner.__file__), Path(chooser.__file__)} <= read
 
 
+@pytest.mark.usefixtures("warm_children")
 def test_a_verdict_of_other_code_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = _runtime("opencl")
     assert whys(runtime, "noisy") == {}
@@ -377,6 +387,7 @@ def test_a_verdict_of_other_code_does_not_count(monkeypatch: pytest.MonkeyPatch)
         whys(runtime, "noisy")
 
 
+@pytest.mark.usefixtures("warm_children")
 def test_all_verdicts_of_a_device_are_one_file_and_later_ones_join(tmp_path: Path) -> None:
     runtime = _runtime("opencl")
     assert whys(runtime, "noisy") == {} and set(whys(runtime, "named")) == {"named"}
