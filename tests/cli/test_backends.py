@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from onnx import helper
 
-from tests.helpers.cli import Cli, double, write_model
+from tests.helpers.cli import Cli, double, try_only_others, write_model
 from tests.helpers.fakes import Creator, registered
 from tests.helpers.plugins import c_source, needs_compiler, py_source, write
 from weft.cli.console import PlainFormatter, plain
@@ -35,6 +35,7 @@ def test_what_is_logged_is_nothing_but_text() -> None:
 
 
 def test_names_and_reasons_of_backends_are_shown_as_text(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    try_only_others(monkeypatch)
     here, absent = Creator(id="acme"), Creator(id="gone", absent=f"no card: {EVIL}")
     monkeypatch.setattr(here, "devices", lambda: [DeviceInfo("acme", 0, EVIL, EVIL)])
     with registered(here, "acme"), registered(absent, "gone"):
@@ -74,6 +75,7 @@ def test_a_long_reason_is_cut_in_the_table_of_refusals(cli: Cli, tmp_path: Path)
 
 
 def test_a_creator_that_does_not_answer_is_listed_as_absent(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    try_only_others(monkeypatch)
     creator = Creator(id="acme")
     monkeypatch.setattr(creator, "devices", lambda: sys.exit("no card"))
     with registered(creator, "acme"):
@@ -83,8 +85,9 @@ def test_a_creator_that_does_not_answer_is_listed_as_absent(cli: Cli, monkeypatc
 
 @pytest.mark.parametrize("command", ["devices", "doctor"])
 def test_what_is_skipped_is_told_once(
-    command: str, cli: Cli, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    command: str, cli: Cli, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    try_only_others(monkeypatch)
     file = tmp_path / "acme_bad_backend.py"
     file.write_text("")
     try:

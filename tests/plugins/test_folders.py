@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.helpers.cli import Cli, double
+from tests.helpers.cli import Cli, double, try_only_others
 from tests.helpers.nets import Net
 from tests.helpers.plugins import (
     COUNT,
@@ -157,6 +157,7 @@ def test_A16_the_command_line_takes_folders(
         assert "acme" in cli("bench", model, "--device", "acme", "--iterations", 1, *shape, *folder).out
         assert "0 of 1 values differ" in cli("compare", model, "--device", "cpu,acme", *shape, *folder).out
         assert "acme" in cli("inspect", model, "--devices", "acme", *folder).out
+        try_only_others(monkeypatch)
         checks = cli("doctor", *folder, status=1).out
         assert "1 device, from" in checks and "acme_bad_backend.py" in checks and "acme:0" in checks
     finally:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 import weft
 from tests.helpers.nets import Net
 from tests.helpers.plugins import package
+from tests.helpers.warm_python import WarmPython
 from weft.core.registry.front_ends import FrontEndRegistry
 from weft.errors import ConfigError, ModelError
 from weft.extend import FrontEnd, ReadOptions, front_ends, register_front_end
@@ -198,19 +198,23 @@ def test_the_limits_hold_for_what_other_front_ends_read(tmp_path: Path) -> None:
         weft.load(tmp_path / "m.words", "cpu", limits={"nodes": 8})
 
 
-def run(site: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(site)])}
-    line = [sys.executable, "-W", "error", "-m", "weft", *command]
-    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300, check=False)
+UNTRIED = """
+import sys
+from weft.cli import checks, main
+checks.trial_run = lambda device: 0.0  # takes seconds; tests/cli/test_commands.py lets it
+main(sys.argv[1:])
+"""
 
 
-def test_a_package_adds_one_and_the_commands_take_its_files(tmp_path: Path) -> None:
+def test_a_package_adds_one_and_the_commands_take_its_files(tmp_path: Path, warm_python: WarmPython) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    run = partial(warm_python.run, "-W", "error", "-m", "weft", env=environment)
     folder = package(tmp_path, "acme_words", PACKAGE, "")
     announced = "a = acme_words:words\nb = acme_words:taken\nc = acme_words:read\nd = acme_lost:x\ne = acme_words:???"
     (folder / "entry_points.txt").write_text(f"[weft.front_ends]\n{announced}\n")
     (tmp_path / "m.words").write_text("x Relu Neg")
     for device in ("cpu", "opencl"):
-        done = run(tmp_path, "run", str(tmp_path / "m.words"), "-d", device, "--strict")
+        done = run("run", tmp_path / "m.words", "-d", device, "--strict")
         assert done.returncode == 0, done.stderr
         assert f"{device}: " in done.stdout and "1x3" in done.stdout
     assert "entry point b (package acme-words 1.2) is skipped: the front end 'another ONNX'" in done.stderr
@@ -218,10 +222,10 @@ def test_a_package_adds_one_and_the_commands_take_its_files(tmp_path: Path) -> N
     assert "entry point c" in done.stderr and "which is no weft.extend.FrontEnd" in done.stderr
     assert "entry point d" in done.stderr and "acme_lost" in done.stderr
     assert "entry point e" in done.stderr and "names no module and nothing in one" in done.stderr
-    examined = run(tmp_path, "doctor").stdout
+    examined = warm_python.run("-W", "error", "-c", UNTRIED, "doctor", env=environment).stdout
     assert "reads .words, from entry point a (package acme-words 1.2)" in " ".join(examined.split())
     assert "entry point b" in examined
-    unknown = run(tmp_path, "run", str(tmp_path / "m.xyz"))
+    unknown = run("run", tmp_path / "m.xyz")
     assert unknown.returncode == 2 and "no front end reads .xyz" in unknown.stderr
     assert ".words (words, from entry point a (package acme-words 1.2))" in unknown.stderr
     assert "entry point b (package acme-words 1.2) was skipped" in unknown.stderr
