@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,16 +10,14 @@ from typing import Annotated
 import typer
 
 from weft import config
+from weft.backends.gpu.tuning_tables import tuning_table
 from weft.cli.command import Commands
 from weft.cli.console import line, note, table
+from weft.kernels import refused
 from weft.kernels.cache import BLOB, file_refused, folders_refused, unfinished
-from weft.kernels.refused import FOLDER as REFUSED
 
 app = Commands(no_args_is_help=True, help="Show or clear the kernels and tuning tables that are kept on disk.")
-TUNING = "tuning"
-_TABLE = re.compile(r"[a-z0-9-]+-[0-9a-f]{8}\.json")
-_SOURCE = re.compile(r"\w+-[0-9a-f]{16}\.(cl|comp|cu)")
-_NAMES = {TUNING: _TABLE, REFUSED: _SOURCE}
+_NAMES = {tuning_table.FOLDER: tuning_table.FILE, refused.FOLDER: refused.FILE}
 LEFT = "unfinished"
 
 
@@ -93,7 +90,7 @@ def clear(
         note("the cache is switched off by WEFT_CACHE, which leaves the files that are there; they are removed now")
     removed = left = size = 0
     for kind, path in _blobs():
-        if keep_tuning and kind == TUNING:
+        if keep_tuning and kind == tuning_table.FOLDER:
             continue
         try:
             bytes_ = path.lstat().st_size

@@ -7,6 +7,7 @@ whole log, so that a user can read it, compile it by hand, or send it with a rep
 from __future__ import annotations
 
 import hashlib
+import re
 import tempfile
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from weft.kernels.cache import folder_refused, write
 
 FOLDER = "refused"
 """The cache folder for these files."""
+FILE = re.compile(r"\w+-[0-9a-f]{16}(\.\w+)*")
+"""Their names: the kernel's, a digest, and the suffix of its language."""
 SHOWN_LINES = 8
 _SHOWN_CHARACTERS = 200
 _NEXT = "`weft doctor` tells whether the device compiles anything; if it does, report this with the file {file}"

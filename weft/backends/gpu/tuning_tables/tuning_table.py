@@ -35,6 +35,8 @@ SCHEMA = 2
 SHIPPED = Path(__file__).parent / "tuned"
 FOLDER = "tuning"
 """The folder inside the cache."""
+FILE = re.compile(r"[a-z0-9-]+-[0-9a-f]{8}\.json")
+"""The names of the files in it: see `DeviceKey.file`."""
 
 
 @dataclass(frozen=True, slots=True)
