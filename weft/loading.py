@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -113,12 +114,23 @@ def load(
         raise ConfigError(f"progress={brief(repr(progress))} cannot be called", fix="pass a function of two numbers")
     if front_ends.choose(model).optimized:
         network = front_ends.read(model, ReadOptions(backends=held.registry))
-        plain = device == "auto" and config == BackendConfig() and fallback == "cpu"
-        if not plain or shapes or hints or debug or limits or passes:
+        usual = BackendConfig()
+        changed = {
+            "device": device != "auto",
+            **{f.name: getattr(config, f.name) != getattr(usual, f.name) for f in fields(usual)},
+            "shapes": bool(shapes),
+            "fallback": fallback != "cpu",
+            "hints": bool(hints),
+            "debug": debug is not None,
+            "limits": Limits.of(limits) != Limits(),
+            "passes": bool(passes),
+        }
+        if any(changed.values()):
             raise ConfigError(
                 "an optimised network is loaded as it is",
+                where=f"options {', '.join(name for name, is_changed in changed.items() if is_changed)}",
                 why="it was optimised for its devices, shapes and precision already",
-                fix="pass these options to weft.optimize",
+                fix="leave these options out, or pass them to weft.optimize (the command `weft optimize`)",
             )
         assert isinstance(network, OptimizedNetwork)  # what `read` of such a front end returns
         return load_optimized(network, held, profile=profile, backend_options=backend_options, progress=progress)

@@ -50,18 +50,7 @@ from weft.core.graph.layout import Array
 from weft.core.graph.limits import Limits
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.session.report import Report
-from weft.errors import ConfigError
 from weft.loading import load
-
-UNCHANGED: Mapping[str, Any] = {
-    "precision": Precision.HIGH,
-    "fallback": "cpu",
-    "hints": {},
-    "fusing": True,
-    "winograd": True,
-    "limits": Limits(),
-}
-"""The defaults of the session options that a saved network refuses; it takes backend options only."""
 
 
 def run(
@@ -93,16 +82,18 @@ def run(
     its channels are reversed (--bgr), --mean is subtracted and the result multiplied by --scale. Inputs
     without a file get random numbers. A file that `weft optimize` wrote runs as it was optimised.
     """
-    options = {
+    limits = parse_limits(limit)
+    options: dict[str, Any] = {
+        "device": device,
         "precision": precision,
         "fallback": "error" if strict else "cpu",
         "hints": parse_hints(hint),
         "backend_options": parse_backend_options(backend_option),
         "fusing": fusing,
         "winograd": winograd,
-        "limits": parse_limits(limit),
+        "limits": limits,
     }
-    source, graph, orders = _read(model, device, options)
+    source, graph, orders = _read(model, device, limits)
     writer, ranking = Writer.parse(output, len(orders)), Ranking.parse(top, labels, softmax)
     files, how = parse_pairs(inputs, "--input", "x=picture.png"), Preparation.parse(mean, scale, bgr)
     arrays, remarks = collect(graph, files, parse_shapes(shape), how)
@@ -119,21 +110,13 @@ def run(
         first = first or done
 
 
-def _read(
-    model: Path, device: str, options: Mapping[str, Any]
-) -> tuple[Graph | OptimizedNetwork, Graph, list[list[str]]]:
+def _read(model: Path, device: str, limits: Limits) -> tuple[Graph | OptimizedNetwork, Graph, list[list[str]]]:
     """Return what to load, its inputs and outputs as a graph, and for each run the devices in order."""
     if is_optimized(model):
-        if device != "auto" or any(options[name] != usual for name, usual in UNCHANGED.items()):
-            raise ConfigError(
-                f"{model.name} was optimised for its devices and precision, and runs as it is",
-                fix="leave options of devices, precision, arithmetic and limits out, "
-                "or give them to `weft optimize`",
-            )
         network = read_optimized(model)
         return network, network.interface, [list(network.devices)]
     orders = device_orders(device)
-    graph = read_model(model, options["limits"])
+    graph = read_model(model, limits)
     return graph, graph, orders
 
 
@@ -156,12 +139,11 @@ def _run(
     times: tuple[int, int],
 ) -> Run:
     label = "+".join(names)
-    shapes = {name: a.shape for name, a in arrays.items()}
+    if not isinstance(source, OptimizedNetwork):
+        shapes = {name: a.shape for name, a in arrays.items()}
+        options = {**options, "device": names, "shapes": shapes}
     with working(f"preparing for {label}") as progress:
-        if isinstance(source, OptimizedNetwork):
-            session = load(source, progress=progress, backend_options=options["backend_options"])
-        else:
-            session = load(source, names, shapes=shapes, progress=progress, **options)
+        session = load(source, progress=progress, **options)
     with session:
         outputs, timing = measure(session, arrays, *times)
         return Run(label, tensors(session.outputs, outputs), timing, session.report)

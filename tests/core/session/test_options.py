@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import weft
 from tests.helpers.fakes import mock, mocks
 from tests.helpers.nets import Net, chain
 from weft.core.graph.graph import Graph
+from weft.core.graph.limits import Limits
 from weft.core.host.host_backend import HostBackend
 from weft.errors import BackendError, ConfigError, ModelError, UnsupportedOps
+from weft.extend import graph_pass
 from weft.models import path
 
 X = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)
@@ -188,3 +191,33 @@ def test_4_fallback_error_says_where_each_node_was_wanted() -> None:
     with mocks(one=mock("Exp"), two=mock("Exp")), pytest.raises(UnsupportedOps) as caught:
         weft.load(chain("Relu", "Tanh"), ["one", "two", "cpu"], hints={"n_v0": "two"}, fallback="error")
     assert caught.value.what == "2 node(s) cannot run on two:0, one:0"
+
+
+# -- networks that are optimised already -----------------------------------------------------------------------
+
+TAKEN = {"model", "profile", "progress", "backend_options", "runtime"}
+CHANGED: dict[str, Any] = {
+    "device": "cpu",
+    "precision": "low",
+    "memory": "limit",
+    "power": "high",
+    "fusing": False,
+    "winograd": False,
+    "shapes": {"x": (2, 3)},
+    "fallback": "error",
+    "hints": {"y": "cpu"},
+    "debug": print,
+    "limits": {"nodes": 7},
+    "passes": [graph_pass()(lambda graph, context: graph)],
+}
+
+
+def test_4_an_optimised_network_takes_no_option_that_it_was_optimised_with() -> None:
+    network = weft.optimize(weighted(), "cpu")
+    assert CHANGED.keys() == signature(weft.load).parameters.keys() - TAKEN
+    for name, value in CHANGED.items():
+        with pytest.raises(ConfigError, match="an optimised network is loaded as it is") as caught:
+            weft.load(network, **{name: value})
+        assert caught.value.where == f"options {name}"
+    with weft.load(network, limits=Limits(), hints={}, precision="high") as session:
+        np.testing.assert_array_equal(session.run(X)[0], X + 1)
