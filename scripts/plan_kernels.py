@@ -18,7 +18,8 @@ from weft.core.graph.graph import Graph, bind
 from weft.core.graph.layout import Array, Shape
 from weft.core.placement.optimizer import OptimizerOptions, optimize
 from weft.core.placement.prepare import PreparedNetwork, prepare_network
-from weft.core.registry.backend_registry import DeviceChoice, registry
+from weft.core.registry.backend_registry import registry
+from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.loaded_network import opened
 from weft.kernels.dialect import Dialect
 from weft.kernels.source import KernelSource

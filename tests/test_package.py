@@ -246,7 +246,7 @@ def test_front_ends_see_the_core_and_the_ops() -> None:
 def test_shared_code_names_no_api(folder: str) -> None:
     allowed = {
         # The names of devices that users see, and of languages that dialects are for.
-        "core/contract/backend.py", "core/contract/session_config.py", "core/registry/backend_registry.py",
+        "core/contract/backend.py", "core/contract/session_config.py", "core/registry/device_choice.py",
         "kernels/dialect.py", "kernels/source.py",
     }  # fmt: skip
     for path in (PACKAGE / folder).rglob("*.py"):

@@ -34,7 +34,8 @@ from weft.core.placement.debug_nodes import DebugSink, FileSink
 from weft.core.placement.hints import check_hints
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions
-from weft.core.registry.backend_registry import BackendRegistry, DeviceChoice, DeviceName, registry
+from weft.core.registry.backend_registry import BackendRegistry, registry
+from weft.core.registry.device_choice import DeviceChoice, DeviceName
 from weft.core.registry.front_ends import ReadOptions, front_ends
 from weft.core.session.loaded_network import opened
 from weft.core.session.pipeline import Progress

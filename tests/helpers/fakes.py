@@ -24,7 +24,8 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.optimized_network import PreCompiled
-from weft.core.registry.backend_registry import DeviceName, registry
+from weft.core.registry.backend_registry import registry
+from weft.core.registry.device_choice import DeviceName
 
 Inputs = Sequence[Tensor | None]
 Outputs = Sequence[Tensor]

@@ -35,7 +35,8 @@ from weft.core.placement.optimized_network import Copy, OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions
 from weft.core.placement.prepare import prepare_network, steps
 from weft.core.placement.stage_split import is_staged, split
-from weft.core.registry.backend_registry import DeviceChoice, registry
+from weft.core.registry.backend_registry import registry
+from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.loaded_network import opened
 from weft.core.session.runtime import default_runtime
 from weft.core.session.stages_ahead import optimize_stages

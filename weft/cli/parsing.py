@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from weft.core.contract.backend import Precision
 from weft.core.graph.layout import Shape
 from weft.core.graph.limits import Limits
-from weft.core.registry.backend_registry import DeviceName, registry
+from weft.core.registry.backend_registry import registry
+from weft.core.registry.device_choice import DeviceName
 from weft.core.session.arguments import take_shape
 from weft.errors import ConfigError
 

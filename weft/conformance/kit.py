@@ -26,7 +26,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, infer_shapes
 from weft.core.graph.interpreter import outputs as expected
 from weft.core.graph.layout import Array
-from weft.core.registry.backend_registry import DeviceChoice
+from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.session import Session
 from weft.errors import ModelError, UnsupportedOps, WeftError
 

@@ -24,7 +24,8 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.op import Op
 from weft.core.placement.optimized_network import PreCompiled
-from weft.core.registry.backend_registry import DeviceChoice, registry
+from weft.core.registry.backend_registry import registry
+from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.runtime import default_runtime
 from weft.core.session.session import Session
 from weft.plugins.native_backend import NativeExecution

@@ -17,7 +17,7 @@ from weft.core.contract import check_answers
 from weft.core.contract.views import OptimizationViews, SubgraphView, substitute
 from weft.core.graph.graph import Graph, infer_shapes
 from weft.core.graph.layout import Array
-from weft.core.registry.backend_registry import DeviceChoice
+from weft.core.registry.device_choice import DeviceChoice
 
 
 @check("views", "A5", "OptimizeSubgraph covers its part once, keeps the slots, changes nothing that it was shown")

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
 from weft.core.contract.error_context import do_all
-from weft.core.registry import backend_registry
+from weft.core.registry import device_choice
 
 PATIENCE = 5.0
 """Most seconds that the end of the process waits for threads in a run."""
@@ -88,7 +88,7 @@ def end() -> None:
 
     def end_devices() -> None:
         may_close = not inside and not _at_work()
-        creators = [backend_registry.close_opened] if may_close else []
+        creators = [device_choice.close_opened] if may_close else []
         do_all([*creators, *(partial(device.end, may_close=may_close) for device in devices)])
 
     do_all([*(partial(end_one, each) for each in still), end_devices])

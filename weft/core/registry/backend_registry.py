@@ -8,152 +8,23 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from weft import config
-from weft.core.contract.backend import (
-    Backend,
-    BackendConfig,
-    BackendCreator,
-    BackendInfo,
-    DeviceInfo,
-    ForwardType,
-    SameNodes,
-)
-from weft.core.contract.backend_options import (
-    NO_OPTIONS,
-    BackendOptions,
-    Options,
-    Value,
-    defaults,
-    kept_by_networks,
-    problems_of,
-    taken,
-    wrong_options,
-)
-from weft.core.contract.check_answers import done
-from weft.core.contract.contexts import MemoryManager
-from weft.core.contract.error_context import blame, callback_of, caught, do_all, is_error
-from weft.core.contract.profile import ProfilingContext
-from weft.core.registry.entries import WEFT, Entry, Finder, Folder, as_creator, check_creator, version_of
-from weft.core.registry.probe import described, present, unusable
-from weft.errors import BackendError, ConfigError, DeviceError, NoDevice, WeftError, brief
+from weft.core.contract.backend import Backend, BackendCreator, DeviceInfo, ForwardType
+from weft.core.contract.backend_options import BackendOptions, Value, problems_of, taken, wrong_options
+from weft.core.contract.error_context import caught, do_all
+from weft.core.registry import device_choice
+from weft.core.registry.device_choice import NAME, DeviceChoice, DeviceName, close_creator, none_works
+from weft.core.registry.entries import WEFT, Entry, Finder, Folder, as_creator, check_creator
+from weft.core.registry.probe import present, unusable
+from weft.errors import BackendError, ConfigError, NoDevice, brief
 
-log = logging.getLogger("weft.registry")
 plugin_log = logging.getLogger("weft.plugins")
-
-DeviceName = str | ForwardType
-_NAME = re.compile(r"([A-Za-z][A-Za-z0-9_]*)(?::(\d+))?")
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceChoice:
-    """A chosen device: the creator of its backend, its index, why it was chosen, and the user's options."""
-
-    creator: BackendCreator
-    index: int
-    why: str = ""
-    given: Options = NO_OPTIONS
-    """The user's options that differ from the defaults."""
-    info: DeviceInfo | None = None
-
-    @property
-    def device(self) -> str:
-        """Return the device's name, "vulkan:0"."""
-        return f"{self.creator.id}:{self.index}"
-
-    @property
-    def options(self) -> Options:
-        """Return a value for each option of the backend."""
-        return Options({**defaults(self.creator), **self.given})
-
-    def with_options(self, given: Mapping[str, Value]) -> DeviceChoice:
-        """Return the device with exactly these options, which the creator must take."""
-        usual = defaults(self.creator)
-        return replace(self, given=Options({k: v for k, v in given.items() if usual.get(k) != v}))
-
-    def prepare(self) -> None:
-        """Open the device early, if the creator can do that for these options."""
-        if not self.given:
-            _note_opened(self.creator)
-            self.creator.onPrepare(self.index)
-
-    def open(
-        self,
-        config: BackendConfig,
-        memory: MemoryManager | None = None,
-        profiling: ProfilingContext | None = None,
-        *,
-        loads: bool = False,
-        same_nodes: SameNodes | None = None,
-    ) -> Backend:
-        """Return a new backend on the device; `loads` says that a network will run on it.
-
-        `same_nodes` is what it has in common with others that run the same nodes for other sizes.
-        """
-        creator = self.creator
-        info = BackendInfo(
-            creator.id, self.index, config, version_of(creator), memory, profiling, creator.forward_type, self.options,
-            kept_by_networks(creator, self.options), loads, same_nodes,
-        )  # fmt: skip
-        _note_opened(self.creator)
-        try:
-            backend = self.creator.onCreate(info)
-        except WeftError:
-            raise
-        except Exception as e:
-            if not is_error(e):
-                raise
-            raise DeviceError(
-                f"{self.device} cannot be used",
-                where=f"{type(self.creator).__name__}.onCreate",
-                why=described(e),
-                fix="run 'weft doctor', or choose another device",
-            ) from e
-        if not isinstance(backend, Backend):
-            raise BackendError(
-                f"{self.device} cannot be used",
-                where=f"{type(self.creator).__name__}.onCreate",
-                why=f"it returned {brief(repr(backend))}, which is not a Backend",
-                fix="return an object of a class that is derived from weft.Backend",
-            )
-        return backend
-
-
-_opened: WeakKeyDictionary[BackendCreator, int] = WeakKeyDictionary()
-"""The process in which each creator first opened a device; closing a creator removes it."""
-
-
-def _note_opened(creator: BackendCreator) -> None:
-    if creator not in _opened:
-        with BackendRegistry._lock:
-            _opened.setdefault(creator, os.getpid())
-
-
-def _close(creator: BackendCreator) -> None:
-    _opened.pop(creator, None)
-    callback = callback_of(creator, "close")
-    with blame(creator.id, "the backend could not close its devices", callback=callback):
-        answer: object = creator.close()  # type: ignore[func-returns-value]
-        done(answer, callback, "close failed")
-
-
-def close_opened() -> None:
-    """Close the devices that creators opened in this process; a forked process does not close its parent's."""
-    with BackendRegistry._lock:
-        mine = [creator for creator, process in _opened.items() if process == os.getpid()]
-    do_all(partial(_close_logged, creator) for creator in mine)
-
-
-def _close_logged(creator: BackendCreator) -> None:
-    with caught(lambda e: log.warning("closing the devices of %s failed: %s", creator.id, described(e))):
-        _close(creator)
 
 
 class BackendRegistry:
@@ -192,7 +63,7 @@ class BackendRegistry:
         creator = entry.creator
         kind = key if isinstance(key, ForwardType) else creator.forward_type
         id_ = creator.id or key.name.lower() if isinstance(key, ForwardType) else key
-        if not isinstance(id_, str) or not _NAME.fullmatch(id_) or ":" in id_:
+        if not isinstance(id_, str) or not NAME.fullmatch(id_) or ":" in id_:
             raise BackendError(
                 f"{id_!r} cannot be a backend id",
                 why="an id is letters, digits and _",
@@ -224,7 +95,7 @@ class BackendRegistry:
 
     def _close_unheld(self, entry: Entry) -> None:
         if not any(e.creator is entry.creator for each in self._all for e in each._by_id.values()):
-            _close(entry.creator)
+            close_creator(entry.creator)
 
     # -- backends that are found ---------------------------------------------------------------------------
 
@@ -378,7 +249,7 @@ class BackendRegistry:
         for creator in self.creators():
             devices, why = present(creator)
             if why is None and all(unusable(creator, d.index) for d in devices):
-                why = _none_works(creator, devices)
+                why = none_works(creator, devices)
             if why is not None:
                 reasons[creator.id] = why
         return reasons
@@ -422,85 +293,14 @@ class BackendRegistry:
         In a list, absent or unusable devices are skipped with a warning, and the next choice says so. If all are, or
         without `pass_over`, NoDevice gives the reasons.
         """
-        names = self.check_names(device)
-        choices: list[DeviceChoice] = []
-        missing: list[NoDevice] = []
-        for name in names:
-            try:
-                choice = self._one(name)
-            except NoDevice as e:
-                if len(names) == 1 or not pass_over:
-                    raise
-                log.warning("%s", e)
-                missing.append(e)
-                continue
-            if choice.device not in [c.device for c in choices]:
-                choices.append(choice)
-        reasons = "; ".join(f"{e.what} ({e.why})" for e in missing)
-        if not choices:
-            raise NoDevice("none of the named devices can be used here", why=reasons, fix="run 'weft doctor'")
-        if missing:
-            first = choices[0]
-            choices[0] = replace(first, why="; ".join(w for w in (first.why, f"passed over: {reasons}") if w))
-        return choices
+        return device_choice.choose(self, device, pass_over=pass_over)
 
     def check_names(self, device: DeviceName | Sequence[DeviceName]) -> list[DeviceName]:
         """Return the names of devices as a list; ConfigError or NoDevice for a name that means no backend.
 
         It asks no driver, so a wrong name is an error before anything slow begins.
         """
-        names = [device] if isinstance(device, (str, ForwardType)) else device
-        if not isinstance(names, Sequence) or not names:
-            raise ConfigError(f"{device!r} names no device", fix='pass device="auto", "cpu", "opencl" or "vulkan"')
-        for name in names:
-            if not _is_auto(name):
-                self._entry(_split(name)[0])
-        return list(names)
-
-    def _one(self, name: DeviceName) -> DeviceChoice:
-        return self._auto() if _is_auto(name) else self._named(name)
-
-    def _auto(self) -> DeviceChoice:
-        ranked = sorted((c for c in self.creators() if c.auto_rank is not None), key=lambda c: c.auto_rank or 0)
-        found = [(c, d) for c in ranked for d in present(c)[0]]
-        broken: list[str] = []
-        for creator, d in found:
-            if d.software:
-                continue
-            reason = unusable(creator, d.index)
-            if reason is None:
-                passed = "".join(f"; {each}" for each in broken)
-                return DeviceChoice(creator, d.index, f"AUTO picked {_shown(d)}, a GPU{passed}", info=d)
-            broken.append(f"{_shown(d)} cannot be used: {reason}")
-        why = ", ".join((*broken, *(f"{_shown(d)} is software" for _, d in found if d.software)))
-        why = why or "; ".join(f"{k}: {v}" for k, v in self.absent().items()) or "no GPU backend is registered"
-        fallback = self.find(ForwardType.CPU)
-        return DeviceChoice(fallback, 0, f"AUTO picked {fallback.id}: no GPU was found ({why})")
-
-    def _named(self, name: DeviceName) -> DeviceChoice:
-        key, index = _split(name)
-        creator = self.find(key)
-        devices, why = present(creator)
-        if why is not None:
-            raise NoDevice(f"{creator.id} cannot be used here", why=why, fix="run 'weft doctor'")
-        if index is None:
-            works = next((d for d in devices if unusable(creator, d.index) is None), None)
-            if works is None:
-                why = _none_works(creator, devices)
-                raise NoDevice(f"{creator.id} cannot be used here", why=why, fix="run 'weft doctor'")
-            return DeviceChoice(creator, works.index, info=works)
-        info = next((d for d in devices if d.index == index), None)
-        if info is None:
-            found = ", ".join(_shown(d) for d in devices)
-            raise NoDevice(
-                f"there is no device {creator.id}:{index}",
-                why=f"{creator.id} has {len(devices)} device(s): {found}",
-                fix="run 'weft devices' for the list",
-            )
-        why = unusable(creator, index)
-        if why is not None:
-            raise NoDevice(f"{_shown(info)} cannot be used", why=why, fix="run 'weft doctor'")
-        return DeviceChoice(creator, index, info=info)
+        return device_choice.check_names(self, device)
 
     def find(self, key: DeviceName) -> BackendCreator:
         """Return the creator of that id or forward type; NoDevice lists the registered ids if there is none."""
@@ -520,28 +320,6 @@ class BackendRegistry:
                 fix="run 'weft devices' for the list",
             )
         return found
-
-
-def _is_auto(name: DeviceName) -> bool:
-    return name is ForwardType.AUTO or (isinstance(name, str) and name.strip().lower() == "auto")
-
-
-def _split(name: DeviceName) -> tuple[DeviceName, int | None]:
-    """Return the backend that a device's name means, and the index: ("vulkan", 1) for "vulkan:1"."""
-    if not isinstance(name, str):
-        return name, None
-    match = _NAME.fullmatch(name.strip())
-    if not match:
-        raise ConfigError(f"{name!r} is not a device", fix='write an id, or an id and an index: "vulkan:1"')
-    return match[1], int(match[2]) if match[2] else None
-
-
-def _shown(device: DeviceInfo) -> str:
-    return f"{device.id}:{device.index} ({device.name})"
-
-
-def _none_works(creator: BackendCreator, devices: Sequence[DeviceInfo]) -> str:
-    return "; ".join(f"{_shown(d)} cannot be used: {unusable(creator, d.index)}" for d in devices)
 
 
 registry = BackendRegistry()

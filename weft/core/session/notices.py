@@ -14,7 +14,7 @@ from weft.core.contract.backend import BackendCreator
 from weft.core.contract.backend_options import Options
 from weft.core.contract.contexts import BackendContext
 from weft.core.contract.error_context import blame, callback_of, caught, do_all
-from weft.core.registry.backend_registry import DeviceChoice
+from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.load_gate import Gate
 from weft.errors import BackendError
 

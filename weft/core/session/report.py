@@ -11,7 +11,7 @@ from weft.core.contract.error_context import caught
 from weft.core.contract.lowered import Launch
 from weft.core.passes.journal import Journal
 from weft.core.placement.optimized_network import Part
-from weft.core.registry.backend_registry import DeviceChoice
+from weft.core.registry.device_choice import DeviceChoice
 from weft.core.registry.probe import described
 from weft.core.session.pipeline import Pipeline
 from weft.errors import brief

@@ -14,7 +14,8 @@ from weft.core.graph.layout import Array
 from weft.core.host import shutdown
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions
-from weft.core.registry.backend_registry import BackendRegistry, DeviceChoice, registry
+from weft.core.registry.backend_registry import BackendRegistry, registry
+from weft.core.registry.device_choice import DeviceChoice
 from weft.core.registry.front_ends import ReadOptions, front_ends
 from weft.core.saved.network_file import check_backends
 from weft.core.session.arguments import Outputs

@@ -33,7 +33,7 @@ from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions, divide, divide_first
 from weft.core.placement.prepare import PreparedNetwork
 from weft.core.placement.stage_split import Corner
-from weft.core.registry.backend_registry import DeviceChoice
+from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.arguments import (
     Forms,
     Outputs,

@@ -14,7 +14,7 @@ from weft.core.placement.check_network import check_devices
 from weft.core.placement.lower_network import lower_network
 from weft.core.placement.optimized_network import LaterStage, OptimizedNetwork, Tail
 from weft.core.placement.optimizer import OptimizerOptions, optimize
-from weft.core.registry.backend_registry import DeviceChoice
+from weft.core.registry.device_choice import DeviceChoice
 from weft.core.saved.network_file import key_of_graph, stage_key
 from weft.core.session.loaded_network import LoadedNetwork
 from weft.core.session.pipeline import Progress

@@ -1,0 +1,266 @@
+"""Choosing devices: what names mean among the backends of a registry, and opening what is chosen."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+from weft.core.contract.backend import (
+    Backend,
+    BackendConfig,
+    BackendCreator,
+    BackendInfo,
+    DeviceInfo,
+    ForwardType,
+    SameNodes,
+)
+from weft.core.contract.backend_options import NO_OPTIONS, Options, Value, defaults, kept_by_networks
+from weft.core.contract.check_answers import done
+from weft.core.contract.contexts import MemoryManager
+from weft.core.contract.error_context import blame, callback_of, caught, do_all, is_error
+from weft.core.contract.profile import ProfilingContext
+from weft.core.registry.entries import version_of
+from weft.core.registry.probe import described, present, unusable
+from weft.errors import BackendError, ConfigError, DeviceError, NoDevice, WeftError, brief
+
+log = logging.getLogger("weft.registry")
+
+DeviceName = str | ForwardType
+NAME = re.compile(r"([A-Za-z][A-Za-z0-9_]*)(?::(\d+))?")
+"""The name of a device: a backend's id, and an index."""
+
+
+class Known(Protocol):
+    """The backends that a name may mean: a registry."""
+
+    def find(self, key: DeviceName) -> BackendCreator:
+        """Return the creator of an id or forward type; NoDevice if there is none."""
+        ...
+
+    def creators(self) -> list[BackendCreator]:
+        """Return all creators."""
+        ...
+
+    def absent(self) -> dict[str, str]:
+        """Return why backends cannot run here, by id."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChoice:
+    """A chosen device: the creator of its backend, its index, why it was chosen, and the user's options."""
+
+    creator: BackendCreator
+    index: int
+    why: str = ""
+    given: Options = NO_OPTIONS
+    """The user's options that differ from the defaults."""
+    info: DeviceInfo | None = None
+
+    @property
+    def device(self) -> str:
+        """Return the device's name, "vulkan:0"."""
+        return f"{self.creator.id}:{self.index}"
+
+    @property
+    def options(self) -> Options:
+        """Return a value for each option of the backend."""
+        return Options({**defaults(self.creator), **self.given})
+
+    def with_options(self, given: Mapping[str, Value]) -> DeviceChoice:
+        """Return the device with exactly these options, which the creator must take."""
+        usual = defaults(self.creator)
+        return replace(self, given=Options({k: v for k, v in given.items() if usual.get(k) != v}))
+
+    def prepare(self) -> None:
+        """Open the device early, if the creator can do that for these options."""
+        if not self.given:
+            _note_opened(self.creator)
+            self.creator.onPrepare(self.index)
+
+    def open(
+        self,
+        config: BackendConfig,
+        memory: MemoryManager | None = None,
+        profiling: ProfilingContext | None = None,
+        *,
+        loads: bool = False,
+        same_nodes: SameNodes | None = None,
+    ) -> Backend:
+        """Return a new backend on the device; `loads` says that a network will run on it.
+
+        `same_nodes` is what it has in common with others that run the same nodes for other sizes.
+        """
+        creator = self.creator
+        info = BackendInfo(
+            creator.id, self.index, config, version_of(creator), memory, profiling, creator.forward_type, self.options,
+            kept_by_networks(creator, self.options), loads, same_nodes,
+        )  # fmt: skip
+        _note_opened(self.creator)
+        try:
+            backend = self.creator.onCreate(info)
+        except WeftError:
+            raise
+        except Exception as e:
+            if not is_error(e):
+                raise
+            raise DeviceError(
+                f"{self.device} cannot be used",
+                where=f"{type(self.creator).__name__}.onCreate",
+                why=described(e),
+                fix="run 'weft doctor', or choose another device",
+            ) from e
+        if not isinstance(backend, Backend):
+            raise BackendError(
+                f"{self.device} cannot be used",
+                where=f"{type(self.creator).__name__}.onCreate",
+                why=f"it returned {brief(repr(backend))}, which is not a Backend",
+                fix="return an object of a class that is derived from weft.Backend",
+            )
+        return backend
+
+
+_opened: WeakKeyDictionary[BackendCreator, int] = WeakKeyDictionary()
+"""The process in which each creator first opened a device; closing a creator removes it."""
+_lock = threading.Lock()
+
+
+def _note_opened(creator: BackendCreator) -> None:
+    if creator not in _opened:
+        with _lock:
+            _opened.setdefault(creator, os.getpid())
+
+
+def close_creator(creator: BackendCreator) -> None:
+    """Close what a creator opened; the error blames its backend."""
+    _opened.pop(creator, None)
+    callback = callback_of(creator, "close")
+    with blame(creator.id, "the backend could not close its devices", callback=callback):
+        answer: object = creator.close()  # type: ignore[func-returns-value]
+        done(answer, callback, "close failed")
+
+
+def close_opened() -> None:
+    """Close the devices that creators opened in this process; a forked process does not close its parent's."""
+    with _lock:
+        mine = [creator for creator, process in _opened.items() if process == os.getpid()]
+    do_all(partial(_close_logged, creator) for creator in mine)
+
+
+def _close_logged(creator: BackendCreator) -> None:
+    with caught(lambda e: log.warning("closing the devices of %s failed: %s", creator.id, described(e))):
+        close_creator(creator)
+
+
+def choose(known: Known, device: DeviceName | Sequence[DeviceName], *, pass_over: bool = True) -> list[DeviceChoice]:
+    """Return the devices for a name or a list of names; see `BackendRegistry.choose`."""
+    names = check_names(known, device)
+    choices: list[DeviceChoice] = []
+    missing: list[NoDevice] = []
+    for name in names:
+        try:
+            choice = _one(known, name)
+        except NoDevice as e:
+            if len(names) == 1 or not pass_over:
+                raise
+            log.warning("%s", e)
+            missing.append(e)
+            continue
+        if choice.device not in [c.device for c in choices]:
+            choices.append(choice)
+    reasons = "; ".join(f"{e.what} ({e.why})" for e in missing)
+    if not choices:
+        raise NoDevice("none of the named devices can be used here", why=reasons, fix="run 'weft doctor'")
+    if missing:
+        first = choices[0]
+        choices[0] = replace(first, why="; ".join(w for w in (first.why, f"passed over: {reasons}") if w))
+    return choices
+
+
+def check_names(known: Known, device: DeviceName | Sequence[DeviceName]) -> list[DeviceName]:
+    """Return the names of devices as a list; see `BackendRegistry.check_names`."""
+    names = [device] if isinstance(device, (str, ForwardType)) else device
+    if not isinstance(names, Sequence) or not names:
+        raise ConfigError(f"{device!r} names no device", fix='pass device="auto", "cpu", "opencl" or "vulkan"')
+    for name in names:
+        if not _is_auto(name):
+            known.find(_split(name)[0])
+    return list(names)
+
+
+def _one(known: Known, name: DeviceName) -> DeviceChoice:
+    return _auto(known) if _is_auto(name) else _named(known, name)
+
+
+def _auto(known: Known) -> DeviceChoice:
+    ranked = sorted((c for c in known.creators() if c.auto_rank is not None), key=lambda c: c.auto_rank or 0)
+    found = [(c, d) for c in ranked for d in present(c)[0]]
+    broken: list[str] = []
+    for creator, d in found:
+        if d.software:
+            continue
+        reason = unusable(creator, d.index)
+        if reason is None:
+            passed = "".join(f"; {each}" for each in broken)
+            return DeviceChoice(creator, d.index, f"AUTO picked {_shown(d)}, a GPU{passed}", info=d)
+        broken.append(f"{_shown(d)} cannot be used: {reason}")
+    why = ", ".join((*broken, *(f"{_shown(d)} is software" for _, d in found if d.software)))
+    why = why or "; ".join(f"{k}: {v}" for k, v in known.absent().items()) or "no GPU backend is registered"
+    fallback = known.find(ForwardType.CPU)
+    return DeviceChoice(fallback, 0, f"AUTO picked {fallback.id}: no GPU was found ({why})")
+
+
+def _named(known: Known, name: DeviceName) -> DeviceChoice:
+    key, index = _split(name)
+    creator = known.find(key)
+    devices, why = present(creator)
+    if why is not None:
+        raise NoDevice(f"{creator.id} cannot be used here", why=why, fix="run 'weft doctor'")
+    if index is None:
+        works = next((d for d in devices if unusable(creator, d.index) is None), None)
+        if works is None:
+            why = none_works(creator, devices)
+            raise NoDevice(f"{creator.id} cannot be used here", why=why, fix="run 'weft doctor'")
+        return DeviceChoice(creator, works.index, info=works)
+    info = next((d for d in devices if d.index == index), None)
+    if info is None:
+        found = ", ".join(_shown(d) for d in devices)
+        raise NoDevice(
+            f"there is no device {creator.id}:{index}",
+            why=f"{creator.id} has {len(devices)} device(s): {found}",
+            fix="run 'weft devices' for the list",
+        )
+    why = unusable(creator, index)
+    if why is not None:
+        raise NoDevice(f"{_shown(info)} cannot be used", why=why, fix="run 'weft doctor'")
+    return DeviceChoice(creator, index, info=info)
+
+
+def _is_auto(name: DeviceName) -> bool:
+    return name is ForwardType.AUTO or (isinstance(name, str) and name.strip().lower() == "auto")
+
+
+def _split(name: DeviceName) -> tuple[DeviceName, int | None]:
+    """Return the backend that a device's name means, and the index: ("vulkan", 1) for "vulkan:1"."""
+    if not isinstance(name, str):
+        return name, None
+    match = NAME.fullmatch(name.strip())
+    if not match:
+        raise ConfigError(f"{name!r} is not a device", fix='write an id, or an id and an index: "vulkan:1"')
+    return match[1], int(match[2]) if match[2] else None
+
+
+def _shown(device: DeviceInfo) -> str:
+    return f"{device.id}:{device.index} ({device.name})"
+
+
+def none_works(creator: BackendCreator, devices: Sequence[DeviceInfo]) -> str:
+    """Return why each device of a backend cannot be used."""
+    return "; ".join(f"{_shown(d)} cannot be used: {unusable(creator, d.index)}" for d in devices)
