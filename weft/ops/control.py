@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -109,20 +109,17 @@ class Loop(ControlOp):
         return in_step(body, body.inputs[0]) if draws(body) else body
 
     def chosen(self, inputs: Constants) -> Graph | None:
-        """Return all iterations as one graph, if their number is known and they have few nodes."""
+        """Return all iterations as one graph, if their number is known and they have few nodes, with inner loops'."""
         body, count, condition = self.each, optional(inputs, 0), optional(inputs, 1)
         formal = len(inputs) - self.captures
         if formal < 2:
             return None
         steps = iterations(count)
         begins = condition is not None and truth(condition, "the condition")
-        if (
-            steps is None
-            or not begins
-            or not _keeps_on(body)
-            or steps < 1
-            or steps * max(len(body.nodes), 1) > MOST_UNROLLED
-        ):
+        if steps is None or not begins or not _keeps_on(body) or not 1 <= steps <= MOST_UNROLLED:
+            return None
+        captured = dict(zip(body.inputs[2 + formal - 2 :], inputs[formal:], strict=True))
+        if steps * max(_nodes_of(body, captured), len(body.outputs) - formal + 1) > MOST_UNROLLED:
             return None
         return _unrolled(body, steps, formal - 2, self.captures)
 
@@ -349,6 +346,30 @@ def _keeps_on(body: Graph) -> bool:
         name = makers[name].inputs[0]
     known = body.constants.get(name)
     return name == body.inputs[1] or (known is not None and known.size == 1 and bool(known.reshape(-1)[0]))
+
+
+def _nodes_of(graph: Graph, known: Mapping[str, Array | None]) -> int:
+    """Return how many nodes a graph becomes at most, once branches are chosen and loops in it unrolled.
+
+    `known` are the inputs of the graph that are constants. The number of a loop that is open may be known by then.
+    """
+    count, known = 0, {**graph.constants, **known}
+    for node in graph.nodes:
+        op, count = node.op, count + 1
+        if not isinstance(op, (If, Loop)):
+            continue
+        captured = [known.get(i) for i in node.inputs[len(node.inputs) - op.captures :]]
+        held = (body_of(each) for each in ([op.body] if isinstance(op, Loop) else [op.then_branch, op.else_branch]))
+        inner = max(
+            _nodes_of(each, dict(zip(each.inputs[len(each.inputs) - op.captures :], captured, strict=True)))
+            for each in held
+        )
+        if isinstance(op, Loop):
+            steps = iterations(known.get(node.inputs[0])) if node.inputs and node.inputs[0] else None
+            inner = MOST_UNROLLED if steps is None else steps * inner
+            inner = inner if inner <= MOST_UNROLLED else 0  # it is not unrolled then
+        count += inner
+    return count
 
 
 def _unrolled(body: Graph, steps: int, carried: int, captures: int) -> Graph:

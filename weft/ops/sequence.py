@@ -14,9 +14,14 @@ from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, register_op
 from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.tensor import TensorSpec
+from weft.ops.concat import Concat
 from weft.ops.control import body_of, unlike
 from weft.ops.random import numbered
-from weft.ops.shape import one_axis, unfit
+from weft.ops.shape import one_axis, optional, unfit
+
+MOST_FORESEEN = 1 << 10
+"""A load foresees the pieces of a tensor if they are no more than these: each takes memory and time of its own."""
 
 
 def tensor(value: Value) -> Array:
@@ -152,7 +157,7 @@ class SplitToSequence(ListOp):
         axis = one_axis(self.axis, x.ndim)
         size = x.shape[axis]
         if given is None:
-            pieces = [x.take([k], axis) for k in range(size)]
+            pieces = [x[(slice(None),) * axis + (slice(k, k + 1),)] for k in range(size)]
             return [pieces if self.keepdims else [piece.squeeze(axis) for piece in pieces]]
         lengths = tensor(given)
         if lengths.ndim:
@@ -162,6 +167,17 @@ class SplitToSequence(ListOp):
         if lengths < 1:
             raise unfit(f"pieces of {lengths} elements have no end")
         return [list(np.split(x, range(int(lengths), size, int(lengths)), axis)) if size else []]
+
+
+    def foreseen(
+        self, inputs: Sequence[Value], constants: Constants, ends: Sequence[Sequence[Value] | None]
+    ) -> Sequence[Value]:
+        """Return the pieces, unless they are very many."""
+        x, lengths = tensor(inputs[0]), optional(constants, 1)
+        count = x.shape[one_axis(self.axis, x.ndim)]
+        if lengths is not None:
+            count = lengths.size if lengths.ndim else count // max(int(lengths), 1)
+        return super().foreseen(inputs, constants, ends) if count <= MOST_FORESEEN else ()
 
 
 @register_op
@@ -179,6 +195,20 @@ class ConcatFromSequence(ListOp):
             raise unfit("an empty sequence makes no tensor")
         axis = one_axis(self.axis, held[0].ndim + (1 if self.new_axis else 0))
         return [np.stack(held, axis) if self.new_axis else np.concatenate(held, axis)]
+
+    def foreseen(
+        self, inputs: Sequence[Value], constants: Constants, ends: Sequence[Sequence[Value] | None]
+    ) -> Sequence[Value]:
+        """Return a tensor of the shape, without memory of its own."""
+        held = sequence(inputs[0])
+        if not held:
+            raise unfit("an empty sequence makes no tensor")
+        specs = [TensorSpec(each.shape, DType.of(each.dtype)) for each in held]
+        axis = one_axis(self.axis, held[0].ndim + (1 if self.new_axis else 0))
+        if self.new_axis:
+            specs = [TensorSpec((*s.shape[:axis], 1, *s.shape[axis:]), s.dtype) for s in specs]
+        (made,) = Concat(axis=axis).infer(specs, [None] * len(specs))
+        return [np.broadcast_to(np.zeros((), made.dtype.numpy), made.dims)]
 
 
 @register_op

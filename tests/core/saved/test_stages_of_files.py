@@ -16,6 +16,7 @@ from tests.helpers.saved_networks import content, manifest_of, members_of, packe
 from tests.helpers.staged_models import boxes, condition
 from weft.core.graph.limits import Limits
 from weft.core.placement.stage_split import Corner
+from weft.core.saved.codec import MOST_NESTED
 from weft.core.saved.network_file import load_saved
 from weft.errors import ExecutionError, ModelError
 
@@ -243,3 +244,23 @@ def test_boxes_are_counted_as_planned(tmp_path: Path) -> None:
     members[name] = members[name][:-8] + np.array(9).tobytes()
     why = "it was planned for at most 4 boxes, and its input says 9"
     assert why in refusal(rewritten(packed(members), lambda _: None), tmp_path)
+
+
+@pytest.mark.parametrize("depth", [MOST_NESTED, MOST_NESTED + 1])
+def test_graphs_lie_in_each_other_so_deep_and_no_deeper(depth: int, tmp_path: Path) -> None:
+    def nested(manifest: Any) -> None:
+        (node,) = (n for n in manifest["tail"]["rest"]["nodes"] if n[1]["type"] == "If")
+        op, held = json.dumps(node[1]), node[1]
+        for _ in range(depth - 1):
+            inner = json.loads(op)
+            graph = held["fields"]["then_branch"]["graph"]
+            graph["nodes"].append(["inner", inner, ["", *graph["inputs"]], ["made"]])
+            held = inner
+
+    path = tmp_path / "deep.weft"
+    path.write_bytes(rewritten(saved("cpu", tmp_path), nested))
+    if depth > MOST_NESTED:
+        assert f"graphs lie in each other more than {MOST_NESTED} deep" in refusal(path.read_bytes(), tmp_path)
+    else:
+        network = load_saved(path)
+        assert load_saved(saved_to(network, tmp_path)).tail is not None

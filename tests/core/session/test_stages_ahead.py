@@ -13,6 +13,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 import weft
 from tests.helpers.opened import opened
 from weft.errors import UnsupportedOps
+from weft.ops.sequence import ConcatFromSequence
 
 GPUS = ["opencl", "vulkan"]
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -146,3 +147,54 @@ def test_size_classes_of_a_stage_share_kernels_that_read_the_number_of_rows() ->
             np.testing.assert_allclose(found, np.exp(wanted) / np.exp(wanted).sum(1, keepdims=True), rtol=1e-4)
             built.append(stats.compiles - before)
     assert built[1] > 0 and [*built[:1], *built[2:]] == [0] * 5
+
+
+def nested(depth: int, steps: int) -> ModelProto:
+    """Return loops in each other, each of that many iterations, around a sum."""
+
+    def body(level: int) -> onnx.GraphProto:
+        held, made = f"held{level}", f"made{level}"
+        inner = node("Add", f"{held} one", made)
+        if level:
+            inner = node("Loop", f"steps yes {held}", made, body=body(level - 1))
+        going, on = f"going{level}", f"on{level}"
+        inputs = [info(f"step{level}", (), INT64), info(going, (), BOOL), info(held, (2,))]
+        outputs = [info(on, (), BOOL), info(made, (2,))]
+        return helper.make_graph([inner, node("Identity", going, on)], f"level{level}", inputs, outputs)
+
+    loop = node("Loop", "steps yes x", "y", body=body(depth - 1))
+    return make([loop], (2,), steps=np.int64(steps), yes=np.array(True), one=np.float32(1))
+
+
+@pytest.mark.parametrize(("depth", "steps", "own"), [(1, 100, False), (2, 7, False), (2, 30, True), (9, 1, False)])
+def test_loops_are_planned_whole_while_all_their_nodes_are_few(depth: int, steps: int, own: bool) -> None:
+    with weft.load(nested(depth, steps), "cpu") as session:
+        (y,) = session.run(np.zeros(2, np.float32))
+        assert y.tolist() == [steps**depth] * 2
+        assert ("session" in session.report.placement.values()) == own
+
+
+def test_loops_in_loops_do_not_become_more_nodes_with_each_level() -> None:
+    """Of a hundred iterations of a hundred of a hundred, the innermost are planned whole."""
+    network = weft.optimize(nested(4, 100), "cpu")
+    assert 100 <= sum(len(stage.graph.nodes) for stage in network.stages) <= 256
+
+
+def test_a_tensor_of_very_many_pieces_is_taken_apart_in_a_run_alone() -> None:
+    def model(size: int) -> ModelProto:
+        joined = node("ConcatFromSequence", "pieces", "y", axis=0)
+        return make([node("SplitToSequence", "x", "pieces"), joined], (size,))
+
+    few, many = (weft.optimize(model(size), "cpu").tail for size in (1 << 10, 1 << 20))
+    assert few is not None and many is not None
+    assert not few.unforeseen
+    (said,) = many.unforeseen
+    assert "the shape of what SplitToSequence 'pieces' makes is open" in said
+
+
+@pytest.mark.parametrize(("new_axis", "shape"), [(0, (6, 1 << 28)), (1, (3, 2, 1 << 28))])
+def test_what_a_sequence_is_joined_to_takes_no_memory_before_a_run(new_axis: int, shape: tuple[int, ...]) -> None:
+    piece = np.broadcast_to(np.float32(0), (2, 1 << 28))
+    (made,) = ConcatFromSequence(axis=0, new_axis=new_axis).foreseen([[piece] * 3], [None], [])
+    assert isinstance(made, np.ndarray) and (made.shape, made.dtype) == (shape, np.float32)
+    assert not any(made.strides)

@@ -47,6 +47,8 @@ from weft.errors import WeftError
 
 Json = Any
 T = TypeVar("T")
+MOST_NESTED = 50
+"""How deep graphs may lie in each other: each takes steps of Python's stack, when it is read and when it runs."""
 MOST_BITS = 1024
 """Most bits of an integer: Python does not read back the text of a much longer one."""
 
@@ -131,6 +133,7 @@ class Encoder:
         self.blobs: list[bytes] = []
         self._known: dict[object, int] = {}
         self._kept: list[Array] = []
+        self._depth = 0
 
     def array(self, value: Array) -> int:
         """Return the number of an array."""
@@ -149,11 +152,16 @@ class Encoder:
 
     def graph(self, graph: Graph) -> Json:
         """Return the JSON of a graph of a model, as ops hold them; Unsavable, with the reason, for what it may hold."""
+        if self._depth > MOST_NESTED:
+            raise Unsavable(f"graphs lie in each other more than {MOST_NESTED} deep")
+        self._depth += 1
+        nodes = [self._node(node) for node in graph.nodes]
+        self._depth -= 1
         return {
             "name": graph.name,
             "inputs": graph.inputs,
             "outputs": graph.outputs,
-            "nodes": [self._node(node) for node in graph.nodes],
+            "nodes": nodes,
             "specs": {name: spec_json(spec) for name, spec in graph.specs.items()},
             "constants": {name: self.array(graph.constants[name]) for name in sorted(graph.constants)},
             "declared": {name: _declared_json(each) for name, each in graph.declared.items()},
@@ -315,6 +323,7 @@ class Decoder:
         self, array: Callable[[int], Array], blob: Callable[[int], bytes], creator: Callable[[str], object]
     ) -> None:
         self._array, self._blob, self._creator = array, blob, creator
+        self._depth = 0
 
     def op(self, value: Json) -> Op:
         """Return an op; UnknownOp if its type is not registered, Damaged if its attributes do not fit it."""
@@ -340,11 +349,16 @@ class Decoder:
 
         Values of `before` may be outputs without being made.
         """
+        if self._depth > MOST_NESTED:
+            raise Damaged(f"graphs lie in each other more than {MOST_NESTED} deep")
+        self._depth += 1
+        nodes = [self._node(*expect(each, list)) for each in expect(value["nodes"], list)]
+        self._depth -= 1
         made = Graph(
             expect(value["name"], str),
             list(texts(value["inputs"])),
             list(texts(value["outputs"])),
-            [self._node(*expect(each, list)) for each in expect(value["nodes"], list)],
+            nodes,
             {name: parse_input_spec(spec) for name, spec in expect(value["specs"], dict).items()},
             {name: self._array(expect(k, int)) for name, k in expect(value["constants"], dict).items()},
             declared={name: _declared(*each) for name, each in expect(value["declared"], dict).items()},
