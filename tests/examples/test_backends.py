@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 import weft
 from tests.helpers.examples import EXAMPLES, load_example
 from tests.helpers.run_length import is_long
+from tests.helpers.warm_python import WarmPython
 from weft import Network, Node, conformance
 from weft.core.graph.graph import bind, infer_shapes
 from weft.core.placement.assign import described
@@ -116,7 +117,9 @@ def small_model(file: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
     return x, (h / (1 + np.abs(h))) @ b
 
 
-def test_A22_a_package_is_there_after_pip_install_and_gone_after_uninstall(tmp_path: Path) -> None:
+def test_A22_a_package_is_there_after_pip_install_and_gone_after_uninstall(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     # The environment has no package but what is installed here; libraries come from where this test runs.
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True, timeout=120)
     python = tmp_path / "venv" / "bin" / "python"
@@ -124,14 +127,19 @@ def test_A22_a_package_is_there_after_pip_install_and_gone_after_uninstall(tmp_p
     x, expected = small_model(tmp_path / "small.onnx")
     np.save(tmp_path / "x.npy", x)
 
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+
     def weft_command(*arguments: str) -> str:
-        return in_environment(python, "-m", "weft", *arguments, folder=tmp_path)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(site)]), "COLUMNS": "200"}
+        done = warm_python.run("-m", "weft", *arguments, cwd=tmp_path, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     assert "ONNX Runtime" not in weft_command("devices")
     pip = ("-m", "pip", "--disable-pip-version-check")
     offline = ("--no-deps", "--no-build-isolation", "--no-index")
     in_environment(python, *pip, "install", *offline, str(package), folder=tmp_path)
-    listed = weft_command("devices")
+    listed = in_environment(python, "-m", "weft", "devices", folder=tmp_path)
     assert "ONNX Runtime" in listed and "ort is from entry point ort (package weft-ort 0.1.0)" in listed
     out = weft_command("run", "small.onnx", "--device", "ort", "--input", "x=x.npy", "--output", "results")
     assert "nodes: ort 1" in out

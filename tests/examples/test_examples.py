@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from tests.helpers.examples import EXAMPLES, load_example
+from tests.helpers.warm_python import WarmPython
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT.parent / "shared" / "models"
@@ -24,18 +24,23 @@ FACES = [pytest.param(d, marks=[pytest.mark.long] * (d == "vulkan")) for d in DE
 needs_models = pytest.mark.skipif(not MODELS.is_dir(), reason=f"the real networks are not in {MODELS}")
 
 
-def run(name: str, *arguments: object) -> str:
-    """Return what an example prints; its process registers what it registers, and ends."""
-    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *map(str, arguments)]
-    return python(command)
+@pytest.fixture
+def python(warm_python: WarmPython) -> Callable[..., str]:
+    """Give what runs Python where it finds Weft and the examples, and returns what is printed."""
+
+    def run(*arguments: object) -> str:
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{EXAMPLES}"}
+        done = warm_python.run(*arguments, env=environment, timeout=900)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
 
 
-def python(command: list[str]) -> str:
-    """Return what a process prints that finds Weft and the examples."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{EXAMPLES}"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+@pytest.fixture
+def run(python: Callable[..., str]) -> Callable[..., str]:
+    """Give what returns what an example prints; its process registers what it registers, and ends."""
+    return lambda name, *arguments: python("-W", "error", EXAMPLES / name, *arguments)
 
 
 def floats(name: str, *shape: int | str) -> onnx.ValueInfoProto:
@@ -46,7 +51,7 @@ def floats(name: str, *shape: int | str) -> onnx.ValueInfoProto:
 # -- classify.py -------------------------------------------------------------------------------------------
 
 
-def test_a_red_picture_is_red(tmp_path: Path) -> None:
+def test_a_red_picture_is_red(run: Callable[..., str], tmp_path: Path) -> None:
     """A network that averages each channel is a classifier of colours."""
     nodes = [helper.make_node("GlobalAveragePool", ["x"], ["y"])]
     graph = helper.make_graph(nodes, "colours", [floats("x", "n", 3, 8, 8)], [floats("y", "n", 3, 1, 1)])
@@ -72,7 +77,7 @@ def test_pictures_are_cut_not_distorted() -> None:
 
 @needs_models
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_kitten_is_a_tabby(device: str) -> None:
+def test_the_kitten_is_a_tabby(run: Callable[..., str], device: str) -> None:
     options = ("--labels", MODELS / "imagenet_labels.txt", "--mean", "104,117,123", "--bgr", "--device", device)
     lines = run("classify.py", MODELS / "squeezenet.onnx", MODELS / "kitten_224.png", *options).splitlines()
     scores = [(line[:6], line[8:]) for line in lines[:3]]
@@ -98,7 +103,7 @@ def test_faces_are_decoded_and_suppressed() -> None:
 
 @needs_models
 @pytest.mark.parametrize("device", FACES)
-def test_the_face_is_found(device: str, tmp_path: Path) -> None:
+def test_the_face_is_found(run: Callable[..., str], device: str, tmp_path: Path) -> None:
     files = (MODELS / "ultraface_rfb_320.onnx", MODELS / "face.jpg", tmp_path / "faces.png")
     lines = run("detect_faces.py", *files, "--device", device).splitlines()
     assert lines[0] == "0.9943  145,33 to 191,79"
@@ -136,7 +141,7 @@ def shrunk_candy(target: Path, size: int) -> Path:
         pytest.param("vulkan", 160, marks=pytest.mark.long),
     ],
 )
-def test_candy_is_painted(device: str, size: int, tmp_path: Path) -> None:
+def test_candy_is_painted(python: Callable[..., str], device: str, size: int, tmp_path: Path) -> None:
     """The real network, in its own size and in a smaller one, which takes less time."""
     model = MODELS / "candy.onnx" if size == 720 else shrunk_candy(tmp_path / "candy.onnx", size)
     with Image.open(MODELS / "face.jpg") as face:
@@ -150,8 +155,8 @@ def test_candy_is_painted(device: str, size: int, tmp_path: Path) -> None:
         "    numpy.save(out, session.run(numpy.load(photo))[0])\n"
         "    print(session.report.refusals)\n"
     )
-    command = [sys.executable, "-c", script, str(model), str(tmp_path / "photo.npy"), str(tmp_path / "out.npy"), device]
-    assert python(command).strip() == "{}", "every node runs on the device"
+    files = (model, tmp_path / "photo.npy", tmp_path / "out.npy")
+    assert python("-c", script, *files, device).strip() == "{}", "every node runs on the device"
     # In 0..255, through 15 instance norms.
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=0.02)
 
@@ -159,7 +164,7 @@ def test_candy_is_painted(device: str, size: int, tmp_path: Path) -> None:
 # -- numpy_backend.py --------------------------------------------------------------------------------------
 
 
-def test_the_one_file_backend_runs_by_itself(tmp_path: Path) -> None:
+def test_the_one_file_backend_runs_by_itself(run: Callable[..., str], tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     w = rng.standard_normal((4, 3, 3, 2)).astype(np.float32)
     nodes = [
