@@ -2,15 +2,17 @@
 
 In the short run a GPU plans every row, and may refuse none. Most rows differ by numbers alone, so those run that have,
 between them, every line of every kernel, and every sign of each number that a kernel is given: a row that crops shows
-what one that only pads does not. As little is compiled as possible. On a device that compiles a kernel once
-for all shapes, every row runs whose kernels are compiled by then: it costs a millisecond or two. In the long run each
-row runs by itself, and so do the rows of a group that fails, to tell which it was.
+what one that only pads does not. As little is compiled as possible: where a device compiles a kernel again for each
+shape, each of these counts. On a device that compiles it once, every row runs whose kernels are compiled by then: it
+costs a millisecond or two. In the long run each row runs by itself, and so do the rows of a group that fails, to tell
+which it was.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import pytest
@@ -170,25 +172,44 @@ def _together(
 def _chosen(prepared: Sequence[_Prepared], device: str, precision: str) -> list[_Prepared]:
     """Plan all rows, and return those that are to run; see the top of this file."""
     launches = _launches([each.graph for each in prepared], device, precision)
-    kernels = [{launch.source.digest: launch.source for launch in each} for each in launches]
-    missing = [_lines_and_signs(each) for each in launches]
-    compiled, chosen = set[str](), set[int]()
+    kernels = [{_compiled_as(launch, device): launch.source for launch in each} for each in launches]
+    shown = [_lines_and_signs(each) for each in launches]
+    missing = [set(each) for each in shown]
+    compiled, chosen = set[Hashable](), set[int]()
 
-    def rate(place: int) -> float:
-        """Return how many missing lines and signs a row has for each character that is compiled for it."""
-        new = sum(len(source.text) for digest, source in kernels[place].items() if digest not in compiled)
-        return len(missing[place]) / (1 + new)
+    def cost(place: int) -> int:
+        """Return how many characters are compiled for a row."""
+        return sum(len(source.text) for kernel, source in kernels[place].items() if kernel not in compiled)
 
     while any(missing) or not chosen:
-        best = max(range(len(prepared)), key=rate)
+        best = max(range(len(prepared)), key=lambda place: len(missing[place]) / (1 + cost(place)))
         chosen.add(best)
         compiled |= kernels[best].keys()
         found = set(missing[best])
         for lines in missing:
             lines -= found
-    if device not in COMPILES_EACH_SIZE:
+    if device in COMPILES_EACH_SIZE:
+        chosen = _needed(chosen, shown, [sum(len(source.text) for source in each.values()) for each in kernels])
+    else:
         chosen |= {place for place in range(len(prepared)) if kernels[place].keys() <= compiled}
     return [prepared[place] for place in sorted(chosen)]
+
+
+def _compiled_as(launch: PlannedLaunch, device: str) -> Hashable:
+    """Return what tells the kernel of a launch from others that the device compiles."""
+    known = frozenset(launch.values.items()) if device in COMPILES_EACH_SIZE else None
+    return launch.source.digest, known
+
+
+def _needed(chosen: Iterable[int], shown: Sequence[Set[str]], costs: Sequence[int]) -> set[int]:
+    """Return the chosen rows without those, the dearest first, of which others show all that they do."""
+    left = set(chosen)
+    times = Counter(each for place in left for each in shown[place])
+    for place in sorted(left, key=lambda place: -costs[place]):
+        if len(left) > 1 and all(times[each] > 1 for each in shown[place]):
+            left.remove(place)
+            times.subtract(shown[place])
+    return left
 
 
 def _lines_and_signs(launches: Sequence[PlannedLaunch]) -> set[str]:
