@@ -24,6 +24,7 @@ FLOATS = frozenset({"float32", "float16", "bfloat16"})
 REALS = FLOATS | {"float64"}
 ANY = frozenset(t.value for t in DType)
 INTEGERS = frozenset(t.value for t in DType if t.is_integer and t.bits >= 8)
+LONG_INTEGERS = frozenset(t.value for t in DType if t.is_integer and t.bits >= 32)
 
 
 def _each(names: str, types: frozenset[str]) -> dict[str, frozenset[str]]:
@@ -38,16 +39,19 @@ RUNS_ON_GPUS: dict[str, frozenset[str]] = {
     **_each(
         "Acos Acosh Asin Asinh Atan Atanh Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid", REALS
     ),
-    **_each("HardSwish LeakyRelu Log Mish Reciprocal Round Selu Shrink Sigmoid Sin Sinh", REALS),
+    **_each("HardSwish LeakyRelu Log Mish Reciprocal Round Selu Sigmoid Sin Sinh", REALS),
     **_each("Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu IsNaN IsInf", REALS),
-    **_each("Mean PRelu SwiGLU", REALS),
+    **_each("Mean SwiGLU", REALS),
+    **_each("PRelu", REALS | LONG_INTEGERS),
+    **_each("Shrink", REALS | INTEGERS),
     **_each("Abs Neg Add Sub Mul Div Mod Pow Max Min Sum Clip Relu Sign", REALS | INTEGERS),
     **_each("BitwiseAnd BitwiseOr BitwiseXor BitwiseNot BitShift", INTEGERS),
     **_each("Less LessOrEqual Greater GreaterOrEqual", REALS | INTEGERS),
     **_each("Equal", REALS | INTEGERS | {"bool"}),
     **_each("Cast CastLike", ANY - {"complex64", "complex128"}),
     **_each("And Or Xor Not", FLOATS | {"bool"}),
-    **_each("MatMul Gemm Softmax LogSoftmax", REALS),
+    **_each("MatMul Gemm", REALS | LONG_INTEGERS),
+    **_each("Softmax LogSoftmax", REALS),
     **_each("Conv ConvTranspose weft::PlanarConv weft::PlanarConvTranspose", REALS),
     **_each("weft::Attention", FLOATS),
     **_each("AveragePool LpPool weft::PlanarAveragePool weft::PlanarLpPool", REALS),
@@ -82,7 +86,8 @@ RUNS_ON_GPUS: dict[str, frozenset[str]] = {
     **_each("DepthToSpace SpaceToDepth Pad Gather GatherElements GatherND Where Resize", ANY),
     **_each("ScatterElements ScatterND Trilu ReverseSequence OneHot", ANY),
     **_each("STFT Multinomial", FLOATS),
-    **_each("AffineGrid Einsum Det DFT Hardmax GridSample", REALS),
+    **_each("AffineGrid Det DFT Hardmax GridSample", REALS),
+    **_each("Einsum", REALS | INTEGERS),
     **_each("DeformConv MaxRoiPool", REALS),
     **_each("Col2Im", REALS | INTEGERS),
     **_each("MaxUnpool", ANY),
@@ -96,8 +101,7 @@ RUNS_ON_GPUS: dict[str, frozenset[str]] = {
 
 REFUSED = {
     r"Resize-[iu].*-mode=(linear|cubic)": "interpolate floats",
-    r"ReduceL2-i": "in float32",
-    r"ReduceSum-.*-runs": "three runs",
+    r"Gemm-i.*-alpha=": "do not scale integers",
     r"QuantizeLinear-.*-precision=": "divide in float32",
     r"BitCast-.*-to=bool$": "0 or 1",
     r"Pow-i.*-f": "exponents that are integers",

@@ -333,6 +333,9 @@ class Mean(_Variadic):
 def _prelu(op: PRelu, make: Body, node: Node) -> Sequence[str]:
     x, slope = node.inputs
     dims = make.dims(x)
-    if not op.by_channel(dims, make.dims(slope)):
-        return []
-    return [make.add("PRelu", x, make.reshape(slope, -1, *(1,) * (len(dims) - 2)))]
+    spread = op.by_channel(dims, make.dims(slope))
+    if spread:
+        slope = make.reshape(slope, *make.dims(slope), *(1,) * (len(dims) - 2))
+    if make.dtype(x).is_integer:
+        return [make.add("Where", make.add("Less", x, make.number(0, x)), make.add("Mul", slope, x), x)]
+    return [make.add("PRelu", x, slope)] if spread else []

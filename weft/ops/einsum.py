@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from weft.core.graph.composite import Body
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
@@ -110,15 +111,19 @@ def _einsum(op: Einsum, make: Body, node: Node) -> Sequence[str]:
     if 0 in equation.sizes.values():  # sums of nothing
         out = make.graph.specs[node.outputs[0]]
         return [make.constant(np.zeros(out.dims, out.dtype.numpy))]
-    work = _Contraction(make, equation)
-    operands = [work.plain(value, labels) for value, labels in zip(node.inputs, equation.terms, strict=True)]
+    work, kind = _Contraction(make, equation), make.dtype(node.inputs[0])
+    # Products and sums have no shorter integers; the lower bits of longer ones are the same.
+    inside = DType.INT32 if kind.is_integer and kind.bits < DType.INT32.bits else kind
+    read = [make.cast(value, inside) for value in node.inputs]
+    operands = [work.plain(value, labels) for value, labels in zip(read, equation.terms, strict=True)]
     value, labels = operands.pop(0)
     while operands:
         needed = {label for _, others in operands[1:] for label in others} | {*equation.result}
         value, labels = work.product((value, labels), operands.pop(0), needed)
     value, labels = work.sum_out(value, labels, {*equation.result})
     value = work.ordered(value, labels, tuple(label for label in equation.result if label in labels))
-    return [make.reshape(value, *(equation.sizes[label] for label in equation.result))]
+    value = make.reshape(value, *(equation.sizes[label] for label in equation.result))
+    return [make.cast(value, kind)]
 
 
 class _Contraction:

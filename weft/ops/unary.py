@@ -347,6 +347,16 @@ class Shrink(Elementwise):
         return np.where(x < -self.lambd, x + self.bias, np.where(x > self.lambd, x - self.bias, 0))
 
 
+@decomposition("Shrink")
+def _shrink(op: Shrink, make: Body, node: Node) -> Sequence[str]:
+    (x,) = node.inputs
+    kind = make.dtype(x)
+    if not kind.is_integer:
+        return []
+    (y,) = make.all("Shrink", make.cast(x, DType.FLOAT64), made=1, **op.attributes())
+    return [make.cast(y, kind)]
+
+
 @register_op
 @op_dataclass
 class Cast(Elementwise):

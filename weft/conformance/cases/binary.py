@@ -112,6 +112,8 @@ CASES += [
     case("PRelu", f32(2, 3, 4), f32(3), oracles=(), unverified="the slope is one of before opset 7"),
     case("PRelu", f16(2, 3, 5), f16(3, 1)),
     case("PRelu", i64(2, 5), i64(5)),
+    case("PRelu", i32(2, 3, 4), i32(3), oracles=(), unverified="the slope is one of before opset 7"),
+    case("PRelu", given([0, 2**32 - 1], "uint32"), given([7], "uint32")),
     case("SwiGLU", f32(3, 17, low=-5, high=5), f32(3, 17)),
     case("SwiGLU", f32(3, 17, low=-5, high=5), f32(3, 17), alpha=1.7),
     case("Where", boolean(3, 1, 5), f32(4, 1), f32(1, 1, 5)),

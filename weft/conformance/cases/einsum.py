@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.conformance.cases.table import Case, case, f16, f32, f64, i64
+from weft.conformance.cases.table import Case, case, f16, f32, f64, i8, i64, of_type
 
 CASES: list[Case] = [
     case("Einsum", f32(3, 4), f32(4, 5), equation="ij,jk->ik"),
@@ -21,4 +21,6 @@ CASES: list[Case] = [
     case("Einsum", f16(3, 4), f16(4, 2), equation="ij,jk"),
     case("Einsum", f64(3, 4), f64(4), equation="ij,j"),
     case("Einsum", i64(2, 3), i64(3, 2), equation="ij,jk->ki"),
+    case("Einsum", i8(2, 3, low=-99, high=99), i8(3, 2, low=-99, high=99), equation="ij,jk->ki"),
+    case("Einsum", of_type("uint16", 3, 3, low=0, high=65535), equation="ii"),
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.conformance.cases.table import Case, case, const, f16, f32, f64, i32, i64
+from weft.conformance.cases.table import Case, case, const, f16, f32, f64, i32, i64, of_type
 
 CASES: list[Case] = [
     case("MatMul", f32(5, 7), f32(7, 3)),
@@ -26,6 +26,12 @@ CASES: list[Case] = [
     case("MatMul", f64(2, 5, 40), const(f64(40, 8))),
     case("MatMul", i32(5, 7), i32(7, 3)),
     case("MatMul", i64(2, 5, 7), i64(7, 3)),
+    case("MatMul", i64(2, 1, 5, 7, low=-(2**40), high=2**40), i64(3, 7, 4, low=-(2**40), high=2**40)),
+    case("MatMul", of_type("uint64", 7, low=0, high=2**64 - 1), of_type("uint64", 7, 4, low=0, high=2**64 - 1)),
+    case("MatMul", of_type("uint32", 5, 7, low=0, high=2**32 - 1), of_type("uint32", 7, low=0, high=2**32 - 1)),
+    case("Gemm", i32(7, 5), i32(3, 7), i32(3), transA=1, transB=1),
+    case("Gemm", i64(5, 7), i64(7, 3), i64(5, 1)),
+    case("Gemm", i32(5, 7), i32(7, 3), alpha=0.5),
     case("Gemm", f32(5, 7), f32(7, 3)),
     case("Gemm", f32(5, 7), f32(7, 3), None, alpha=0.5),
     case("Gemm", f32(5, 7), f32(7, 3), f32(5, 3)),

@@ -66,6 +66,10 @@ for _op in SUMS + EXTREMES:
 CASES += [
     case("ReduceMean", given([[-7, 2], [7, 2]], "int32"), const([1]), name="truncates"),
     case("ReduceMax", i8(3, 4), const([1])),
+    case("ReduceL2", i32(3, 40, low=-9999, high=9999), const([1])),
+    case("ReduceL2", of_type("uint64", 2, 3, low=0, high=2**31), const([0]), keepdims=0),
+    case("ReduceMean", f32(2, 3, 2, 3, 2, 3, 2), const([0, 2, 4, 6]), keepdims=0, name="runs"),
+    case("ReduceL2", i64(2, 3, 2, 3, 2, 3, 2), const([1, 3, 5]), name="runs"),
     case("ReduceSum", f32(2, 3), given([], "int64")),
     case("ReduceSum", f32(2, 3), given([], "int64"), noop_with_empty_axes=1),
     # onnxruntime adds int64 in double.

@@ -319,6 +319,13 @@ family(
     ),
 )  # fmt: skip
 family(
+    "matmul_whole", "products of integers",
+    lambda: (
+        one(MatMul(), indices((2, 3, 40), 1 << 40).astype(np.int64), indices((40, 5), 1 << 40).astype(np.int64)),
+        one(Gemm(transB=1), *(np.asarray(indices(s, 1 << 20), np.int32) for s in ((3, 9), (5, 9), (5,)))),
+    ),
+)  # fmt: skip
+family(
     "matmul_rows", "products of few rows",
     lambda: (
         one(MatMul(), (1, 131), (131, 37), constants=(1,)),

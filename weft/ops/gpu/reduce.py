@@ -8,9 +8,12 @@ from itertools import combinations
 from math import prod
 from typing import Any
 
+from weft.core.graph.composite import Body
 from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Node
 from weft.core.graph.layout import Shape, row_major
 from weft.core.graph.tensor import Tensor
+from weft.core.placement.decompose import decomposition
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Size3, WantedLayout, gpu_op, tree_items
 from weft.ops.gpu.integers import INTEGERS, halves
 from weft.ops.gpu.pool import launch_global
@@ -121,6 +124,26 @@ def why_not_axes(shape: Shape, axes: Shape) -> str | None:
     if max(kinds.count(True), kinds.count(False)) <= 3:
         return None
     return f"axes {list(axes)} of {list(shape)} are more than three runs; GPU kernels reduce three"
+
+
+def _apart(op: Reduction, make: Body, node: Node) -> Sequence[str]:
+    """Return the root of squares of integers in float64, and a reduction of scattered axes as one of the last ones."""
+    x, axes = (*node.inputs, "")[:2]
+    kind, dims = make.dtype(x), make.dims(x)
+    if isinstance(op, ReduceL2) and kind.is_integer:
+        squares = make.all("ReduceSumSquare", *node.inputs, made=1, **op.attributes())[0]
+        return [make.cast(make.add("Sqrt", make.cast(squares, DType.FLOAT64)), kind)]
+    reduced = op.resolve(make.known(axes) if axes else None, len(dims))
+    if why_not_axes(dims, reduced) is None:
+        return []
+    kept = tuple(a for a in range(len(dims)) if a not in reduced)
+    turned = make.add("Transpose", x, perm=(*kept, *reduced))
+    last = make.ints(*range(len(kept), len(dims)))
+    return [make.reshape(make.add(op.type, turned, last, keepdims=0), *make.graph.specs[node.outputs[0]].dims)]
+
+
+for _kind in RECIPES:
+    decomposition(_kind.type)(_apart)
 
 
 def _is_short(lines: int, length: int, contiguous: bool) -> bool:

@@ -15,6 +15,7 @@ from weft.ops.gpu.matmul.few_rows import FEW_ROWS, ProductOfFewRows
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem
 from weft.ops.gpu.matmul.thin import ThinProduct
 from weft.ops.gpu.matmul.tiled import TiledProduct
+from weft.ops.gpu.matmul.whole import WHOLE, launch_whole
 from weft.ops.matmul import Gemm, MatMul
 
 PRODUCTS = Chooser[ProductProblem, ProductPlan](
@@ -32,6 +33,13 @@ class MatMulOnGpu(GpuOp):
 
     splits_constants = True
     computes_double = True
+    integers = WHOLE
+
+    def why_not(
+        self, op: MatMul, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Refuse constants of integers that exceed a kernel argument."""
+        return _why_not_whole(inputs, caps)
 
     def takes_place(
         self, op: MatMul, position: int, shape: Shape, places: IndexMap, constant: Sequence[bool]
@@ -66,7 +74,22 @@ class MatMulOnGpu(GpuOp):
             # All of the batch share one matrix b, so the batch is just more rows.
             m, batch, a_batch, b_batch = m * prod(batch), (), (), ()
         steps = (depth, 1), (n, 1), batch, a_batch, b_batch
-        PRODUCTS.launch(ProductPlan.of(k, (m, n, depth), (a, b, outputs[0]), *steps))
+        _launch(ProductPlan.of(k, (m, n, depth), (a, b, outputs[0]), *steps))
+
+
+def _why_not_whole(inputs: Sequence[Tensor | None], caps: DeviceCaps) -> str | None:
+    """Return why a product of integers does not run: it binds constants whole, of which others pass pieces."""
+    for t in inputs:
+        if t is not None and t.dtype.is_integer and prod(t.shape) * t.dtype.itemsize > caps.max_buffer_range:
+            return f"{t.name!r} has {prod(t.shape)} integers; a kernel argument may span {caps.max_buffer_range} bytes"
+    return None
+
+
+def _launch(plan: ProductPlan) -> None:
+    if plan.y.dtype.is_integer:
+        launch_whole(plan)
+    else:
+        PRODUCTS.launch(plan)
 
 
 def _few_rows(output: TensorSpec) -> bool:
@@ -88,6 +111,16 @@ class GemmOnGpu(GpuOp):
 
     splits_constants = True
     computes_double = True
+    integers = WHOLE
+
+    def why_not(
+        self, op: Gemm, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
+    ) -> str | None:
+        """Refuse factors of integers, which are floats, and constants of integers that exceed a kernel argument."""
+        added = len(inputs) > 2 and inputs[2] is not None
+        if outputs[0].dtype.is_integer and (op.alpha != 1 or (added and op.beta != 1)):
+            return f"GPU kernels do not scale integers by {op.alpha:g} and {op.beta:g}"
+        return _why_not_whole(inputs, caps)
 
     def rounds(self, op: Gemm, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return twice the products of an output: tiles are loaded in loops, too."""
@@ -110,4 +143,4 @@ class GemmOnGpu(GpuOp):
         a_steps = (1, m) if op.transA else (depth, 1)
         b_steps = (1, depth) if op.transB else (n, 1)
         scale = op.alpha, op.beta
-        PRODUCTS.launch(ProductPlan.of(k, (m, n, depth), (a, b, y), a_steps, b_steps, scale=scale, c=c))
+        _launch(ProductPlan.of(k, (m, n, depth), (a, b, y), a_steps, b_steps, scale=scale, c=c))
