@@ -134,6 +134,10 @@ class OutOfMemory(DeviceError):
     """The device cannot provide the requested memory."""
 
 
+LESS_MEMORY = "use a smaller batch, precision low or memory limit"
+"""The advice of every `OutOfMemory` about a network; some add to it."""
+
+
 class CompileError(DeviceError):
     """A kernel did not compile; the message shows the compiler's log and names a file with the source."""
 

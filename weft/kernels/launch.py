@@ -106,7 +106,7 @@ class DeviceCaps:
     max_rounds: int = 0
     """Rounds of all loops together after which the driver silently ends an item's loops; 0: it has no such limit."""
     subgroup: int = 0
-    """Work-items of a subgroup if they are fewer or more than SUBGROUP; 0 if the other fields say enough."""
+    """Work-items of a subgroup if they are fewer or more than `source.SUBGROUP`; 0 if the other fields say enough."""
     fp16_storage: bool = False
     int8_storage: bool = False
     doubles: bool = False

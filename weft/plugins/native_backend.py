@@ -15,7 +15,7 @@ from weft.core.graph.tensor import Tensor
 from weft.core.host.host_backend import HostBackend
 from weft.core.host.tensor_copy import copy_host, copy_tensor, is_host
 from weft.core.memory.memory_plan import BufferManager, Slot
-from weft.errors import BackendError, DeviceError, ExecutionError, InputError, OutOfMemory
+from weft.errors import LESS_MEMORY, BackendError, DeviceError, ExecutionError, InputError, OutOfMemory
 from weft.plugins.native import NativeDevice
 from weft.plugins.native_abi import CTensor, Message, NodeView
 
@@ -225,7 +225,7 @@ class BufferBackend(NativeBackend):
                 f"{nbytes:,} bytes cannot be allocated",
                 where=self.info.device,
                 why="the library's allocate returned NULL",
-                fix="use a smaller batch, precision low or memory limit",
+                fix=LESS_MEMORY,
             )
         return buffer
 
@@ -277,8 +277,7 @@ class BufferBackend(NativeBackend):
 
     def statistics(self) -> Mapping[str, int]:
         """Return the bytes of the arena, of its lower bound, and of constants."""
-        arena, static = self._memory.arena, self._memory.static_bytes
-        return {"arena_bytes": arena.size, "arena_live_peak": arena.live_peak(), "static_bytes": static}
+        return self._memory.statistics()
 
     def free_all(self) -> None:
         """Free all buffers."""

@@ -11,6 +11,7 @@ from tests.helpers.cards import H200
 from tests.helpers.conv_problems import conv_problem, take
 from tests.helpers.convolutions import assert_compiles, assert_runs_on, uneven_convolution
 from tests.helpers.emulated_gpus import APIS
+from weft.kernels.source import SUBGROUP
 from weft.ops.gpu.conv import unstaged
 from weft.ops.gpu.conv.split_k import InParts, tile_and_parts
 from weft.ops.gpu.conv.unstaged import CHUNK, TILES, UnstagedTile, choose_tile, legal_tiles, pack_weights
@@ -109,4 +110,4 @@ def test_only_small_products_are_not_staged() -> None:
     assert small is not None and small.lz > 1
     assert all(t.lz == 1 for t in legal_tiles(H200, 49, 1)), "a chunk cannot be shared out"
     for tile in TILES:
-        assert tile.items <= unstaged.SUBGROUP * 16 and tile.shared_bytes() <= H200.local_memory
+        assert tile.items <= SUBGROUP * 16 and tile.shared_bytes() <= H200.local_memory

@@ -18,7 +18,7 @@ from weft.backends.gpu.device.varying import sizes_of
 from weft.backends.gpu.execution import GpuExecution, Workplace
 from weft.backends.gpu.lowering.channels_last import sum_rows
 from weft.backends.gpu.lowering.fusion import why_not_fused, why_not_joined
-from weft.backends.gpu.lowering.lower import GpuPlan, Target, lower
+from weft.backends.gpu.lowering.lower import GpuPlan, Target, label_of, lower
 from weft.backends.gpu.lowering.support import why_not
 from weft.backends.gpu.memory.slots import SMALLEST, Region, Slots
 from weft.backends.gpu.recording.chunked_upload import worthwhile
@@ -140,7 +140,7 @@ class GpuBackend(Backend):
         """Take over the views for the memory plan, and the launches for the executions."""
         plan = lowered.plan
         assert isinstance(plan, GpuPlan)
-        self._makers = {next(o for o in node.outputs if o): node for node in lowered.graph.nodes}
+        self._makers = {label_of(node): node for node in lowered.graph.nodes}
         self._read = plan.read
         self._workplace.plans.update(plan.nodes)
         launches = (launch for plans in plan.nodes.values() for each in plans for launch in each.launches)

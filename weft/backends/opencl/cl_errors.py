@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.errors import DeviceError, DeviceLost, OutOfMemory
+from weft.errors import LESS_MEMORY, DeviceError, DeviceLost, OutOfMemory
 
 WORDS: dict[int, tuple[str, str]] = {
     -1: ("CL_DEVICE_NOT_FOUND", "no device of that kind"),
@@ -68,7 +68,7 @@ def words(code: int) -> str:
 def failure(code: int, what: str, where: str, *, waiting: bool = False) -> DeviceError:
     """Return the exception for an error code; `waiting`: it was reported for work that the driver had accepted."""
     if code in _MEMORY:
-        return OutOfMemory(what, where=where, why=words(code), fix="use a smaller batch, or precision low")
+        return OutOfMemory(what, where=where, why=words(code), fix=LESS_MEMORY)
     if code in (_LOST_WHEN_WAITING if waiting else _LOST_AT_ONCE):
         fix = "close the device and open it again; if it repeats, run one launch at a time to find the kernel"
         return DeviceLost(what, where=where, why=words(code), fix=fix)

@@ -24,7 +24,7 @@ from weft.backends.opencl.queues import QueuePool
 from weft.backends.opencl.recording import Recorder, Recording
 from weft.core.contract.backend import DeviceInfo
 from weft.core.graph.layout import Array
-from weft.errors import ClosedError, CompileError, DeviceError, OutOfMemory
+from weft.errors import LESS_MEMORY, ClosedError, CompileError, DeviceError, OutOfMemory
 from weft.kernels.dialect import Dialect
 from weft.kernels.source import KernelSource
 
@@ -409,7 +409,7 @@ class OpenCLDevice(GpuDevice):
             f"{nbytes:,} bytes cannot be allocated",
             where=self._where,
             why=f"{reason}; {held:,} of the device's {total:,} bytes are in use by Weft",
-            fix="use a smaller batch, precision low or memory limit, or close other sessions",
+            fix=f"{LESS_MEMORY}, or close other sessions",
         )
 
     def _checked(self, buffer: GpuBuffer, offset: int, nbytes: int) -> cl.Buffer:

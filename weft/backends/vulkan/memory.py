@@ -17,7 +17,7 @@ from weft.backends.vulkan._vk import NULL, WHOLE_SIZE, Arena, check, failure, ff
 from weft.backends.vulkan.context import Context
 from weft.core.graph.layout import Array
 from weft.core.host.parallel_copy import copy_into
-from weft.errors import BackendError, DeviceError, OutOfMemory
+from weft.errors import LESS_MEMORY, BackendError, DeviceError, OutOfMemory
 
 log = logging.getLogger("weft.vulkan")
 _LOCAL = 0x1
@@ -359,7 +359,7 @@ class Memory:
             f"{physical.name} has no room for a {kind.value} buffer of {_size(size)}",
             where=f"Vulkan device {physical.name}",
             why=f"{reason}; {room}; this device holds {_size(held)} in {len(self._live)} buffers",
-            fix="use a smaller batch or input, precision=low, or close other sessions and programs",
+            fix=f"{LESS_MEMORY}, or close other sessions and programs",
         )
 
 

@@ -14,7 +14,7 @@ from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
 from weft.core.host.tensor_copy import copy_tensor
 from weft.core.memory.memory_plan import BufferManager, Slot
-from weft.errors import OutOfMemory
+from weft.errors import LESS_MEMORY, OutOfMemory
 
 
 class HostBackend(Backend):
@@ -117,9 +117,7 @@ class HostBackend(Backend):
 
     def statistics(self) -> Mapping[str, int]:
         """Return the bytes of the arena, its lower bound, and the bytes of constants."""
-        arena = self._memory.arena
-        static = self._memory.static_bytes
-        return {"arena_bytes": arena.size, "arena_live_peak": arena.live_peak(), "static_bytes": static}
+        return self._memory.statistics()
 
     def close(self) -> None:
         """Drop all arrays."""
@@ -137,7 +135,7 @@ class HostBackend(Backend):
                 f"{nbytes:,} bytes cannot be allocated",
                 where=self.info.id,
                 why=f"{_free_memory()}; {e}",
-                fix="use a smaller batch, precision low or memory limit",
+                fix=LESS_MEMORY,
             ) from e
 
 

@@ -185,6 +185,11 @@ class BufferManager:
         """Return the bytes of STATIC memory that is held."""
         return sum(slot.nbytes for slot in self._static)
 
+    def statistics(self) -> dict[str, int]:
+        """Return the bytes of the arena, its lower bound, and the bytes of constants."""
+        arena = self._arena
+        return {"arena_bytes": arena.size, "arena_live_peak": arena.live_peak(), "static_bytes": self.static_bytes}
+
     def begin(self) -> None:
         """Start to record; call `clear` first."""
         self._recording = True

@@ -23,7 +23,7 @@ from weft.core.host.parallel_copy import copy_into
 from weft.core.host.tensor_copy import copy_tensor
 from weft.core.placement.assign import describe
 from weft.core.placement.optimized_network import Part
-from weft.errors import BackendError, ExecutionError, OutOfMemory
+from weft.errors import LESS_MEMORY, BackendError, ExecutionError, OutOfMemory
 
 REFUSE_LATE = "return None to refuse the node"
 Progress = Callable[[int, int], None]
@@ -384,7 +384,7 @@ class Pipeline:
                 f"{self.device} could not allocate what the network needs",
                 where=self.graph.name,
                 why=f"its tensors take up to {total:,} bytes and onAllocateBuffer returned False",
-                fix="use a smaller batch, precision low or memory limit, or another device",
+                fix=f"{LESS_MEMORY}, or another device",
             )
 
     def _import(self, name: str, source: Tensor) -> None:
@@ -416,7 +416,7 @@ class Pipeline:
                 f"{self.device} has no memory for {tensor.name!r}",
                 where=self._place(node),
                 why=f"{tensor.nbytes:,} bytes of {storage.name} memory were refused",
-                fix="use a smaller batch, precision low or memory limit, or another device",
+                fix=f"{LESS_MEMORY}, or another device",
             )
 
     def _hold_memory(self, imports: Collection[str]) -> None:

@@ -14,12 +14,13 @@ from typing import Any
 from weft.core.graph.composite import Body
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
-from weft.core.graph.layout import Shape, row_major
+from weft.core.graph.layout import Shape
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.decompose import decomposition
 from weft.kernels.formats import SMALL_FLOATS
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op, nested_rounds
 from weft.ops.conversion import SATURATING
+from weft.ops.gpu.conv.problem import window_constants
 from weft.ops.gpu.elementwise import collapse
 from weft.ops.quantize import (
     QUANTISED,
@@ -192,20 +193,7 @@ class ConvIntegerOnGpu(_Sums):
         reads |= zeros
         ints = {"TOTAL": prod(y.shape), "PER_GROUP": w.shape[1], "CHANNELS": x.shape[1], "OUT": y.shape[1]}
         ints["OUT_PER_GROUP"] = y.shape[1] // op.group
-        missing = 3 - window.rank
-        steps = row_major((*(1 for _ in range(missing)), *x.shape[2:]))
-        for d in range(3):
-            at = d - missing
-            there = at >= 0
-            ints |= {
-                f"I{d}": x.shape[2 + at] if there else 1,
-                f"O{d}": y.shape[2 + at] if there else 1,
-                f"K{d}": w.shape[2 + at] if there else 1,
-                f"S{d}": window.strides[at] if there else 1,
-                f"P{d}": window.begin[at] if there else 0,
-                f"L{d}": window.dilations[at] if there else 1,
-                f"X{d}": steps[d],
-            }
+        ints |= window_constants(window)
         w_zero = zeros.get("w_zero")
         grid, local = k.for_items(ints["TOTAL"])
         k.launch(

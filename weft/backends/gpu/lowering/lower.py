@@ -233,7 +233,7 @@ def lower(graph: Graph, target: Target) -> Lowered:
     chains = _chains(graph, plans, front, target)
     target.forget(graph.name, plans.keys())
     read = frozenset(views[i].root if i in views else i for i in values_read(graph, views, target.is_custom))
-    decisions = {node.name: plans[label][0].taken for node in graph.nodes if (label := _label(node)) in plans}
+    decisions = {node.name: plans[label][0].taken for node in graph.nodes if (label := label_of(node)) in plans}
     plan = GpuPlan(plans, front, read, chains)
     launches = without_chained(_in_order(plans, front), chains)
     launched = {node for launch in launches for node in launch.nodes}
@@ -248,7 +248,8 @@ def lower(graph: Graph, target: Target) -> Lowered:
     )  # fmt: skip
 
 
-def _label(node: Node) -> str:
+def label_of(node: Node) -> str:
+    """Return what a node's plans are kept under: its first output."""
     return next(o for o in node.outputs if o)
 
 
@@ -284,7 +285,7 @@ class _Notes:
     def front(self, graph: Graph, front: Front) -> None:
         """Note which nodes run once for each part of a batch."""
         text = f"runs once for each of {front.parts} parts of the batch, while the host copies the rest of it"
-        nodes = (node for node in graph.nodes if _label(node) in front.nodes)
+        nodes = (node for node in graph.nodes if label_of(node) in front.nodes)
         changes = [Change("planned", node.name, text, "", node.outputs) for node in nodes]
         self._plan("split_batch", "Begin before the whole input is there", changes)
 
@@ -346,7 +347,7 @@ class _Planner:
             if self.target.is_custom(node.op) or find_gpu_op(node.op) is None:
                 continue
             with blame(at_node(node, device), callback=callback):
-                label = next(o for o in node.outputs if o)
+                label = label_of(node)
                 plans[label] = self._plans(node, label)
             if not chained:
                 _prefetch([launch for plan in plans[label] for launch in plan.launches], self.target)

@@ -13,7 +13,7 @@ import numpy as np
 from weft.backends.gpu.device.device import GpuBuffer, GpuDevice, MemoryKind
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
-from weft.errors import OutOfMemory
+from weft.errors import LESS_MEMORY, OutOfMemory
 
 
 class LentBuffer:
@@ -188,7 +188,7 @@ class DeviceHeap:
             f"{nbytes:,} bytes cannot be allocated",
             where=f"{info.id}:{info.index} ({info.name})",
             why=f"{self.held:,} bytes are in use by Weft, and {said} {most:,} in all",
-            fix=f"use a smaller batch, precision low or memory limit, close other sessions, or {more}",
+            fix=f"{LESS_MEMORY}, close other sessions, or {more}",
         )
 
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
 from weft.kernels.launch import DeviceCaps
+from weft.kernels.source import SUBGROUP
 from weft.kernels.special import SelfTestCase, SpecialKernel, one_node, register_special
 from weft.ops.attention import Attention, Extents
 from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem
 
-SUBGROUP = 32
 QUERIES = 16
 """Queries of a subgroup: the rows of its tiles."""
 WIDE = 8

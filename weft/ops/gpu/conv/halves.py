@@ -26,6 +26,7 @@ _TINY = np.float16(2.0**-24)
 _MOST = 126
 """The largest scale of weights, as a power of two."""
 SIDE = 16
+"""Channels of a tile."""
 LANES = np.array([4 * (p % 8 // 2) + p // 8 * 2 + p % 2 for p in range(SIDE)])
 """The order of sixteen channels in a tile that gives each work-item four adjacent ones.
 

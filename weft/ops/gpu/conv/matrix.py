@@ -15,6 +15,7 @@ from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.chooser import Algorithm, Candidate, Facts, candidates_of
 from weft.kernels.cost_model import Effort
 from weft.kernels.launch import MATRIX_PROLOGUE, PIECE, DeviceCaps
+from weft.kernels.source import SUBGROUP
 from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem, vectors_spec
@@ -29,9 +30,8 @@ from weft.ops.gpu.conv.split_k import (
     time_of,
 )
 
-SUBGROUP = 32
 SIDE = 16
-"""Rows and columns of the tiles that a subgroup multiplies."""
+"""Rows and columns of the tiles that a subgroup multiplies, with and without work-group memory."""
 
 
 @dataclass(frozen=True)

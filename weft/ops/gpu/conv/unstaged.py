@@ -13,8 +13,10 @@ from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of
 from weft.kernels.cost_model import Effort
 from weft.kernels.launch import PIECE, UNSTAGED_PROLOGUE, DeviceCaps
+from weft.kernels.source import SUBGROUP
 from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
+from weft.ops.gpu.conv.matrix import SIDE
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, vectors_spec
 from weft.ops.gpu.conv.split_k import (
     InParts,
@@ -27,9 +29,6 @@ from weft.ops.gpu.conv.split_k import (
     time_of,
 )
 
-SUBGROUP = 32
-SIDE = 16
-"""Rows and columns of the tiles that a subgroup multiplies."""
 CHUNK = 4 * PIECE
 """Elements along K that a subgroup loads at a time: a piece for each of four items."""
 
