@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import weft
@@ -54,6 +54,23 @@ def test_commands_of_one_level_may_run_in_any_order(commands: list[tuple[list[Pi
     for j, later in enumerate(commands):
         before = [found[str(i)] for i in range(j) if conflict(commands[i], later)]
         assert found[str(j)] == max(before, default=-1) + 1, "as early as it may be, and no earlier"
+
+
+ranges = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 60)), max_size=2)
+
+
+@given(st.lists(st.tuples(ranges, ranges), max_size=25))
+@example([([(1, 2)], []), ([], [(2, 3)]), ([], [(0, 6)])])
+@settings(max_examples=examples(300), deadline=None)
+def test_ranges_of_many_sizes_are_kept_apart(commands: list[tuple[list[Any], list[Any]]]) -> None:
+    buffer = GpuBuffer(128, MemoryKind.DEVICE, None)
+    dummy = Binding(buffer, 0, 1)
+    accesses = [
+        Access(CopyCommand(dummy, dummy, str(k)), *(tuple(Binding(buffer, *each) for each in side) for side in sides))
+        for k, sides in enumerate(commands)
+    ]
+    found = {c.label: k for k, level in enumerate(levels(accesses)) for c in level}  # type: ignore[union-attr]
+    assert [found[str(k)] for k in range(len(commands))] == simple_levels(accesses)
 
 
 def share_bytes(a: Binding, b: Binding, *, both_written: bool) -> bool:

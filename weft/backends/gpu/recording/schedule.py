@@ -111,20 +111,22 @@ class _Line:
     def note(self, begin: int, end: int, level: int, tensor: int = -1) -> None:
         whole, best, mark = self._whole, self._best, (level, tensor, -1)
         first, last = self._place[begin] + self._leaves, self._place[end] + self._leaves - 1
-        left, right = first, last + 1
+        left, right, covered = first, last + 1, list[int]()
         while left < right:
             if left & 1:
-                whole[left], best[left] = _higher(whole[left], mark), _higher(best[left], mark)
+                covered.append(left)
                 left += 1
             if right & 1:
                 right -= 1
-                whole[right], best[right] = _higher(whole[right], mark), _higher(best[right], mark)
+                covered.append(right)
             left, right = left >> 1, right >> 1
+        for node in covered:
+            whole[node], best[node] = _higher(whole[node], mark), _higher(best[node], mark)
         for above in (first >> 1, last >> 1):
             while above:
                 found = best[above]
                 best[above] = now = _higher(found, mark)
-                if now is found:
+                if now is found and above not in covered:
                     break  # what is above has the mark, or a higher one, too
                 above >>= 1
 
