@@ -190,7 +190,56 @@ def sequences() -> ModelProto:
     return _model(nodes, [_info("x", (4, 3)), pieces], ["y", "length", more], constants)
 
 
+def differing() -> ModelProto:
+    """Return the elements that differ, with outputs of one spec, and what is made of some of them."""
+    nodes = [
+        _node("Unique", "x", "values first places counts", sorted=1),
+        _node("Cast", "counts", "many", to=FLOAT),
+        _node("Mul", "values many", "m"),
+        _node("Gather", "m places", "y", axis=0),
+        _node("Add", "first counts", "z"),
+    ]
+    return _model(nodes, [_info("x", (6,))], ["y", "first", "counts", "z"])
+
+
+def mapped() -> ModelProto:
+    """Return a graph that runs for each piece of a tensor, and reads a value from outside."""
+    row = [_node("Mul", "row w", "product"), _node("ReduceSum", "product", "sum")]
+    ends = _info("product", (1, 3)), _info("sum", (1, 1))
+    body = _graph("body", row, [_info("row", (1, 3))], *ends)
+    nodes = [
+        _node("SplitToSequence", "x", "rows", axis=0),
+        _node("SequenceMap", "rows", "products sums", body=body),
+        _node("ConcatFromSequence", "products", "all", axis=0),
+        _node("ConcatFromSequence", "sums", "z", axis=1),
+        _node("Abs", "all", "y"),
+    ]
+    return _model(nodes, [_info("x", (4, 3))], ["y", "z"], {"w": _numbers(1, 3)})
+
+
+def drawn() -> ModelProto:
+    """Return a loop that adds random numbers, and a choice in it."""
+    then = _graph("then", [_node("Abs", "held", "out")], [], _info("out", None))
+    other = _graph("else", [_node("RandomNormalLike", "held", "out")], [], _info("out", None))
+    body = _graph(
+        "body",
+        [
+            _node("RandomUniformLike", "held", "noise"),
+            _node("Add", "held noise", "next"),
+            _node("If", "going", "made", then_branch=then, else_branch=other),
+            _node("Identity", "going", "on"),
+        ],
+        [_info("step", (), INT64), _info("going", (), BOOL), _info("held", (2, 2))],
+        _info("on", (), BOOL), _info("next", (2, 2)), _info("made", (2, 2)),
+    )  # fmt: skip
+    nodes = [_node("Loop", "count true x", "last all", body=body), _node("Neg", "last", "y")]
+    return _model(nodes, [_info("x", (2, 2)), _info("count", (), INT64)], ["y", "all"], {"true": np.array(True)})
+
+
 @cache
 def staged() -> list[ModelProto]:
     """Return all of them."""
-    return [boxes(), pairs(), branches(), loop(), fixed_loop(), sized(), sequences()]
+    return [
+        *(boxes(), pairs(), branches(), loop(), fixed_loop(), sized(), sequences()),
+        *(differing(), mapped(), drawn()),
+    ]
