@@ -52,6 +52,12 @@ class ListOp(ControlOp):
 
     decides: ClassVar[tuple[int, ...]] = ()
     """The positions of the inputs whose values decide shapes."""
+    least_inputs: ClassVar[int] = 1
+
+    def misfit(self, inputs: int, outputs: int) -> str:
+        """Return why no node of so many inputs and outputs can have this op."""
+        least = self.least_inputs
+        return super().misfit(inputs, outputs) or (f"it has {inputs} of {least} input(s)" if inputs < least else "")
 
     def foreseen(
         self, inputs: Sequence[Value], constants: Constants, ends: Sequence[Sequence[Value] | None]
@@ -77,6 +83,7 @@ class SequenceConstruct(ListOp):
 class SequenceEmpty(ListOp):
     """A sequence without tensors."""
 
+    least_inputs: ClassVar[int] = 0
     dtype: DType = DType.FLOAT32
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
@@ -89,6 +96,7 @@ class SequenceEmpty(ListOp):
 class SequenceInsert(ListOp):
     """A sequence with one more tensor, before the given position or at the end; inputs sequence, tensor, position."""
 
+    least_inputs: ClassVar[int] = 2
     decides: ClassVar[tuple[int, ...]] = (2,)
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
@@ -122,6 +130,7 @@ class SequenceErase(ListOp):
 class SequenceAt(ListOp):
     """The tensor at a position of a sequence; inputs sequence, position."""
 
+    least_inputs: ClassVar[int] = 2
     decides: ClassVar[tuple[int, ...]] = (1,)
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
@@ -245,6 +254,8 @@ class SequenceMap(ControlOp):
 class Optional(ListOp):
     """An optional that holds the input, or nothing."""
 
+    least_inputs: ClassVar[int] = 0
+
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
         """Return the input."""
         held = given_value(inputs, 0)
@@ -255,6 +266,8 @@ class Optional(ListOp):
 @op_dataclass
 class OptionalHasElement(ListOp):
     """Whether an optional holds something."""
+
+    least_inputs: ClassVar[int] = 0
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
         """Return a bool."""

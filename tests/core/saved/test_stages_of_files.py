@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import weft
-from scripts.fuzz.staged_cases import fixed_loop, pairs
+from scripts.fuzz.staged_cases import fixed_loop, pairs, sequences
 from tests.helpers.saved_networks import content, manifest_of, members_of, packed, refusal, rewritten
 from tests.helpers.staged_models import boxes, condition
 from weft.core.graph.limits import Limits
@@ -203,6 +203,14 @@ def scan_of(manifest: Any) -> Any:
 def test_a_graph_that_does_not_fit_its_op_is_refused(change: Change, why: str, tmp_path: Path) -> None:
     file = content(weft.optimize(fixed_loop(), "cpu"), tmp_path)
     assert why in refusal(rewritten(file, change), tmp_path)
+
+
+def test_an_op_on_a_sequence_without_one_is_refused(tmp_path: Path) -> None:
+    def change(manifest: Any) -> None:
+        next(n for n in manifest["tail"]["rest"]["nodes"] if n[1]["type"] == "SequenceInsert")[2].pop()
+
+    file = content(weft.optimize(sequences(), "cpu"), tmp_path)
+    assert "node 'more' (SequenceInsert): it has 1 of 2 input(s)" in refusal(rewritten(file, change), tmp_path)
 
 
 def test_a_branch_that_does_not_fit_its_op_is_refused(tmp_path: Path) -> None:
