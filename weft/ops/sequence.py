@@ -56,8 +56,9 @@ class ListOp(ControlOp):
 
     def misfit(self, inputs: int, outputs: int) -> str:
         """Return why no node of so many inputs and outputs can have this op."""
-        least = self.least_inputs
-        return super().misfit(inputs, outputs) or (f"it has {inputs} of {least} input(s)" if inputs < least else "")
+        if inputs < self.least_inputs:
+            return f"it has {inputs} of {self.least_inputs} input(s)"
+        return super().misfit(inputs, outputs) or (f"it makes 1 output and names {outputs}" if outputs > 1 else "")
 
     def foreseen(
         self, inputs: Sequence[Value], constants: Constants, ends: Sequence[Sequence[Value] | None]

@@ -26,7 +26,7 @@ from scripts.fuzz.target import Finding, Target, target
 from scripts.fuzz.targets.onnx import large_shapes, nudged
 from scripts.fuzz.targets.saved import change_network, change_spec, open_drivers
 from weft.core.contract.backend import Precision
-from weft.core.graph.control_op import ControlOp, Value, step
+from weft.core.graph.control_op import Value, step
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import values
 from weft.core.graph.layout import Array
@@ -39,7 +39,7 @@ from weft.errors import WeftError
 INTEGERS = (0, 1, -1, 2, 3, 4, 5, 7, 13, 255, 2**62, 2**63 - 1, -(2**63))
 """What a constant becomes: no number for which a run computes for minutes, as it would for a model that says so."""
 LONG = 1000
-"""A network with a loop and a constant beyond this is loaded and not run."""
+"""A network with a loop and a constant beyond this is loaded and not run; so is one whose loop has no number."""
 MOST_DIMS = 1 << 22
 SEALED_AGAIN = 0.8
 """The share of cases whose seals are right; the others show that a seal notices a change."""
@@ -212,10 +212,12 @@ def _large(network: OptimizedNetwork) -> bool:
 
 
 def _long(network: OptimizedNetwork) -> bool:
+    """Tell whether a loop of a network may run for long, or has no number of iterations at all."""
     graphs = list(_graphs(network))
-    loops = any(isinstance(node.op, ControlOp) and node.op.type == "Loop" for g in graphs for node in g.nodes)
+    loops = [node for g in graphs for node in g.nodes if node.op.type == "Loop"]
     integers = (a for g in graphs for a in g.constants.values() if a.dtype.kind in "iu" and a.size)
-    return loops and any(int(a.max()) > LONG for a in integers)
+    endless = any(not node.inputs or not node.inputs[0] for node in loops)
+    return endless or (bool(loops) and any(int(a.max()) > LONG for a in integers))
 
 
 def _plans(manifest: Any, members: Mapping[str, bytes]) -> set[str]:

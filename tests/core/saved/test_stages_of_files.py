@@ -209,8 +209,27 @@ def test_an_op_on_a_sequence_without_one_is_refused(tmp_path: Path) -> None:
     def change(manifest: Any) -> None:
         next(n for n in manifest["tail"]["rest"]["nodes"] if n[1]["type"] == "SequenceInsert")[2].pop()
 
+    def more(manifest: Any) -> None:
+        next(n for n in manifest["tail"]["rest"]["nodes"] if n[1]["type"] == "SequenceInsert")[3].append("second")
+
     file = content(weft.optimize(sequences(), "cpu"), tmp_path)
     assert "node 'more' (SequenceInsert): it has 1 of 2 input(s)" in refusal(rewritten(file, change), tmp_path)
+    assert "node 'more' (SequenceInsert): it makes 1 output and names 2" in refusal(rewritten(file, more), tmp_path)
+
+
+def test_an_identity_of_a_sequence_names_one_output(tmp_path: Path) -> None:
+    def change(manifest: Any) -> None:
+        rest = manifest["tail"]["rest"]
+        rest["nodes"].append(["same", {"kind": "op", "type": "Identity", "fields": {}}, ["more"], ["", "copied"]])
+        for names in (rest["outputs"], manifest["tail"]["outputs"]):
+            names[names.index("more")] = "copied"
+
+    path = tmp_path / "changed.weft"
+    path.write_bytes(rewritten(content(weft.optimize(sequences(), "cpu"), tmp_path), change))
+    pieces = [np.ones((2, 3), np.float32)]
+    why = "it names 2 and makes 1"
+    with weft.load(path) as session, pytest.raises(ModelError, match=why):
+        session.run({"x": np.ones((4, 3), np.float32), "pieces": pieces})  # type: ignore[dict-item]
 
 
 def test_a_branch_that_does_not_fit_its_op_is_refused(tmp_path: Path) -> None:

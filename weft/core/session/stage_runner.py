@@ -205,6 +205,10 @@ class StageRunner:
             given: list[Value] = [(known[i] if i in known else constants[i]) if i else None for i in node.inputs]
             if isinstance(node.op, ControlOp) or not isinstance(given[0], np.ndarray):
                 results = self._execute(node, given, constants)
+                if len(results) < len(node.outputs):
+                    what = f"node {node.name!r} ({node.op.type}) names more outputs than it makes"
+                    why = f"it names {len(node.outputs)} and makes {len(results)}"
+                    raise ModelError(what, why=why, fix="mend the model, or export it anew")
                 known.update((o, v) for o, v in zip(node.outputs, results, strict=False) if o)
                 done.append(node.name)
         return done
