@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import onnx
@@ -23,7 +25,8 @@ from tests.helpers.null_gpu import CAPS, NullDevice, null_gpu
 from tests.helpers.random_nets import SLOW, networks
 from tests.helpers.saved_networks import content, refusal, rewritten
 from weft.backends.gpu.device.device import BarrierCommand, Command, GpuDevice, LaunchCommand
-from weft.backends.gpu.lowering.lower import Target, lower
+from weft.backends.gpu.lowering.kept_plans import KeptPlans
+from weft.backends.gpu.lowering.lower import GpuPlan, NodePlan, Target, lower
 from weft.backends.gpu.selftest import verdict_store
 from weft.conformance.cases.table import tolerance
 from weft.core.contract.lowered import Launch, Lowered
@@ -433,20 +436,21 @@ def test_a_resize_plans_without_making_constants_again(monkeypatch: pytest.Monke
         assert made == [1]
 
 
-def test_constants_of_labels_that_a_part_has_no_more_are_forgotten() -> None:
-    def lowered(name: str, value: str) -> None:
+def test_what_a_part_has_no_more_is_forgotten() -> None:
+    def lowered(name: str, value: str) -> list[ref[NodePlan]]:
         net = Net()
         y = net.add("BatchNormalization", net.input("x", 1, 4, 3, 3), *(np.ones(4, np.float32),) * 4, name=value)
         graph = net.finish(y)
         graph.name = name
-        lower(graph, target)
+        plan = lower(graph, Target(NullDevice()), kept).plan
+        assert isinstance(plan, GpuPlan) and value in {label.partition(".")[0] for label in plan.nodes}
+        return [ref(each) for plans in plan.nodes.values() for each in plans]
 
-    target = Target(NullDevice())
-    lowered("a", "first")
-    lowered("b", "other")
-    lowered("a", "second")
-    assert not any(label.startswith("first") for label in target.known)
-    assert {label.partition(".")[0] for label in target.known} == {"other", "second"}
+    kept = KeptPlans()
+    first, other = lowered("a", "first"), lowered("b", "other")
+    second = lowered("a", "second")
+    gc.collect()
+    assert not any(each() for each in first) and all(each() for each in (*other, *second))
 
 
 @pytest.mark.parametrize("api", ["", "opencl", "vulkan"])

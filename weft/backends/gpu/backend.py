@@ -18,6 +18,7 @@ from weft.backends.gpu.device.varying import sizes_of
 from weft.backends.gpu.execution import GpuExecution, Workplace
 from weft.backends.gpu.lowering.channels_last import sum_rows
 from weft.backends.gpu.lowering.fusion import why_not_fused, why_not_joined
+from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.lower import GpuPlan, Target, label_of, lower
 from weft.backends.gpu.lowering.support import why_not
 from weft.backends.gpu.memory.slots import SMALLEST, Region, Slots
@@ -74,7 +75,8 @@ class GpuBackend(Backend):
             self.device, runtime.tuning, info.config, self._is_custom, info.profiling is not None,
             self._builds if info.loads else None, bool(runtime.options.get("chains", True)),
         )  # fmt: skip
-        self._workplace = Workplace(self._target, self.slots, self.recording, self._builds)
+        self._kept_plans = KeptPlans(thrifty=self._target.thrifty)
+        self._workplace = Workplace(self._target, self.slots, self.recording, self._builds, self._kept_plans)
         self._counters: list[Tensor] = []
         """By which the work-groups of each chain wait for each other."""
         self._refused: tuple[str, ...] = ()
@@ -134,7 +136,7 @@ class GpuBackend(Backend):
 
     def lower(self, graph: Graph) -> Lowered:
         """Return the part with its layouts, views and launches; see `weft.backends.gpu.lowering`."""
-        return lower(graph, self._target)
+        return lower(graph, self._target, self._kept_plans)
 
     def onLowered(self, lowered: Lowered) -> None:
         """Take over the views for the memory plan, and the launches for the executions."""

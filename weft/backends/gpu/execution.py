@@ -8,6 +8,7 @@ from typing import Any
 
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.lowering.batch_split import part_of
+from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.launch_builder import PlannedConstant
 from weft.backends.gpu.lowering.lower import NodePlan, Target, plan_node, tuned_plan
 from weft.backends.gpu.memory.slots import Region, Slots, Spot
@@ -30,6 +31,7 @@ class Workplace:
     slots: Slots
     recording: PipelineRecording
     builds: Builds
+    kept: KeptPlans
     plans: dict[str, Sequence[NodePlan]] = field(default_factory=dict)
     """The plans of the part's nodes, by label, until the end of the resize."""
 
@@ -95,12 +97,15 @@ class GpuExecution(Recorded):
     ) -> tuple[list[BoundLaunch], list[Choice]]:
         """Return the launches and choices for tensors that have memory; nothing is built yet."""
         placed = [_placed(t) for t in inputs]
-        plan = plan_node(self.target, self.op, self.label, placed, [_spotted(t) for t in outputs], source)
+        plan = plan_node(
+            self.target, self.op, self.label, placed, [_spotted(t) for t in outputs], source, self._place.kept
+        )
         return self._bound(plan, inputs, outputs), plan.choices
 
     def _plan(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> NodePlan:
         placed = [_placed(t) for t in inputs]
-        return tuned_plan(self.target, self.op, self.label, placed, [_spotted(t) for t in outputs])
+        done = [_spotted(t) for t in outputs]
+        return tuned_plan(self.target, self.op, self.label, placed, done, self._place.kept)
 
     def _bound(
         self, plan: NodePlan, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]

@@ -1,18 +1,16 @@
 """Lower a part of a network for a GPU: choose layouts and views, and plan every launch, before anything has memory.
 
-The result depends only on the graph with its shapes and on a `Target`. The target also keeps the last plans and
-constants of nodes: they save later calls work and change no result. A pipeline then only binds the launches to memory
-and kernels. If a load follows, threads build the kernels meanwhile.
+The result depends only on the graph with its shapes and on a `Target`; the `KeptPlans` of the last calls save work.
+A pipeline then only binds the launches to memory and kernels. If a load follows, threads build the kernels meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from weakref import ref
 
 from weft import config
-from weft.backends.gpu.device.device import DeviceCaps, GpuDevice
+from weft.backends.gpu.device.device import GpuDevice
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.device.varying import sizes_of
 from weft.backends.gpu.lowering.apart import why_apart
@@ -21,6 +19,7 @@ from weft.backends.gpu.lowering.chains import Section, find_chains, without_chai
 from weft.backends.gpu.lowering.dry_run import launches_nothing
 from weft.backends.gpu.lowering.fold_moves import FoldedMoves, fold_moves
 from weft.backends.gpu.lowering.fusion import fuse_pairs, fuse_pools
+from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.launch_builder import NodeBuilder, PlannedConstant
 from weft.backends.gpu.lowering.layouts import (
     IsCustom,
@@ -43,26 +42,12 @@ from weft.core.contract.error_context import at_node, blame
 from weft.core.contract.lowered import Lowered, ValueView
 from weft.core.contract.session_config import BackendConfig, MemoryMode
 from weft.core.graph.graph import Graph, Node, depths
-from weft.core.graph.layout import Array, Layout
+from weft.core.graph.layout import Layout
 from weft.core.graph.op import Op
-from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.core.graph.tensor import Tensor
 from weft.core.passes.journal import Change, Journal, Step, same_nodes
 from weft.core.placement.assign import describe
 from weft.kernels.launch import INDEX_MAPS, find_gpu_op
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Known:
-    """Specs, by key, of constants that an op made without declaring them; valid for this op and these weights."""
-
-    op: Op
-    weights: tuple[ref[Array], ...]
-    specs: dict[str, TensorSpec]
-
-    def is_of(self, op: Op, weights: Sequence[Array]) -> bool:
-        """Tell whether they hold for an op with these weights."""
-        same = len(weights) == len(self.weights) and all(a() is b for a, b in zip(self.weights, weights, strict=True))
-        return same and self.op == op
 
 
 @dataclass(frozen=True)
@@ -80,23 +65,6 @@ class Target:
     """Builds kernels while later nodes are planned; None: kernels are built when they are bound."""
     chains: bool = False
     """Whether small launches may share one (`weft.backends.gpu.lowering.chains`)."""
-    known: dict[str, Known] = field(default_factory=dict, compare=False)
-    """The shapes and types of constants that were made before, by label, with their op and weights.
-
-    They save a resize from making the constants again. In memory mode LIMIT none is kept.
-    """
-
-    plans: dict[str, Planned] = field(default_factory=dict, compare=False)
-    """How nodes were planned last, by label: most of a network is as before when a cache grows by a word."""
-    _labels: dict[str, frozenset[str]] = field(default_factory=dict, compare=False)
-    """The labels of each part as it was lowered last."""
-
-    def forget(self, part: str, labels: Iterable[str]) -> None:
-        """Forget the constants and plans of nodes that a part had at an earlier shape and has no more."""
-        for label in self._labels.get(part, frozenset()).difference(labels):
-            self.known.pop(label, None)
-            self.plans.pop(label, None)
-        self._labels[part] = frozenset(labels)
 
     @property
     def split_products(self) -> bool:
@@ -139,32 +107,6 @@ class NodePlan:
     """What was chosen between kernels and tiles, in order."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Planned:
-    """The plan of a node, and all that it follows from."""
-
-    node: Node
-    tensors: Sequence[object]
-    """What the inputs and outputs are, and where they lie."""
-    constants: Sequence[Array | None]
-    state: tuple[DeviceCaps, int, bool]
-    """What the device can do, what tuning has found so far, and whether it counts."""
-    plan: NodePlan
-
-    def is_of(
-        self,
-        node: Node,
-        tensors: Sequence[object],
-        constants: Sequence[Array | None],
-        state: tuple[DeviceCaps, int, bool],
-    ) -> bool:
-        """Tell whether the plan holds for a node as it is now."""
-        same = self.node.name == node.name and self.tensors == tensors
-        same = same and self.state[0] is state[0] and self.state[1:] == state[1:]
-        same = same and (self.node.op is node.op or self.node.op == node.op)
-        return same and all(a is b for a, b in zip(self.constants, constants, strict=True))
-
-
 @dataclass(frozen=True, eq=False)
 class GpuPlan:
     """What a load needs of a lowered part besides its graph and views."""
@@ -185,22 +127,22 @@ def plan_node(
     inputs: Sequence[Tensor | None],
     outputs: Sequence[Tensor],
     source: ChoiceSource | None,
+    kept: KeptPlans,
     node: str = "",
 ) -> NodePlan:
     """Return the launches of a node whose tensors lie at spots; `source` makes the choices."""
     form = find_gpu_op(op)
     assert form is not None
     weights = tuple(t.constant for t in inputs if t is not None and t.constant is not None)
-    before = target.known.get(label)
-    known = before.specs if before is not None and before.is_of(op, weights) else {}
+    known = kept.specs(label, op, weights)
     builder = NodeBuilder(
         target.device, op, label, inputs, source, known=known,
         node=node, split_products=target.split_products, thrifty=target.thrifty, winograd=target.config.winograd,
     )  # fmt: skip
     if not launches_nothing(outputs):
         form.launches(base_op(op), builder, base_inputs(op, inputs), outputs)
-    if builder.undeclared and not target.thrifty:
-        target.known[label] = Known(op, tuple(map(ref, weights)), {**known, **builder.undeclared})
+    if builder.undeclared:
+        kept.keep_specs(label, op, weights, {**known, **builder.undeclared})
     return NodePlan(
         inputs, outputs, builder.launched, builder.scratches, list(builder.constants.values()), builder.choices,
         builder.taken,
@@ -208,17 +150,23 @@ def plan_node(
 
 
 def tuned_plan(
-    target: Target, op: Op, label: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], node: str = ""
+    target: Target,
+    op: Op,
+    label: str,
+    inputs: Sequence[Tensor | None],
+    outputs: Sequence[Tensor],
+    kept: KeptPlans,
+    node: str = "",
 ) -> NodePlan:
     """Return the launches with tuned choices, without those whose kernels have changed since they were tuned."""
     source = TableSource(target.tuning) if target.tuning is not None else None
-    plan = plan_node(target, op, label, inputs, outputs, source, node)
+    plan = plan_node(target, op, label, inputs, outputs, source, kept, node)
     while source is not None and not source.stand(plan.choices):
-        plan = plan_node(target, op, label, inputs, outputs, source, node)
+        plan = plan_node(target, op, label, inputs, outputs, source, kept, node)
     return plan
 
 
-def lower(graph: Graph, target: Target) -> Lowered:
+def lower(graph: Graph, target: Target, kept: KeptPlans) -> Lowered:
     """Return the part as a device runs it. Custom nodes are not planned: their executions launch what they like."""
     journal = _Notes(target)
     graph = _rewritten(graph, target, journal)
@@ -229,9 +177,9 @@ def lower(graph: Graph, target: Target) -> Lowered:
     front = find_front(graph, views, target.is_custom, target.device) if target.begins_early else NO_FRONT
     journal.views(graph, views)
     journal.front(graph, front)
-    plans = _Planner(folded, front, target).run()
+    plans = _Planner(folded, front, target, kept).run()
     chains = _chains(graph, plans, front, target)
-    target.forget(graph.name, plans.keys())
+    kept.forget(graph.name, plans.keys())
     read = frozenset(views[i].root if i in views else i for i in values_read(graph, views, target.is_custom))
     decisions = {node.name: plans[label][0].taken for node in graph.nodes if (label := label_of(node)) in plans}
     plan = GpuPlan(plans, front, read, chains)
@@ -334,9 +282,9 @@ def _rewritten(graph: Graph, target: Target, journal: _Notes) -> Graph:
 
 
 class _Planner:
-    def __init__(self, folded: FoldedMoves, front: Front, target: Target) -> None:
+    def __init__(self, folded: FoldedMoves, front: Front, target: Target, kept: KeptPlans) -> None:
         self.graph, self.views, self.free = folded.graph, folded.views, folded.free
-        self.front, self.target = front, target
+        self.front, self.target, self.kept = front, target, kept
         self.tensors: dict[str, Tensor] = {}
 
     def run(self) -> dict[str, list[NodePlan]]:
@@ -360,30 +308,26 @@ class _Planner:
 
         def plan(part: Callable[[Tensor], Tensor]) -> NodePlan:
             some = [t if t is None or t.constant is not None else part(t) for t in inputs]
-            return tuned_plan(self.target, node.op, label, some, [part(t) for t in outputs], node.name)
+            done = [part(t) for t in outputs]
+            return tuned_plan(self.target, node.op, label, some, done, self.kept, node.name)
 
         if node.name in self.free:
             times = parts if label in self.front.nodes else 1
             return [NodePlan(inputs, outputs, (), (), (), [], ()) for _ in range(times)]
         if label not in self.front.nodes:
-            return [self._kept(node, label, [*inputs, *outputs], lambda: plan(lambda t: t))]
+            return [self._as_before(node, label, [*inputs, *outputs], lambda: plan(lambda t: t))]
         return [plan(lambda t, k=part: part_of(t, k, parts)) for part in range(parts)]  # type: ignore[misc]
 
-    def _kept(
+    def _as_before(
         self, node: Node, label: str, tensors: Sequence[Tensor | None], make: Callable[[], NodePlan]
     ) -> NodePlan:
         """Return the plan that the node had for the last shape, if nothing that it follows from has changed."""
         target = self.target
-        if target.thrifty:
-            return make()
         forms = [None if t is None else (t.name, t.shape, t.dtype, t.layout, t.memory) for t in tensors]
         constants = [None if t is None else t.constant for t in tensors]
         noted = 0 if target.tuning is None else target.tuning.noted
         state = target.device.caps, noted, config.tuning_enabled()
-        last = target.plans.get(label)
-        if last is None or not last.is_of(node, forms, constants, state):
-            last = target.plans[label] = Planned(node, forms, constants, state, make())
-        return last.plan
+        return self.kept.plan(label, node, forms, constants, state, make)
 
     def _tensor(self, name: str) -> Tensor:
         if name not in self.tensors:

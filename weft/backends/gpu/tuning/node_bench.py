@@ -13,6 +13,7 @@ import numpy as np
 from weft.backends.gpu.device.device import BarrierCommand, Command
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.execution import GpuExecution, Workplace
+from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.lower import Target
 from weft.backends.gpu.memory.slots import Region, Slots
 from weft.backends.gpu.recording.launches import BoundLaunch
@@ -104,7 +105,8 @@ class NodeBench:
         )
         self._slots = Slots(self._memory)
         recording, builds = PipelineRecording(runtime.heap), Builds(device)
-        place = Workplace(target or Target(device), self._slots, recording, builds)
+        target = target or Target(device)
+        place = Workplace(target, self._slots, recording, builds, KeptPlans(thrifty=target.thrifty))
         self._execution = GpuExecution(op, place, label)
         self._rng = np.random.default_rng(0)
         copies: dict[int, Tensor] = {}

@@ -1,0 +1,103 @@
+"""What is kept of the last time that a backend's parts were lowered: it saves work, and changes no result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import ref
+
+from weft.backends.gpu.device.device import DeviceCaps
+from weft.core.graph.graph import Node
+from weft.core.graph.layout import Array
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import TensorSpec
+
+if TYPE_CHECKING:
+    from weft.backends.gpu.lowering.lower import NodePlan
+
+State = tuple[DeviceCaps, int, bool]
+"""What the device can do, what tuning has found so far, and whether it counts."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Constants:
+    """Specs, by key, of constants that an op made without declaring them; valid for this op and these weights."""
+
+    op: Op
+    weights: tuple[ref[Array], ...]
+    specs: dict[str, TensorSpec]
+
+    def is_of(self, op: Op, weights: Sequence[Array]) -> bool:
+        same = len(weights) == len(self.weights) and all(a() is b for a, b in zip(self.weights, weights, strict=True))
+        return same and self.op == op
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Planned:
+    """The plan of a node, and all that it follows from."""
+
+    node: Node
+    tensors: Sequence[object]
+    constants: Sequence[Array | None]
+    state: State
+    plan: NodePlan
+
+    def is_of(
+        self, node: Node, tensors: Sequence[object], constants: Sequence[Array | None], state: State
+    ) -> bool:
+        same = self.node.name == node.name and self.tensors == tensors
+        same = same and self.state[0] is state[0] and self.state[1:] == state[1:]
+        same = same and (self.node.op is node.op or self.node.op == node.op)
+        return same and all(a is b for a, b in zip(self.constants, constants, strict=True))
+
+
+class KeptPlans:
+    """The last plans of a backend's nodes, and the specs of the constants that they made, by label.
+
+    Most of a network is as before when a cache grows by a word. `thrifty`: keep nothing, as memory is short.
+    """
+
+    def __init__(self, *, thrifty: bool = False) -> None:
+        self._thrifty = thrifty
+        self._constants: dict[str, _Constants] = {}
+        self._plans: dict[str, _Planned] = {}
+        self._labels: dict[str, frozenset[str]] = {}
+        """The labels of each part as it was lowered last."""
+
+    def specs(self, label: str, op: Op, weights: Sequence[Array]) -> Mapping[str, TensorSpec]:
+        """Return the specs of the constants that an op with these weights made before, by key."""
+        found = self._constants.get(label)
+        return found.specs if found is not None and found.is_of(op, weights) else {}
+
+    def keep_specs(self, label: str, op: Op, weights: Sequence[Array], specs: Mapping[str, TensorSpec]) -> None:
+        """Keep the specs of constants, so that no resize makes them again to know these."""
+        if not self._thrifty:
+            self._constants[label] = _Constants(op, tuple(map(ref, weights)), dict(specs))
+
+    def plan(
+        self,
+        label: str,
+        node: Node,
+        tensors: Sequence[object],
+        constants: Sequence[Array | None],
+        state: State,
+        make: Callable[[], NodePlan],
+    ) -> NodePlan:
+        """Return the plan that a node had last if nothing that it follows from has changed, else what `make` gives.
+
+        `tensors` say what its inputs and outputs are, and where they lie.
+        """
+        if self._thrifty:
+            return make()
+        last = self._plans.get(label)
+        if last is None or not last.is_of(node, tensors, constants, state):
+            last = self._plans[label] = _Planned(node, tensors, constants, state, make())
+        return last.plan
+
+    def forget(self, part: str, labels: Iterable[str]) -> None:
+        """Forget the nodes that a part had at an earlier shape and that are not among the `labels` it has now."""
+        for label in self._labels.get(part, frozenset()).difference(labels):
+            self._constants.pop(label, None)
+            self._plans.pop(label, None)
+        self._labels[part] = frozenset(labels)
