@@ -1,7 +1,9 @@
 ## Images at the places of a grid: one item a place, for all CHANNELS. ${rank} axes of sizes L. and steps S.; PLACES a
 ## grid. Positions of pixels along an axis are SCALE. * (place + 1) + SHIFT; a place that is far, or no number, counts as
-## one that is FAR away. The last axis comes first in the grid.
+## one that is FAR away. The last axis comes first in the grid. What is no float is moved as bits, and `fill` where a
+## place is outside.
 <%
+moved = x.arg.raw_bytes > 0
 taps = {"nearest": 1, "linear": 2, "cubic": 4}[mode]
 from itertools import product
 near = "((1.25 * {0} - 2.25) * {0} * {0} + 1.0)"
@@ -49,6 +51,18 @@ ${k.for_each("i", "TOTAL")} {
 % endfor
   for (int c = 0; c < CHANNELS; c++) {
     const int from = (n * CHANNELS + c) * PIXELS;
+% if moved:
+    const int to = (n * CHANNELS + c) * PLACES + p;
+<%
+index = " + ".join(["from", *(f"j{d}_0" for d in range(rank))])
+inside = " && ".join(f"in{d}_0" for d in range(rank))
+%>\
+% if padding == "zeros":
+    if (${inside}) { ${y.move("to", x, index)} } else { ${y.move("to", k.args["fill"], "0")} }
+% else:
+    ${y.move("to", x, index)}
+% endif
+% else:
     real v = 0.0;
 % for ts in product(range(taps), repeat=rank):
 <%
@@ -59,5 +73,6 @@ inside = " && ".join(f"in{d}_{t}" for d, t in enumerate(ts))
     ${f"if ({inside}) " if padding == "zeros" else ""}v += ${weight};
 % endfor
     ${y.store("(n * CHANNELS + c) * PLACES + p", "v")}
+% endif
   }
 }

@@ -73,4 +73,7 @@ CASES += [
     case("ScatterND", given(np.array([1, 2**63, 3], np.uint64), "uint64"), given([[0], [1], [0]], "int64"),
          given(np.array([2**63 + 1, 5, 7], np.uint64), "uint64"), reduction="max"),
     case("ScatterND", u8(4), given([[1], [1]], "int64"), u8(2), reduction="mul"),
+    *(case("ScatterND", given([True, False, True, False], "bool"), given([[0], [1], [2], [3], [0]], "int64"),
+           given([False, True, True, False, True], "bool"), reduction=_reduction)
+      for _reduction in ("add", "mul")),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.conformance.cases.table import Case, case, const, f16, f32, f64, given, i64
+from weft.conformance.cases.table import Case, boolean, case, const, f16, f32, f64, given, i64, u8
 
 EDGES = given([[[[np.inf, 1, np.nan], [2, 3, 4], [-np.inf, 5, np.inf]]]])
 """An image whose corners would spoil what is read outside of it, were they multiplied with 0."""
@@ -34,6 +34,10 @@ CASES: list[Case] = [
     case("GridSample", f16(1, 5, 3, 3), f16(1, 2, 3, 2), align_corners=1),
     case("GridSample", f64(1, 1, 3, 3), f64(1, 2, 3, 2)),
     case("GridSample", i64(1, 2, 3, 3), f32(1, 2, 3, 2), mode="nearest"),
+    case("GridSample", i64(1, 2, 3, 3, low=2**40, high=2**41), f32(1, 5, 3, 2, low=-2, high=2), mode="nearest"),
+    case("GridSample", u8(1, 2, 3, 4), f64(1, 5, 3, 2, low=-2, high=2), mode="nearest", padding_mode="reflection"),
+    case("GridSample", boolean(1, 2, 3, 4, 2), f32(1, 5, 3, 2, 3, low=-2, high=2), mode="nearest",
+         padding_mode="border"),
     case("AffineGrid", f32(2, 2, 3), const([2, 3, 4, 5])),
     case("AffineGrid", f32(1, 2, 3), const([1, 1, 2, 3]), align_corners=1),
     case("AffineGrid", f32(1, 3, 4), const([1, 2, 2, 3, 4])),

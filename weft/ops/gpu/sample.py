@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 
+import numpy as np
+
+from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
+from weft.ops.gpu.integers import INTEGERS
 from weft.ops.sample import GridSample
 
 
 @gpu_op(GridSample)
 class GridSampleOnGpu(GpuOp):
-    """All modes and paddings, of floats in NCHW."""
+    """All modes and paddings, of floats in NCHW; what is no float is moved as bits, since nothing mixes it."""
 
     computes_double = True
+    integers = INTEGERS | {DType.BOOL}
 
     def rounds(self, op: GridSample, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the number of channels."""
@@ -34,10 +40,14 @@ class GridSampleOnGpu(GpuOp):
         for d, (length, step) in enumerate(zip(lengths, row_major(lengths), strict=True)):
             ints |= {f"L{d}": length, f"S{d}": step}
             floats[f"SCALE{d}"] = (length - 1 if op.align_corners else length) / 2
+        reads = {"x": x, "grid": grid}
+        moved = not x.dtype.is_float
+        if moved and op.padding_mode == "zeros":
+            reads["fill"] = k.constant("fill", partial(np.zeros, 1, x.dtype.numpy))
         size, local = k.for_items(ints["TOTAL"])
         k.launch(
             "grid_sample",
-            reads={"x": x, "grid": grid},
+            reads=reads,
             writes={"y": outputs[0]},
             ints=ints,
             floats=floats,
@@ -49,4 +59,6 @@ class GridSampleOnGpu(GpuOp):
             },
             grid=size,
             local=local,
+            kinds=dict.fromkeys({"y", *reads} - {"grid"}, "raw") if moved else None,
+            epilogue=not moved,
         )

@@ -36,9 +36,9 @@ class _Scatter(GpuOp):
         """Refuse to reduce other types than floats and integers; float64 is reduced where the device computes in it."""
         x = inputs[0]
         assert x is not None
-        computed = {DType.FLOAT32, DType.FLOAT16, *INTEGERS, *((DType.FLOAT64,) if caps.doubles else ())}
+        computed = {DType.FLOAT32, DType.FLOAT16, DType.BOOL, *INTEGERS, *((DType.FLOAT64,) if caps.doubles else ())}
         if op.reduction != "none" and x.dtype not in computed:
-            return f"GPU kernels reduce in float32, float64 or integers; {x.name!r} is {x.dtype.value}"
+            return f"GPU kernels reduce floats that they compute in, integers and bools; {x.name!r} is {x.dtype.value}"
         return None
 
     def launch(
@@ -73,8 +73,10 @@ class _Scatter(GpuOp):
 
 def _join(op: ScatterElements | ScatterND, x: Tensor) -> dict[str, int | str]:
     """Return how the template joins an element with an update."""
-    kind = {"whole": x.dtype.is_integer, "wide": x.dtype is DType.UINT64}
-    return {"join": op.reduction, "floats": JOINS[op.reduction], **kind}
+    truth = x.dtype is DType.BOOL
+    kind = {"whole": truth or x.dtype.is_integer, "wide": x.dtype is DType.UINT64}
+    join = {"add": "max", "mul": "min"}.get(op.reduction, op.reduction) if truth else op.reduction
+    return {"join": join, "floats": JOINS[op.reduction], **kind}
 
 
 @gpu_op(ScatterElements)
