@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,19 @@ class SuiteCase:
         """Return the model."""
         found: ModelProto = self.at_hand.model if self.folder is None else onnx.load(self.folder / "model.onnx")
         return found
+
+    @cached_property
+    def converted(self) -> tuple[ModelProto, str]:
+        """Return the model, converted if its opset is before Weft's oldest, and what was done; ModelError."""
+        model = self.model()
+        if not any(o.version < OLDEST_OPSET for o in model.opset_import if not o.domain):
+            return model, ""
+        try:
+            return convert_version(model, OLDEST_OPSET), f"converted to opset {OLDEST_OPSET}"
+        except Exception as e:  # onnx's converter is C++ and does not document what it raises
+            raise ModelError(
+                f"onnx does not convert it to opset {OLDEST_OPSET}", why=" ".join(str(e).split())[:300]
+            ) from e
 
     def data(self, model: ModelProto) -> Iterator[tuple[list[Any], list[Any]]]:
         """Give inputs and expected outputs: arrays, or lists of them for sequences."""
@@ -144,7 +157,7 @@ def refusals_of_suite(devices: Sequence[str], only: str = "") -> dict[str, dict[
 
 def _prepared(case: SuiteCase) -> PreparedNetwork:
     """Return what can be planned of a case before a run; ModelError if there is no such part of its model."""
-    model, _ = _converted(case)
+    model, _ = case.converted
     graph = load_onnx(model)
     if graph.symbols():
         graph = bind(graph, {name: value.shape for name, value in _first_inputs(case, model).items()})
@@ -182,24 +195,11 @@ def suite_cases() -> Sequence[SuiteCase]:
 def _verdict(case: SuiteCase, device: str, precision: str) -> tuple[Verdict, str]:
     """Return the verdict on a case as it is or, of an opset before the oldest, converted."""
     try:
-        model, how = _converted(case)
+        model, how = case.converted
     except ModelError as e:
         return Verdict.REFUSED, _reason(e)
     verdict, message = _attempt(case, model, list(case.data(model)), device, precision)
     return verdict, message or how
-
-
-def _converted(case: SuiteCase) -> tuple[ModelProto, str]:
-    """Return the model of a case, of an opset before Weft's oldest converted, and what was done; ModelError."""
-    model = case.model()
-    if not any(o.version < OLDEST_OPSET for o in model.opset_import if not o.domain):
-        return model, ""
-    try:
-        return convert_version(model, OLDEST_OPSET), f"converted to opset {OLDEST_OPSET}"
-    except Exception as e:  # onnx's converter is C++ and does not document what it raises
-        raise ModelError(
-            f"onnx does not convert it to opset {OLDEST_OPSET}", why=" ".join(str(e).split())[:300]
-        ) from e
 
 
 def _reason(error: ModelError) -> str:

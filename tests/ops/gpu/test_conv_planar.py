@@ -145,12 +145,13 @@ def test_an_fp32_image_is_read_by_a_network_in_fp16(device: str) -> None:
     ("device", "batch"),
     [
         ("opencl", 2),
-        ("vulkan", 1),
         pytest.param("opencl", 1, marks=pytest.mark.long),
+        pytest.param("vulkan", 1, marks=pytest.mark.long),
         pytest.param("vulkan", 2, marks=pytest.mark.long),
     ],
 )
 def test_a_network_has_a_launch_less(device: str, batch: int) -> None:
+    """On one device in the short run: its plan is the same on both, and llvmpipe runs the first layers above."""
     model = squeezenet1_1(batch, image=63, width=0.25, classes=12).SerializeToString()
     x = np.random.default_rng(0).standard_normal((batch, 3, 63, 63), np.float32)
     with weft.load(model, "cpu") as session:
