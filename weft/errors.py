@@ -21,7 +21,7 @@ A message has up to four parts: what happened, where, why (with numbers), and wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,11 +31,24 @@ if TYPE_CHECKING:
 
 MOST_OF_A_REASON = 500
 """The most characters of someone else's text that a message shows."""
+MOST_LISTED = 20
+"""The most problems or names that a message lists."""
 
 
 def brief(text: str, most: int = MOST_OF_A_REASON) -> str:
     """Return a text cut to `most` characters for a message, with the number of characters left out."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text) - most} more characters)"
+
+
+def listed(items: Sequence[str], most: int = MOST_LISTED) -> list[str]:
+    """Return the first `most` items for a message, and, if there are others, how many: "and 7 more"."""
+    left = len(items) - most
+    return [*items[:most], f"and {left} more"] if left > 0 else list(items)
+
+
+def listing(items: Sequence[str], separator: str = "; ", *, most: int = MOST_LISTED) -> str:
+    """Return what `listed` returns as one text."""
+    return separator.join(listed(items, most))
 
 
 class Reason(str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.errors import LESS_MEMORY, DeviceError, DeviceLost, OutOfMemory
+from weft.errors import LESS_MEMORY, DeviceError, DeviceLost, OutOfMemory, listing
 
 WORDS: dict[int, tuple[str, str]] = {
     -1: ("CL_DEVICE_NOT_FOUND", "no device of that kind"),
@@ -80,5 +80,4 @@ def failure(code: int, what: str, where: str, *, waiting: bool = False) -> Devic
 def listed(labels: Sequence[str]) -> str:
     """Return a recording's labels as one line."""
     named = list(dict.fromkeys(label for label in labels if label))
-    more = f" and {len(named) - _SHOWN_LABELS} more" if len(named) > _SHOWN_LABELS else ""
-    return (", ".join(named[:_SHOWN_LABELS]) or "no labels") + more
+    return listing(named, ", ", most=_SHOWN_LABELS) or "no labels"

@@ -22,6 +22,7 @@ from weft.conformance.native.calls import Broken, Calls
 from weft.conformance.native.memory import GUARD, Arena, Device, Library, Prepared
 from weft.conformance.native.nodes import DECOY, UNKNOWN_TYPE, View, Work, large_works, of_row
 from weft.conformance.report import is_sentence
+from weft.errors import listing
 from weft.plugins.native import MOST_DEVICES, MOST_OPTIONS
 from weft.plugins.native_abi import BOOL, STRING, CBackend, CDeviceInfo, COptionInfo, Message
 
@@ -74,7 +75,7 @@ class Trial:
         if self.table_now() != self._table:
             self.calls.broken("the table that BackendFactory returned has changed; make it static const")
         found, self.calls.problems = list(self.calls.problems), {}
-        return "; ".join(found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
+        return listing(found, most=3)
 
     @contextmanager
     def device(self) -> Iterator[Device]:

@@ -15,7 +15,7 @@ from types import CodeType, TracebackType
 
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Node
-from weft.errors import ExecutionError, OutOfMemory, WeftError
+from weft.errors import ExecutionError, OutOfMemory, WeftError, listing
 
 SHOWN = 8
 
@@ -140,9 +140,7 @@ def at_node(node: Node, device: str) -> str:
 
 def at_nodes(nodes: Sequence[Node], device: str) -> str:
     """Return the location of a failure on a device that ran these nodes and does not say which failed."""
-    named = ", ".join(_named(n) for n in nodes[:SHOWN])
-    more = f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else ""
-    return f"{device}, which ran {named}{more}"
+    return f"{device}, which ran {listing([_named(n) for n in nodes], ', ', most=SHOWN)}"
 
 
 def _named(node: Node) -> str:

@@ -12,7 +12,7 @@ from weft.core.graph.layout import Array, Layout, Shape
 from weft.core.graph.op import Op
 from weft.core.graph.symbolic import LaterConstant
 from weft.core.graph.tensor import TensorSpec
-from weft.errors import InputError, ModelError, ValueNeeded, WeftError
+from weft.errors import InputError, ModelError, ValueNeeded, WeftError, listing
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ def sort_nodes(nodes: Sequence[Node], known: set[str]) -> list[Node]:
     if missing:
         raise ModelError(
             "some nodes read values that nothing produces",
-            why="; ".join(f"{n.name!r} ({n.op.type}) reads {i!r}" for n, i in missing[:20]),
+            why=listing([f"{n.name!r} ({n.op.type}) reads {i!r}" for n, i in missing]),
             fix="the file lacks an initialiser or a node",
         )
     waits = [len({i for i in n.inputs if i and i not in known}) for n in nodes]
@@ -267,5 +267,9 @@ def sort_nodes(nodes: Sequence[Node], known: set[str]) -> list[Node]:
                 heapq.heappush(ready, k)
     if len(done) < len(nodes):
         stuck = [repr(n.name) for n, count in zip(nodes, waits, strict=True) if count]
-        raise ModelError("the graph has a cycle", why=f"these nodes wait for each other: {', '.join(stuck[:20])}")
+        raise ModelError(
+            "the graph has a cycle",
+            why=f"these nodes wait for each other: {listing(stuck, ', ')}",
+            fix="let none of them read what follows from its own outputs",
+        )
     return done

@@ -13,19 +13,16 @@ from weft.core.graph.control_op import ControlOp
 from weft.core.graph.graph import Graph, Node, inferred
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
-from weft.errors import ModelError
-
-SHOWN = 20
+from weft.errors import ModelError, listing
 
 
 def validate(graph: Graph) -> None:
     """Raise ModelError with everything that is wrong with a graph's names and order."""
     problems = graph_problems(graph)
     if problems:
-        more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
         raise ModelError(
             f"graph {graph.name!r} is not well formed",
-            why="; ".join(problems[:SHOWN] + more),
+            why=listing(problems),
             fix="make each value once, before it is read, and give each node a name of its own",
         )
 

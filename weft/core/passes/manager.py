@@ -18,7 +18,7 @@ from weft.core.graph.limits import Budget
 from weft.core.graph.validate import InferredSpecs, graph_problems, wrong_specs
 from weft.core.passes.journal import Journal, same_nodes
 from weft.core.passes.properties import SHAPES_INFERRED, Property
-from weft.errors import ConfigError, PassError
+from weft.errors import ConfigError, PassError, listing
 
 SHOWN = 10
 """Nodes that an error names."""
@@ -306,10 +306,9 @@ def _check_graph(item: Pass, graph: Graph, known: InferredSpecs) -> None:
     """Raise PassError with what is wrong with the graph that a pass returned."""
     problems = graph_problems(graph) or wrong_specs(graph, known)
     if problems:
-        more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
         raise PassError(
             f"pass {item.name!r} returned a graph that is not well formed",
-            why="; ".join([*problems[:SHOWN], *more]),
+            why=listing(problems, most=SHOWN),
             fix="each value is made once and before it is read, each node has a name of its own (weft.extend.Names), "
             "and each new value a spec (weft.extend.infer_node)",
         )
@@ -323,8 +322,8 @@ def _check_properties(
     for each in properties:
         broken = [name for name in each.broken_by(graph) if name not in left]
         if broken:
-            more = f" and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
-            problems.append(f"{each.name!r} does not hold for {', '.join(map(repr, broken[:SHOWN]))}{more}")
+            names = listing([*map(repr, broken)], ", ", most=SHOWN)
+            problems.append(f"{each.name!r} does not hold for {names}")
     if problems and verb == "requires":
         raise PassError(
             f"what pass {item.name!r} requires does not hold",

@@ -15,10 +15,10 @@ from weft.core.contract.error_context import at_node, blame, callback_of
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Layout
-from weft.core.graph.validate import SHOWN, graph_problems, wrong_specs
+from weft.core.graph.validate import graph_problems, wrong_specs
 from weft.core.placement.assign import described
 from weft.core.placement.optimized_network import Copy, OptimizedNetwork, Part, PreCompiled, Tail
-from weft.errors import ModelError, UnsupportedOps
+from weft.errors import ModelError, UnsupportedOps, listing
 
 OPTIMIZE_AGAIN = "optimise the model again with this installation, and save that"
 
@@ -39,10 +39,9 @@ def check_network(network: OptimizedNetwork) -> None:
         problems += _part_problems(part, whole)
     problems += [] if network.tail is None else _tail_problems(network.tail, whole)
     if problems:
-        more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
         raise ModelError(
             f"network {network.graph.name!r} contradicts itself",
-            why="; ".join(problems[:SHOWN] + more),
+            why=listing(problems),
             fix=OPTIMIZE_AGAIN,
         )
 

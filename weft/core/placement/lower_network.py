@@ -15,9 +15,9 @@ from weft.core.contract.error_context import blame, callback_of
 from weft.core.contract.lowered import Lowered, difference
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Layout
-from weft.core.graph.validate import SHOWN, graph_problems
+from weft.core.graph.validate import graph_problems
 from weft.core.placement.optimized_network import OptimizedNetwork, Part
-from weft.errors import BackendError
+from weft.errors import BackendError, listing
 
 
 def lower_network(network: OptimizedNetwork, backends: Mapping[str, Backend]) -> OptimizedNetwork:
@@ -50,11 +50,10 @@ def lower_part(part: Part, backend: Backend) -> Part:
         *_unknown_names(lowered),
     ]
     if problems:
-        more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
         raise BackendError(
             "the backend lowered its part to a graph that cannot run in its place",
             where=at,
-            why="; ".join([*problems[:SHOWN], *more]),
+            why=listing(problems),
             fix="keep the part's inputs and outputs as they are; a value needs a spec, and is made before it is read",
         )
     return replace(part, lowered=lowered, told=None)

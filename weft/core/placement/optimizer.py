@@ -38,7 +38,7 @@ from weft.core.placement.optimized_network import Copy, OptimizedNetwork, Part, 
 from weft.core.placement.partition import CHOICES, partition
 from weft.core.placement.prepare import PreparedNetwork, prepare_network
 from weft.core.placement.stage_split import split
-from weft.errors import BackendError, ExecutionError, UnsupportedOps, ValueNeeded
+from weft.errors import BackendError, ExecutionError, UnsupportedOps, ValueNeeded, listing
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def optimize_parts(
             raise BackendError(
                 "the backends' optimisers do not come to an end",
                 where=", ".join(sorted({work.device.get(n, "no device") for n in work.unseen})),
-                why=f"no backend optimised {', '.join(map(repr, sorted(work.unseen)[:20]))}",
+                why=f"no backend optimised {listing([*map(repr, sorted(work.unseen))], ', ')}",
             )
     if work.homeless:
         raise unsupported(work.homeless, backends, assignment)

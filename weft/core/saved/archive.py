@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from weft.core.host.file_locks import open_locked, remove_left
-from weft.errors import ModelError
+from weft.errors import ModelError, listing
 
 MANIFEST = "network.json"
 NEVER = (1980, 1, 1, 0, 0, 0)
@@ -95,7 +95,7 @@ class Archive:
         if sum(info.file_size for info in self._zip.infolist()) > size:
             problems.append("together, its members claim more bytes than the file has")
         if problems:
-            raise ModelError(NO_NETWORK, why="; ".join(problems[:20]), fix=SAVE_AGAIN)
+            raise ModelError(NO_NETWORK, why=listing(problems), fix=SAVE_AGAIN)
 
     @property
     def names(self) -> set[str]:

@@ -41,9 +41,9 @@ from weft.core.graph.index_map import Axis, Digits, IndexMap
 from weft.core.graph.layout import Array, Layout
 from weft.core.graph.op import Op, find_op
 from weft.core.graph.tensor import SequenceSpec, TensorSpec
-from weft.core.graph.validate import SHOWN, graph_problems
+from weft.core.graph.validate import graph_problems
 from weft.core.placement.optimized_network import PreCompiled
-from weft.errors import WeftError
+from weft.errors import WeftError, listing
 
 Json = Any
 T = TypeVar("T")
@@ -370,7 +370,7 @@ class Decoder:
         problems = graph_problems(checked)
         problems += [f"constant {v!r} has no spec" for v in made.constants if v not in made.specs]
         if problems:
-            raise Damaged(f"graph {made.name!r}: {'; '.join(problems[:SHOWN])}")
+            raise Damaged(f"graph {made.name!r}: {listing(problems)}")
         return made
 
     def _node(self, name: Json, op: Json, inputs: Json, outputs: Json) -> Node:

@@ -32,7 +32,6 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Layout
 from weft.core.graph.limits import Limits
-from weft.core.graph.validate import SHOWN
 from weft.core.passes import PassRecord
 from weft.core.passes.journal import Change, Journal, Kind, Step
 from weft.core.placement.assign import Refusal
@@ -68,7 +67,7 @@ from weft.core.saved.codec import (
     spec_json,
     texts,
 )
-from weft.errors import BackendError, ModelError, NoDevice, UnsupportedOps, WeftError
+from weft.errors import BackendError, ModelError, NoDevice, UnsupportedOps, WeftError, listing
 
 T = TypeVar("T")
 FORMAT = 5
@@ -416,13 +415,13 @@ class _Reader:
         problems += [f"member {n!r} belongs to no network" for n in sorted(self.archive.names - wanted)]
         if problems:
             raise ModelError(
-                "the saved network is not complete", why="; ".join(problems[:20]), fix=SAVE_AGAIN
+                "the saved network is not complete", why=listing(problems), fix=SAVE_AGAIN
             )
         told = {array_name(k): expect(each["crc"], int) for k, each in enumerate(self.manifest["arrays"])}
         told |= {blob_name(k): expect(crc, int) for k, (_, crc) in enumerate(self.manifest["bytes"])}
         others = [name for name, crc in told.items() if self.archive.crc(name) != crc]
         if others:
-            why = "; ".join(f"member {name!r} is not the one that was saved" for name in others[:SHOWN])
+            why = listing([f"member {name!r} is not the one that was saved" for name in others])
             raise ModelError("the saved network is damaged", why=why, fix=SAVE_AGAIN)
 
     def _check_seals(self, stages: Sequence[Json]) -> None:
@@ -432,7 +431,7 @@ class _Reader:
         if broken:
             raise ModelError(
                 f"{len(broken)} later stage(s) of the saved network are not as they were saved",
-                why="; ".join(f"stage {k}, {expect(stages[k]['about'], str)!r:.200}" for k in broken[:SHOWN])
+                why=listing([f"stage {k}, {expect(stages[k]['about'], str)!r:.200}" for k in broken])
                 + ": its plan, its key, or what it holds was changed",
                 fix=SAVE_AGAIN,
             )

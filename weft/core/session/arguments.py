@@ -14,7 +14,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.tensor import SequenceSpec, TensorSpec
-from weft.errors import InputError, ModelError, brief
+from weft.errors import InputError, ModelError, brief, listing
 
 Outputs = Sequence["Array | None"] | Mapping[str, "Array | None"]
 MOST_WORK = 10_000
@@ -38,12 +38,11 @@ def take_inputs(graph: Graph, inputs: Sequence[Any], *, keep_half: bool = False)
     elif len(inputs) == len(names):
         given = dict(zip(names, inputs, strict=True))
     else:
-        listed = ", ".join(f"{n!r}: {graph.specs[n]}" for n in names[:MOST_LISTED]) or "none"
-        more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+        there = listing([f"{n!r}: {graph.specs[n]}" for n in names], ", ", most=MOST_LISTED) or "none"
         fix = "give them in this order, or one dict by name"
         if len(inputs) == 1 and isinstance(inputs[0], (list, tuple)):
             fix = "a list counts as one input: write run(*arrays), or give one dict by name"
-        why = f"the network has {len(names)}: {listed}{more}"
+        why = f"the network has {len(names)}: {there}"
         raise InputError(f"{len(inputs)} input(s) were given", where=_place(graph), why=why, fix=fix)
     problems = [f"{n!r} is missing" for n in names if n not in given]
     known = set(names)

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node, sort_nodes
 from weft.core.graph.tensor import TensorSpec
-from weft.errors import ModelError
+from weft.errors import ModelError, listed
 from weft.frontends.builder.layers import OpLayer
 from weft.frontends.builder.slots import OutputSlot
 
 if TYPE_CHECKING:
     from weft.frontends.builder.network import Network
 
-SHOWN = 20
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -44,10 +43,9 @@ def to_graph(net: Network) -> Graph:
         problems.append(f"{e.what}: {e.why}")
     problems += net.inference().problems
     if problems:
-        more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
         raise ModelError(
             f"network {net.name!r} is not complete: {len(problems)} problem(s)",
-            why="\n    ".join(("", *problems[:SHOWN], *more)),
+            why="\n    ".join(("", *listed(problems))),
             fix="mend these, then load the network again",
         )
     return graph

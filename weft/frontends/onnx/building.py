@@ -17,7 +17,7 @@ from weft.core.graph.graph import Graph, Node, sort_nodes
 from weft.core.graph.layout import Array
 from weft.core.graph.limits import Limits
 from weft.core.graph.tensor import TensorSpec
-from weft.errors import ModelError
+from weft.errors import ModelError, listed, listing
 from weft.frontends.onnx.attributes import read_attribute
 from weft.frontends.onnx.bodies import expand_bodies, walk
 from weft.frontends.onnx.external import ExternalFiles
@@ -27,7 +27,7 @@ from weft.frontends.onnx.nodes import Body, NodeReader
 from weft.frontends.onnx.reading import Source, domain_of
 from weft.frontends.onnx.schemas import ElementTypes, check_node, schema_of
 from weft.frontends.onnx.tensors import declared_output, input_spec, to_array
-from weft.frontends.onnx.wording import LONGEST_LIST, listing, quote
+from weft.frontends.onnx.wording import quote
 from weft.ops.shape import Identity
 
 CONSTANT_FORMS = {
@@ -302,10 +302,8 @@ def _problems(step: Callable[[T], None], items: Iterable[T]) -> list[str]:
 
 def _raise_all(what: str, problems: list[str], label: str) -> None:
     if problems:
-        more = len(problems) - LONGEST_LIST
-        shown = problems[:LONGEST_LIST] + ([f"and {more} more"] if more > 0 else [])
         what = f"{len(problems)} of the model's {what}"
-        raise ModelError(f"{what} cannot be read", where=label, why="\n    ".join(("", *shown)))
+        raise ModelError(f"{what} cannot be read", where=label, why="\n    ".join(("", *listed(problems))))
 
 
 def _read_nodes(proto: GraphProto, reader: NodeReader, label: str, graph: Graph) -> list[Node]:

@@ -10,11 +10,11 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetId
 from onnx.inliner import inline_local_functions
 
 from weft.core.graph.limits import Limits
-from weft.errors import ModelError
+from weft.errors import ModelError, listing
 from weft.frontends.onnx.bodies import walk
 from weft.frontends.onnx.files import LARGEST_FILE
 from weft.frontends.onnx.reading import Source, domain_of
-from weft.frontends.onnx.wording import listing, quote
+from weft.frontends.onnx.wording import quote
 
 DEEPEST_CALLS = 64
 
@@ -88,7 +88,7 @@ def _check(model: ModelProto, label: str, limits: Limits) -> None:
     try:
         order = list(TopologicalSorter(calls).static_order())
     except CycleError as e:
-        names = " -> ".join(quote(".".join(key[:2])) for key in e.args[1][:20])
+        names = listing([quote(".".join(key[:2])) for key in e.args[1]], " -> ")
         raise ModelError(
             "the model's functions call each other without end",
             where=label,

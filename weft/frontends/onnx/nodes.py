@@ -10,7 +10,7 @@ from onnx import AttributeProto, GraphProto, NodeProto
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.op import Op, find_op
-from weft.errors import ModelError, UnsupportedOps, WeftError
+from weft.errors import ModelError, UnsupportedOps, WeftError, listed
 from weft.frontends.onnx.attributes import make_op, op_fields, read_attribute
 from weft.frontends.onnx.external import ExternalFiles
 from weft.frontends.onnx.importers import RENAMED, Form, Scope, lift
@@ -87,12 +87,9 @@ class NodeReader:
     def raise_problems(self, label: str, total: int, others: Graph) -> None:
         """Raise UnsupportedOps if there are nodes that were not supported; `others` are the other nodes."""
         if self.problems:
-            shown = self.problems[:MOST_LINES]
-            if len(self.problems) > MOST_LINES:
-                shown = [*shown, f"and {len(self.problems) - MOST_LINES} more"]
             raise UnsupportedOps(
                 f"{len(self.problems)} of the {total} nodes of {label} are not supported",
-                tuple(shown),
+                tuple(listed(self.problems, MOST_LINES)),
                 fix="register the missing ops (weft.register_op), or export the model without them",
                 by_op=self.refused,
                 others=others,

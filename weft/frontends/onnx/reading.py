@@ -14,10 +14,10 @@ from onnx import ModelProto
 
 from weft.core.graph.layout import Array
 from weft.core.host.threads import in_threads
-from weft.errors import ModelError
+from weft.errors import ModelError, listing
 from weft.frontends.onnx.files import LARGEST_FILE, ModelFile
 from weft.frontends.onnx.protobuf import cut
-from weft.frontends.onnx.wording import listing, quote
+from weft.frontends.onnx.wording import quote
 
 OLDEST_OPSET = 7
 NEWEST_OPSET = onnx.defs.onnx_opset_version()

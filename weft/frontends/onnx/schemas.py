@@ -10,12 +10,12 @@ from onnx import NodeProto
 from onnx.defs import OpSchema, SchemaError, get_schema
 
 from weft.core.graph.dtypes import DType
-from weft.errors import ModelError
+from weft.errors import ModelError, listing
 from weft.frontends.onnx.attributes import kind_of, read_attribute
 from weft.frontends.onnx.external import ExternalFiles
 from weft.frontends.onnx.reading import NEWEST_OPSET, domain_of
 from weft.frontends.onnx.tensors import DTYPES
-from weft.frontends.onnx.wording import listing, quote
+from weft.frontends.onnx.wording import quote
 
 NUMPY_NAMES = {"float": "float32", "double": "float64"}
 LENIENT = {("Cast", "to")}
