@@ -25,6 +25,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from weft.core.graph.graph import Graph
     from weft.core.placement.assign import Refusal
 
@@ -81,6 +83,21 @@ class WeftError(Exception):
         parts = [what]
         parts += [f"  {label}: {text}" for label, text in (("where", where), ("why", why), ("next", fix)) if text]
         super().__init__("\n".join(parts))
+
+    @property
+    def short(self) -> str:
+        """Return what happened and why in one line, to quote in another message."""
+        return f"{self.what} ({self.why})" if self.why else self.what
+
+    def placed(self, where: str) -> Self:
+        """Change where it happened, and return the same error."""
+        WeftError.__init__(self, self.what, where=where, why=self.why, fix=self.fix)
+        return self
+
+    def reworded(self, what: str) -> Self:
+        """Change what happened, and return the same error."""
+        WeftError.__init__(self, what, where=self.where, why=self.why, fix=self.fix)
+        return self
 
 
 class ConfigError(WeftError):

@@ -102,7 +102,7 @@ def test_all_problems_are_told_together() -> None:
     message = str(caught.value)
     assert "network 'net' is not complete: 7 problem(s)" in message
     for part in (
-        "the graph has a cycle: these nodes wait for each other: 'a', 'b'",
+        "the graph has a cycle (these nodes wait for each other: 'a', 'b'",
         "'wrong' (MatMul) does not fit its inputs (output 0 of 'x': float32[2x6]",
         "input 0 (condition) of 'empty'",
         "input 2 (Y) of 'empty'",

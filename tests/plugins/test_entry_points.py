@@ -116,7 +116,7 @@ MALFORMED = {
     "version": (CREATOR + "AcmeCreator.api_version = (2, 0)", ":AcmeCreator", "version 2.0"),
     "version_type": (CREATOR + "AcmeCreator.api_version = '1.0'", ":AcmeCreator", "api_version is '1.0'"),
     "id_type": (CREATOR + "AcmeCreator.id = 7", ":AcmeCreator", "its id is 7"),
-    "id_taken": (CREATOR + "AcmeCreator.id = 'CPU'", ":AcmeCreator", "the id 'CPU' is taken, held by 'cpu'"),
+    "id_taken": (CREATOR + "AcmeCreator.id = 'CPU'", ":AcmeCreator", "the id 'CPU' is taken (held by 'cpu'"),
     "nonsense": (PY_CLASS, ":???", "names no module and nothing in one; write package.module:name"),
     "incomplete": ("def GetBackendId(): return 'x'", "", "has no function GetVersion and no BackendFactory"),
 }

@@ -80,7 +80,7 @@ def usable_version(version: object, what: str) -> tuple[int, int]:
     try:
         return checked_version(version, what)
     except BackendError as e:
-        raise MalformedError("; ".join(filter(None, (e.what, e.why)))) from e
+        raise MalformedError(e.short) from e
 
 
 def checked_creator(made: object, what: str) -> BackendCreator:

@@ -22,5 +22,5 @@ def absent_reason() -> Reason | None:
     try:
         found = physical_devices()
     except WeftError as e:
-        return Reason("; ".join(filter(None, (e.what, e.why))), e.fix)
+        return Reason(e.short, e.fix)
     return None if found else Reason("Vulkan finds no device with Vulkan 1.1 and a compute queue", NO_DRIVER_FIX)

@@ -120,8 +120,7 @@ class blame:  # noqa: N801  (it is read as a function, as contextlib.suppress is
         where = self._where
         if isinstance(e, WeftError):
             if where not in e.where:
-                place = f"{where}: {e.where}" if e.where else where
-                WeftError.__init__(e, e.what, where=place, why=e.why, fix=e.fix)
+                e.placed(f"{where}: {e.where}" if e.where else where)
             return
         made = OutOfMemory if isinstance(e, MemoryError) else ExecutionError
         place = f"{where}: {self._callback}" if self._callback else where

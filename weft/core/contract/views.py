@@ -271,7 +271,7 @@ def _specs(part: SubgraphView, graph: Graph) -> list[str]:
     try:
         asked.nodes = sort_nodes(graph.nodes, {*part.inputs, *asked.constants})
     except ModelError as e:
-        return [f"{e.what}: {e.why}"]
+        return [e.short]
     return wrong_specs(asked)
 
 
@@ -341,7 +341,7 @@ def substitute(graph: Graph, views: OptimizationViews, device: str) -> Graph:
     try:
         out.nodes = sort_nodes(nodes, {*out.inputs, *out.constants})
     except ModelError as e:
-        why = f"{e.what}: {e.why}"
+        why = e.short
         raise BackendError("a substitution cannot replace its part", where=device, why=why) from e
     return out
 

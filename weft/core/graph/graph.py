@@ -219,7 +219,7 @@ def inferred(graph: Graph, node: Node) -> tuple[TensorSpec, ...]:
     except Exception as e:  # `infer` of a foreign op may raise anything
         why, fix = f"{type(e).__name__}: {e}", ""
         if isinstance(e, WeftError):
-            why, fix = e.what + (f" ({e.why})" if e.why else ""), e.fix
+            why, fix = e.short, e.fix
         label = f"node {node.name!r} ({node.op.type})"
         where = f"inputs {', '.join(f'{i}: {graph.specs[i]}' for i in node.inputs if i)}"
         if isinstance(e, ValueNeeded):

@@ -65,7 +65,7 @@ def wrong_specs(graph: Graph, known: InferredSpecs | None = None) -> list[str]:
         try:
             specs = known.of(graph, node)
         except ModelError as e:
-            problems.append(f"{e.what}: {e.why}")
+            problems.append(e.short)
             continue
         for name, spec in zip(node.outputs, specs, strict=False):
             told = graph.specs.get(name)

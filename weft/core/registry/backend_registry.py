@@ -115,7 +115,7 @@ class BackendRegistry:
             try:
                 self._put(name, Entry(creator, origin, by_path))
             except BackendError as e:
-                self.skip(origin, ", ".join(filter(None, (e.what, e.why))), by_path=by_path)
+                self.skip(origin, e.short, by_path=by_path)
                 return False
             creator.found_version = version
             return True

@@ -175,7 +175,7 @@ def choose(known: Known, device: DeviceName | Sequence[DeviceName], *, pass_over
             continue
         if choice.device not in [c.device for c in choices]:
             choices.append(choice)
-    reasons = "; ".join(f"{e.what} ({e.why})" for e in missing)
+    reasons = "; ".join(e.short for e in missing)
     if not choices:
         raise NoDevice("none of the named devices can be used here", why=reasons, fix="run 'weft doctor'")
     if missing:

@@ -100,7 +100,7 @@ class FrontEndRegistry:
         try:
             self.insert(front_end, origin=origin)
         except ConfigError as e:
-            self.skip(origin, f"{e.what}: {e.why}")
+            self.skip(origin, e.short)
 
     def skip(self, origin: str, reason: str) -> None:
         """Warn that the front end at `origin` is not used, and remember the reason."""

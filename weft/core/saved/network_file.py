@@ -282,7 +282,7 @@ def load_saved(path: str | os.PathLike[str], *, backends: BackendRegistry | None
         with open_archive(place) as archive:
             return _Reader(archive, backends or registry).network()
     except WeftError as e:
-        WeftError.__init__(e, e.what, where=str(place), why=e.why, fix=e.fix)
+        e.placed(str(place))
         raise
     except Exception as e:  # JSON of the wrong form may raise anything
         why = str(e) if isinstance(e, Damaged) else f"{type(e).__name__}: {e}"

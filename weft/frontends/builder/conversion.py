@@ -40,7 +40,7 @@ def to_graph(net: Network) -> Graph:
     try:
         graph.nodes = sort_nodes(graph.nodes, {*graph.inputs, *graph.constants})
     except ModelError as e:
-        problems.append(f"{e.what}: {e.why}")
+        problems.append(e.short)
     problems += net.inference().problems
     if problems:
         raise ModelError(

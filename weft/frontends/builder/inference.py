@@ -117,7 +117,7 @@ def _step(probe: _Probe, layer: OpLayer) -> None:
     except Errors as e:
         if not unsure:
             shown = ", ".join(f"{s!r}: {probe.specs[s]}" for s in sources if s)
-            why = e.what + (f" ({e.why})" if e.why else "") if isinstance(e, WeftError) else f"{type(e).__name__}: {e}"
+            why = e.short if isinstance(e, WeftError) else f"{type(e).__name__}: {e}"
             probe.problems.append(f"{layer.name!r} ({op.type}) does not fit its inputs ({shown}): {why}")
         return
     layer.grow_outputs(len(results))

@@ -79,7 +79,7 @@ class NodeReader:
         try:
             return self._custom_node(proto, name) if domain_of(proto.domain) else self._node(proto, name)
         except WeftError as e:
-            reason = e.what + (f" ({e.why})" if e.why else "") + (f" [{e.where}]" if e.where else "")
+            reason = e.short + (f" [{e.where}]" if e.where else "")
             self.problems.append(self._line(proto, name, reason))
             self.refused[quote(proto.op_type)[1:-1]] += 1
             return None

@@ -66,7 +66,7 @@ def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
             if isinstance(made, CompileError):
                 return f"{case.text} failed: {made.what}"
             if isinstance(made, DeviceError):
-                raise _named(made, case)
+                raise made.reworded(f"{case.text} failed: {made.what}")
             if isinstance(made, WeftError):  # planning failed, before the device was asked
                 problem = problem or f"{case.text} could not be planned: {made.what}"
                 continue
@@ -75,7 +75,7 @@ def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
             except CompileError as e:
                 return f"{case.text} failed: {e.what}"
             except WeftError as e:
-                _named(e, case)
+                e.reworded(f"{case.text} failed: {e.what}")
                 raise
             launched.update(made.templates)
             if not worst <= case.allowed:
@@ -87,12 +87,6 @@ def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
     if problem:
         raise NotRun(problem, fix="report it with the output of `weft devices`: its cases do not suit the device")
     return None
-
-
-def _named(e: WeftError, case: SelfTestCase) -> WeftError:
-    """Return the error with the case added."""
-    WeftError.__init__(e, f"{case.text} failed: {e.what}", where=e.where, why=e.why, fix=e.fix)
-    return e
 
 
 def _all_ready(
