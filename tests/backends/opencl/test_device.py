@@ -116,4 +116,4 @@ def test_errors_have_words() -> None:
     assert isinstance(failure(-5, "x", "y", waiting=True), DeviceLost)
     assert not isinstance(failure(-5, "x", "y"), DeviceLost)
     assert isinstance(failure(-4, "x", "y"), OutOfMemory)
-    assert listed([f"l{i}" for i in range(20)]).endswith("l11 and 8 more") and listed(["a", "a"]) == "a"
+    assert listed([f"l{i}" for i in range(20)]).endswith("l11, and 8 more") and listed(["a", "a"]) == "a"

@@ -222,7 +222,7 @@ def say_too_much_of_an_inner_value(graph: Graph) -> None:
     ("change", "said"),
     [
         (turn, "'b' has the spec float32[2x3], but node \"acme's n_b\" (Transpose) makes float32[3x2]"),
-        (read_too_much, "(Flatten) do not fit: Flatten does not fit (it has 2 inputs and takes at most 1)"),
+        (read_too_much, "(Flatten) do not fit (Flatten does not fit (it has 2 inputs and takes at most 1)"),
         (compile_another_type, "'b' has the spec float32[2x3], but node \"acme's n_b\" (PreCompiled) makes float16"),
         (say_too_much_of_an_inner_value, "'inner' has the spec float32[200x300], but node"),
         (drop("inputs", "a"), "lost input slot 'a'"),

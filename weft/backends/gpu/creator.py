@@ -65,7 +65,7 @@ class GpuCreator(BackendCreator):
 
     def absent(self) -> str | None:
         """Return why there is no such device in this process, or None."""
-        found: str | None = fork_guard.why_not()
+        found: str | None = fork_guard.reason()
         if found is None:
             fork_guard.start()
             found = self.missing()

@@ -135,7 +135,7 @@ class OpenCLDevice(GpuDevice):
         It only drops references: the driver frees the memory with the last one, so a numpy
         view of pinned memory or an unreleased recording never points to freed memory.
         """
-        if fork_guard.why_not():
+        if fork_guard.is_forked():
             return
         with self._lock:
             if buffer not in self._buffers:
@@ -254,7 +254,7 @@ class OpenCLDevice(GpuDevice):
     def wait(self, recording: Recording) -> None:
         """Wait until the last submit of the recording is done; do nothing in a forked process, where it never ends."""
         queue = recording.queue
-        if queue is None or fork_guard.why_not():
+        if queue is None or fork_guard.is_forked():
             return
         code = 0
         try:
@@ -287,7 +287,7 @@ class OpenCLDevice(GpuDevice):
 
     def release(self, recording: Recording) -> None:
         """Free a recording's kernels and sub-buffers; a second time, or in a forked process, this does nothing."""
-        if fork_guard.why_not():
+        if fork_guard.is_forked():
             return
         with self._lock:
             if recording not in self._recordings:
@@ -313,7 +313,7 @@ class OpenCLDevice(GpuDevice):
 
     def close(self) -> None:
         """Wait for all work and free everything; later calls raise ClosedError. Does nothing in a forked process."""
-        if fork_guard.why_not():
+        if fork_guard.is_forked():
             return
         with self._lock:
             if self._closed:

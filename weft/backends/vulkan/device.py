@@ -47,7 +47,7 @@ class _Parts:
 
         While callers hold arrays in the device's memory, the logical device stays.
         """
-        if fork_guard.why_not():
+        if fork_guard.is_forked():
             return
         self.context.idle()
         with self.lock:
@@ -121,7 +121,7 @@ class VulkanDevice(GpuDevice):
 
     def free(self, buffer: GpuBuffer) -> None:
         """Release a buffer; its `host` array must not be used any more. Does nothing in a forked process."""
-        if fork_guard.why_not():
+        if fork_guard.is_forked():
             return
         if self._finalizer.alive:
             self._held.memory.free(buffer)
@@ -190,7 +190,7 @@ class VulkanDevice(GpuDevice):
 
         Returns at once in a forked process, where the submit would never end.
         """
-        if self._finalizer.alive and not fork_guard.why_not():  # closing has waited for everything
+        if self._finalizer.alive and not fork_guard.is_forked():  # closing has waited for everything
             recording.wait()
 
     def release(self, recording: Any) -> None:
@@ -199,7 +199,7 @@ class VulkanDevice(GpuDevice):
         The loss of its device is no error here, because nothing runs on a lost device. In a forked process there is
         nothing to free.
         """
-        if fork_guard.why_not():
+        if fork_guard.is_forked():
             return
         parts = self._held
         with parts.lock:
@@ -233,7 +233,7 @@ class VulkanDevice(GpuDevice):
 
     def _save(self, *, at_the_end: bool = False) -> None:
         with suppress(WeftError):
-            if self._finalizer.alive and not fork_guard.why_not():
+            if self._finalizer.alive and not fork_guard.is_forked():
                 self._held.pipelines.save(at_the_end=at_the_end)
 
     def end(self, *, may_close: bool) -> None:

@@ -51,7 +51,7 @@ class Owned:
 
 
 def _destroy(destroy: Any, device: Any, handle: Any) -> None:
-    if not fork_guard.why_not():  # a forked process has nothing to destroy
+    if not fork_guard.is_forked():  # a forked process has nothing to destroy
         destroy(device, handle, NULL)
 
 

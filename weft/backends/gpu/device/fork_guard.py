@@ -24,8 +24,13 @@ def start() -> None:
     _started = True
 
 
-def why_not() -> Reason | None:
-    """Return why drivers cannot be used in this process, or None."""
+def is_forked() -> bool:
+    """Tell whether this process was forked after a driver had started, so that drivers cannot be used in it."""
+    return _forked
+
+
+def reason() -> Reason | None:
+    """Return why drivers cannot be used in this process, or None if they can."""
     return Reason(WHY, FIX) if _forked else None
 
 
