@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +18,8 @@ import numpy as np
 import pytest
 
 import weft
+from weft import errors
+from weft.errors import WeftError
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "weft"
@@ -307,6 +310,36 @@ def test_one_door_each() -> None:
             if prints and "cli" not in path.parts:
                 wrong.append(f"{name_of(path)} prints")
     assert wrong == []
+
+
+# -- errors ----------------------------------------------------------------------------------------------------
+
+QUOTED = (
+    "weft.conformance.*",  # a finding of the kit
+    "weft.ops.*", "weft.core.graph.op", "weft.core.graph.*_op", "weft.core.graph.run_sized", "weft.core.graph.graph",
+    "weft.core.placement.optimized_network",  # rules of ops: "the inputs of node ... do not fit"
+    "weft.frontends.onnx.attributes", "weft.frontends.onnx.building", "weft.frontends.onnx.importers",
+    "weft.frontends.onnx.nodes",  # problems of a list
+    "weft.backends.gpu.tuning.candidate_timing", "weft.backends.opencl.programs",  # caught where they are called
+    "weft.cli.trial_run",  # says again what a child said
+)  # fmt: skip
+"""Modules whose errors others quote; those say what to do next."""
+
+
+def test_an_error_that_reaches_a_user_says_what_to_do_next() -> None:
+    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, WeftError)}
+    silent = []
+    for path in SOURCES:
+        module = name_of(path)
+        if any(fnmatchcase(module, pattern) for pattern in QUOTED):
+            continue
+        for node in nodes_of(path):
+            made = node.exc if isinstance(node, ast.Raise) else None
+            if not (isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id in kinds):
+                continue
+            if not any(keyword.arg in ("fix", None) for keyword in made.keywords):
+                silent.append(f"{module}:{made.lineno}")
+    assert silent == []
 
 
 # -- the tests -------------------------------------------------------------------------------------------------

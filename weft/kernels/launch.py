@@ -404,7 +404,9 @@ def gpu_op(*ops: type[Op]) -> Callable[[GpuOpT], GpuOpT]:
         for op in ops:
             if op in _GPU_OPS:
                 raise BackendError(
-                    f"{op.__name__} already has a GPU form", why=f"it is {type(_GPU_OPS[op]).__name__}"
+                    f"{op.__name__} already has a GPU form",
+                    why=f"it is {type(_GPU_OPS[op]).__name__}",
+                    fix="register the form for a subclass of the op",
                 )
             _GPU_OPS[op] = cls()
         _found.cache_clear()

@@ -479,7 +479,10 @@ def add_shader_folder(folder: str | Path) -> None:
     for file in sorted(folder.glob("*.mako")):
         if file.name in taken:
             raise ConfigError(
-                f"the template name {file.name!r} is taken", where=str(folder), why=f"by {taken[file.name]}"
+                f"the template name {file.name!r} is taken",
+                where=str(folder),
+                why=f"by {taken[file.name]}",
+                fix="give it another name",
             )
     _folders.append(folder)
     _lookup.cache_clear()
@@ -570,6 +573,7 @@ def _written(request: KernelRequest, dialect: Dialect, entry: str) -> KernelSour
             f"the kernel template {request.template!r} does not render: {e}",
             where=str(SHADERS / f"{request.template}.mako"),
             why=_trace(),
+            fix="mend the template; docs/add-an-op.md says what `k` offers",
         ) from e
     constants = _constants(request)
     declared = writer.shared_arrays, body, writer.extensions, writer.views, writer.functions

@@ -69,7 +69,9 @@ class NativeExecution(Execution):
     def _check(self, status: int, what: str, function: str) -> None:
         if status:
             why = self._message.text() or f"{function} returned {status} and wrote no message"
-            raise ExecutionError(f"{self._device.name} could not {what} a node of type {self.op.type}", why=why)
+            fix = "" if self._message.text() else f"let {function} write why it failed"
+            what = f"{self._device.name} could not {what} a node of type {self.op.type}"
+            raise ExecutionError(what, why=why, fix=fix)
 
     def close(self) -> None:
         """Have the state freed, once."""

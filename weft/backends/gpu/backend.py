@@ -412,7 +412,9 @@ def _mapped(tensor: Tensor) -> tuple[Array | None, Binding]:
 def _whole(tensor: Tensor) -> Binding:
     region: Region = tensor.memory
     if region.slot.buffer is None:
-        raise BackendError(f"tensor {tensor.name!r} has no memory", why="it was not acquired, or was cleared")
+        what, why = f"tensor {tensor.name!r} has no memory", "it was not acquired, or was cleared"
+        raise BackendError(what, why=why, fix="acquire it by onAcquireBuffer first")
     if not region.places.is_identity or (region.blocks and region.blocks != -(-tensor.shape[1] // PACK)):
-        raise BackendError(f"tensor {tensor.name!r} lies inside another and cannot be copied by itself")
+        what = f"tensor {tensor.name!r} lies inside another and cannot be copied by itself"
+        raise BackendError(what, fix="copy the tensor that it lies in")
     return region.binding()

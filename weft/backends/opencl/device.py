@@ -416,11 +416,13 @@ class OpenCLDevice(GpuDevice):
         self._need_open()
         handle: cl.Buffer | None = buffer.handle
         if handle is None or buffer.kind is not MemoryKind.DEVICE:
-            why = "it was freed" if handle is None else f"its kind is {buffer.kind.name}: use its host array"
-            raise DeviceError("the buffer cannot be copied to or from", where=self._where, why=why)
+            why = "it was freed" if handle is None else f"its kind is {buffer.kind.name}"
+            fix = "allocate another" if handle is None else "read or write its `host` array"
+            raise DeviceError("the buffer cannot be copied to or from", where=self._where, why=why, fix=fix)
         if offset < 0 or offset + nbytes > buffer.nbytes:
             why = f"bytes {offset} to {offset + nbytes} are outside of its {buffer.nbytes}"
-            raise DeviceError("the buffer cannot be copied to or from", where=self._where, why=why)
+            fix = "copy to and from bytes inside it"
+            raise DeviceError("the buffer cannot be copied to or from", where=self._where, why=why, fix=fix)
         return handle
 
     def _need_open(self) -> None:

@@ -459,7 +459,9 @@ def literal(value: int | float, kind: ConstantKind) -> str:
         number = int(value)
         if not _INT_MIN <= number <= _INT_MAX:
             raise CompileError(
-                f"the constant {number} does not fit", why="constants of kernels are 32-bit ints"
+                f"the constant {number} does not fit",
+                why="constants of kernels are 32-bit ints",
+                fix="use a smaller batch, or put the node on another device with `hints`",
             )
         if number == _INT_MIN:
             return f"({_INT_MIN + 1} - 1)"  # in C, the literal 2147483648 is not an int

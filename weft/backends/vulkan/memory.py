@@ -99,7 +99,8 @@ class Memory:
     def allocate(self, nbytes: int, kind: MemoryKind, *, counted: bool = True) -> GpuBuffer:
         """Return a buffer of at least `nbytes`; staging buffers are not `counted` in the device's stats."""
         if nbytes < 0:
-            raise BackendError("a buffer cannot have a negative size", why=f"{nbytes} bytes were asked for")
+            what, why = "a buffer cannot have a negative size", f"{nbytes} bytes were asked for"
+            raise BackendError(what, why=why, fix="ask for 0 or more")
         size = max(4, -(-nbytes // 4) * 4)
         with self._lock:
             self._check(size, kind)

@@ -63,6 +63,7 @@ class Recording:
                     raise BackendError(
                         f"a copy of {command.source.nbytes} bytes goes to {command.target.nbytes} bytes",
                         where=command.label,
+                        fix="give both pieces the same number of bytes",
                     )
                 _check_piece(command.source, command.label)
                 _check_piece(command.target, command.label)
@@ -77,6 +78,7 @@ class Recording:
                 f"{len(command.bindings)} buffers are bound to a kernel that takes "
                 f"{command.kernel.interface.count}",
                 where=where,
+                fix="bind one for each argument of the kernel's source, in its order",
             )
         for piece in command.bindings:
             _check_piece(piece, where)
@@ -288,6 +290,7 @@ def _check_piece(piece: Binding, where: str) -> None:
             "a piece lies outside its buffer, or the buffer was freed",
             where=where,
             why=f"bytes {piece.offset} to {piece.offset + piece.nbytes} of a buffer of {piece.buffer.nbytes}",
+            fix="bind bytes inside a buffer that is not freed",
         )
 
 

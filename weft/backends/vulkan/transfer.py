@@ -53,7 +53,7 @@ class Transfer:
         """Copy bytes of a DEVICE buffer into a contiguous array, after all earlier work."""
         content = _bytes_of(out)
         if not content.flags.writeable:
-            raise BackendError("a download needs a writable array")
+            raise BackendError("a download needs a writable array", fix="copy it by numpy first")
         _check(buffer, offset, content.size)
         with self._lock:
             for start, count, staging in self._pieces(content.size, MemoryKind.DOWNLOAD):
@@ -96,7 +96,7 @@ class Transfer:
 
 def _bytes_of(data: Array) -> Any:
     if not data.flags.c_contiguous:
-        raise BackendError("a copy to or from the device needs a contiguous array")
+        raise BackendError("a copy to or from the device needs a contiguous array", fix="copy it by numpy first")
     return data.reshape(-1).view("uint8")
 
 
@@ -110,4 +110,5 @@ def _check(buffer: GpuBuffer, offset: int, nbytes: int) -> None:
         raise BackendError(
             "a copy reaches outside its buffer",
             why=f"bytes {offset} to {offset + nbytes} of a buffer of {buffer.nbytes}",
+            fix="copy to and from bytes inside it",
         )

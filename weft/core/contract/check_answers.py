@@ -22,6 +22,8 @@ from weft.errors import BackendError, ExecutionError, brief
 T = TypeVar("T")
 SHOWN = 80
 """Characters of an answer that a message shows."""
+SAY_WHY = "let the callback raise an error, or return a sentence, that says why it failed"
+"""What the author of a backend does about an answer that gives no reason."""
 
 
 class NoReason(BackendError):
@@ -119,7 +121,7 @@ def done(answer: object, where: str, what: str) -> None:
         return
     if not why:
         raise broken(answer, where, "None; to report a failure raise an error, or return a sentence", "return nothing")
-    raise ExecutionError(what, where=where, why=why)
+    raise ExecutionError(what, where=where, why=why, fix="" if isinstance(answer, str) else SAY_WHY)
 
 
 def host_array(answer: object, tensor: Tensor, where: str) -> Array | None:
@@ -141,11 +143,13 @@ def host_array(answer: object, tensor: Tensor, where: str) -> Array | None:
 def reported(where: str, name: object, value: object, least: float | None = 0) -> None:
     """Check a report of a profiled backend: the name must be a text, the value a number not below `least`."""
     if not isinstance(name, str):
-        raise BackendError(f"a backend reported {shown(name)}", where=where, why="its name must be a text")
+        what, why = f"a backend reported {shown(name)}", "its name must be a text"
+        raise BackendError(what, where=where, why=why, fix="report a name, and then a number")
     is_number = isinstance(value, Real) and not isinstance(value, (bool, np.bool_)) and not math.isnan(value)
     if not is_number or (least is not None and value < least):  # type: ignore[operator]
         expected = "a number" if least is None else "a number of seconds, from 0 on"
-        raise BackendError(f"a backend reported {name!r} as {shown(value)}", where=where, why=f"it must be {expected}")
+        what, why = f"a backend reported {name!r} as {shown(value)}", f"it must be {expected}"
+        raise BackendError(what, where=where, why=why, fix="leave out what was not measured")
 
 
 def counters(answer: object, where: str) -> Mapping[str, int]:

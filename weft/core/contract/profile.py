@@ -130,6 +130,7 @@ class ProfilingContext:
                 f"the event {name!r} has work {check_answers.shown(work)}",
                 where=f"{self.device}: ProfilingContext.event",
                 why="it must be Work.of(node, op, inputs, outputs), or None",
+                fix="leave it out for what is no node's work",
             )
         self.profile._reported.add(self.device)
         self.profile.events.append(Event(self.device, name, seconds, work))

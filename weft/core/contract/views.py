@@ -197,7 +197,8 @@ def _nodes(nodes: Iterable[Node]) -> list[Node]:
     wrong = [n for n in chosen if not isinstance(n, Node)]
     if wrong:
         why = f"it got {shown(wrong[0])}"
-        raise BackendError("part was called with something that is not a node", where="SubgraphView.part", why=why)
+        what, fix = "part was called with something that is not a node", "pass nodes of view.nodes"
+        raise BackendError(what, where="SubgraphView.part", why=why, fix=fix)
     return chosen
 
 
@@ -342,7 +343,8 @@ def substitute(graph: Graph, views: OptimizationViews, device: str) -> Graph:
         out.nodes = sort_nodes(nodes, {*out.inputs, *out.constants})
     except ModelError as e:
         why = e.short
-        raise BackendError("a substitution cannot replace its part", where=device, why=why) from e
+        fix = "let the replacement read only the part's inputs, constants and what it makes itself"
+        raise BackendError("a substitution cannot replace its part", where=device, why=why, fix=fix) from e
     return out
 
 

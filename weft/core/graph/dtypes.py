@@ -115,6 +115,7 @@ class DType(Enum):
             raise ModelError(
                 f"element type {dtype!r} is not supported",
                 why="Weft knows " + ", ".join(m.value for m in cls),
+                fix="convert it to one of these",
             ) from None
 
 

@@ -202,6 +202,8 @@ def infer_shapes(graph: Graph) -> Graph:
 
 STAGED = "make that value a constant, or use weft.load, which plans the network in stages"
 """What to do about a shape that follows from a value, as an error says it."""
+OTHER_SHAPES = "give inputs the shapes that the model is made for, or export it again"
+"""What to do about inputs that do not fit an op, as an error says it."""
 
 
 def infer_node(graph: Graph, node: Node) -> None:
@@ -225,7 +227,7 @@ def inferred(graph: Graph, node: Node) -> tuple[TensorSpec, ...]:
         if isinstance(e, ValueNeeded):
             what, fix = f"the output shape of {label} is not known before a run", fix or STAGED
             raise ValueNeeded(what, where=where, why=why, fix=fix, index=e.index) from e
-        raise ModelError(f"the inputs of {label} do not fit", where=where, why=why, fix=fix) from e
+        raise ModelError(f"the inputs of {label} do not fit", where=where, why=why, fix=fix or OTHER_SHAPES) from e
     return specs
 
 

@@ -32,7 +32,8 @@ def _copied(backend: MemoryOwner, src: Tensor, dst: Tensor) -> None:
 def copy_tensor(src: Tensor, dst: Tensor) -> None:
     """Copy between any two tensors of one shape; a copy between two devices goes through the host."""
     if src.shape != dst.shape:
-        raise InputError(f"cannot copy {src.name!r} {src.shape} to {dst.name!r} {dst.shape}", why="the shapes differ")
+        what = f"cannot copy {src.name!r} {src.shape} to {dst.name!r} {dst.shape}"
+        raise InputError(what, why="the shapes differ", fix="copy to a tensor of the same shape")
     if is_host(src) and is_host(dst):
         copy_host(src, dst)
     elif src.backend is not None and (src.backend is dst.backend or is_host(dst)):

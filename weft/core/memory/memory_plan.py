@@ -63,7 +63,10 @@ class ArenaPlan(Generic[KeyT]):
     def acquire(self, key: KeyT, nbytes: int) -> None:
         """Record that `key` needs `nbytes` from now on; BackendError if it is already live."""
         if key in self._blocks:
-            raise BackendError(f"{key!r} was acquired twice without a clear in between")
+            raise BackendError(
+                f"{key!r} was acquired twice without a clear in between",
+                fix="call onReleaseBuffer or onClearBuffer before it is acquired again",
+            )
         a = self.alignment
         size = max(-(-nbytes // a), 1) * a
         self._blocks[key] = _Life(size, self._step)
@@ -77,7 +80,10 @@ class ArenaPlan(Generic[KeyT]):
         """Record that `key` is no longer needed."""
         block = self._blocks.get(key)
         if block is None or block.death is not None:
-            raise BackendError(f"{key!r} was released without being acquired")
+            raise BackendError(
+                f"{key!r} was released without being acquired",
+                fix="release once what onAcquireBuffer gave since the last onClearBuffer",
+            )
         block.death = self._step
         self._step += 1
         self._live -= block.size
@@ -224,7 +230,10 @@ class BufferManager:
         """
         if slot.storage is StorageType.STATIC:
             if slot not in self._static:
-                raise BackendError("STATIC memory was released twice or never acquired")
+                raise BackendError(
+                    "STATIC memory was released twice or never acquired",
+                    fix="release once what onAcquireBuffer gave",
+                )
             self._static.remove(slot)
             self._static_give(slot.buffer, slot.offset)
             slot.buffer = None

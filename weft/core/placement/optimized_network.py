@@ -72,7 +72,8 @@ class PreCompiled(Op):
 
     def reference(self, *inputs: Array | None) -> Array:
         """Raise ExecutionError: only the backend knows what the object does."""
-        raise ExecutionError(f"a node that {self.backend} compiled runs on {self.backend} alone")
+        what = f"a node that {self.backend} compiled runs on {self.backend} alone"
+        raise ExecutionError(what, fix="run the model that it was made from")
 
     def __str__(self) -> str:
         return f"PreCompiled(backend={self.backend})"

@@ -166,6 +166,7 @@ def optimize_parts(
                 "the backends' optimisers do not come to an end",
                 where=", ".join(sorted({work.device.get(n, "no device") for n in work.unseen})),
                 why=f"no backend optimised {listing([*map(repr, sorted(work.unseen))], ', ')}",
+                fix="answer in OptimizeSubgraph for every node of the view: substituted, failed, untouched or deleted",
             )
     if work.homeless:
         raise unsupported(work.homeless, backends, assignment)
@@ -359,5 +360,6 @@ def _rename(part: Part, names: Mapping[str, str]) -> Part:
     graph.nodes = [replace(n, inputs=tuple(names.get(i, i) for i in n.inputs)) for n in graph.nodes]
     graph.specs = {names.get(v, v): spec for v, spec in graph.specs.items()}
     if len(set(graph.inputs)) < len(graph.inputs):
-        raise BackendError(f"part {graph.name!r} reads a value under two names", where=part.device)
+        what = f"part {graph.name!r} reads a value under two names"
+        raise BackendError(what, where=part.device, fix="this is a defect of Weft: report it with the model")
     return Part(part.device, graph)

@@ -180,6 +180,7 @@ class _Split:
                     raise ModelError(
                         f"node {node.name!r} ({node.op.type}) lacks an input",
                         why=f"input {why.index} decides a shape, and there is none",
+                        fix="export the model again, with this input",
                     )
                 self.needed.add(node.inputs[why.index])
 

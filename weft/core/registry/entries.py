@@ -35,7 +35,8 @@ def checked_version(version: object, what: str) -> tuple[int, int]:
     parts = version if isinstance(version, (tuple, list)) else ()
     are_numbers = all(isinstance(p, Integral) and not isinstance(p, bool) and int(p) >= 0 for p in parts)
     if len(parts) != 2 or not are_numbers:
-        raise BackendError(f"{what} {brief(repr(version))}, which is not a pair of numbers (major, minor)")
+        what = f"{what} {brief(repr(version))}, which is not a pair of numbers (major, minor)"
+        raise BackendError(what, fix="give the weft.extend.API_VERSION that it was written for, such as (1, 0)")
     theirs = (int(parts[0]), int(parts[1]))
     if not is_compatible(theirs, API_VERSION):
         ours = ".".join(map(str, API_VERSION))
@@ -63,7 +64,8 @@ def check_creator(creator: BackendCreator) -> None:
     }
     wrong = [f"{name} is {brief(repr(value))}, not {kind}" for name, (value, fits, kind) in facts.items() if not fits]
     if wrong:
-        raise BackendError("a backend's creator has wrong attributes", why="; ".join(wrong))
+        what, fix = "a backend's creator has wrong attributes", "correct them, or leave them out: all have defaults"
+        raise BackendError(what, why="; ".join(wrong), fix=fix)
     check_declared(creator)
 
 

@@ -68,7 +68,8 @@ def write_archive(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as e:
-        raise ModelError("the network cannot be saved", where=str(path), why=e.strerror or str(e)) from e
+        fix = "name a file in a folder that exists, may be written and has room"
+        raise ModelError("the network cannot be saved", where=str(path), why=e.strerror or str(e), fix=fix) from e
 
 
 def _remove_unfinished(path: Path) -> None:
@@ -135,7 +136,8 @@ def open_archive(path: Path) -> Iterator[Archive]:
         ) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise ModelError("the saved network is not a regular file", where=str(path))
+                fix = "name a file that OptimizedNetwork.save wrote"
+                raise ModelError("the saved network is not a regular file", where=str(path), fix=fix)
             yield Archive(file, status.st_size)
     except OSError as e:
         fix = "pass the path of a file that OptimizedNetwork.save or `weft optimize` wrote, and that you may read"

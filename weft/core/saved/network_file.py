@@ -552,7 +552,7 @@ def _no_number(text: str) -> float:
 def _path(path: str | os.PathLike[str]) -> Path:
     text = os.fspath(path)
     if not isinstance(text, str) or "\0" in text or not Path(text).name:
-        raise ModelError(f"{text!r} is not the path of a file")
+        raise ModelError(f"{text!r} is not the path of a file", fix='name one, such as "model.weft"')
     return Path(text)
 
 

@@ -89,6 +89,7 @@ class Notices:
                 f"network {self.network} was unloaded, but not all that belongs to it could be cleaned up",
                 where="Runtime",
                 why="; ".join(problems),
+                fix="nothing has to be done to go on; mend the contexts that are named",
             )
 
     def after_failure(self, what: str) -> list[Callable[[], None]]:

@@ -189,6 +189,7 @@ class Pipeline:
                 f"{self.device} did not free the memory of network part {self.graph.name!r}",
                 where=self._at("onClearBuffer"),
                 why="it returned False",
+                fix=check_answers.SAY_WHY,
             )
 
     def _release(self, tensor: Tensor, storage: StorageType) -> None:
@@ -203,6 +204,7 @@ class Pipeline:
                 f"{self.device} did not take back the memory of {tensor.name!r}",
                 where=self._at("onReleaseBuffer"),
                 why=f"it returned False for {storage.name} memory that it had given",
+                fix=check_answers.SAY_WHY,
             )
 
     def _place(self, node: Node | None) -> str:
@@ -551,7 +553,10 @@ class Pipeline:
         self.running = False
         if not self._granted(answer, "onWaitFinish", "if the run failed"):
             raise ExecutionError(
-                "the device could not finish a run", where=self._everywhere(), why="onWaitFinish returned False"
+                "the device could not finish a run",
+                where=self._everywhere(),
+                why="onWaitFinish returned False",
+                fix=check_answers.SAY_WHY,
             )
 
     def _everywhere(self) -> str:

@@ -239,7 +239,8 @@ class StageRunner:
         ModelError if it has another number of inputs.
         """
         if len(inputs) != len(body.inputs):
-            raise ModelError(f"graph {body.name!r} has {len(body.inputs)} inputs and gets {len(inputs)}")
+            what = f"graph {body.name!r} has {len(body.inputs)} inputs and gets {len(inputs)}"
+            raise ModelError(what, fix="export the model again")
         outer = list(zip(body.inputs, inputs, strict=True))[len(body.inputs) - captures :]
         constants = {name: v for name, v in outer if isinstance(v, np.ndarray) and id(v) in lasting}
         key = (id(body), *((name, _fingerprint(value)) for name, value in constants.items()))

@@ -303,7 +303,8 @@ def _problems(step: Callable[[T], None], items: Iterable[T]) -> list[str]:
 def _raise_all(what: str, problems: list[str], label: str) -> None:
     if problems:
         what = f"{len(problems)} of the model's {what}"
-        raise ModelError(f"{what} cannot be read", where=label, why="\n    ".join(("", *listed(problems))))
+        why, fix = "\n    ".join(("", *listed(problems))), "export the model again, without what is named here"
+        raise ModelError(f"{what} cannot be read", where=label, why=why, fix=fix)
 
 
 def _read_nodes(proto: GraphProto, reader: NodeReader, label: str, graph: Graph) -> list[Node]:

@@ -307,6 +307,7 @@ class NodeBuilder(KernelBuilder):
             raise ExecutionError(
                 f"tensor {tensor.name!r} is too large for this kernel",
                 why=f"{prod(tensor.storage_shape)} elements; indices have 32 bits",
+                fix="use a smaller batch, or put the node on another device with `hints`",
             )
         kind: ArgKind = given or ("raw" if raw else "c4" if is_packed(tensor) else "linear")
         through = through_map(places_of(tensor))
