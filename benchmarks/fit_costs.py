@@ -111,11 +111,24 @@ def problem_of(api: str, key: str) -> tuple[str, ConvProblem] | None:
     )
     ci, co = facts.get("CI", PACK * facts.get("C4", 0)), facts.get("CO", PACK * facts.get("COUNT", 0))
     problem = ConvProblem(
-        facts["N"], ci, co, window, 1, dtype, dtype, dtype, bool(facts["bias"]), Layout.NHWC4, CARDS[api].caps,
-        planar="planar" in facts, pooled=facts.get("pooled", 0), rows=True,
-        read_pieces=bool(facts.get("x_pieces", ci % 8 == 0)), written_pieces=bool(facts.get("y_pieces", co % 8 == 0)),
+        images=facts["N"],
+        channels_in=ci,
+        channels_out=co,
+        window=window,
+        group=1,
+        read=dtype,
+        written=dtype,
+        weights=dtype,
+        bias=bool(facts["bias"]),
+        layout=Layout.NHWC4,
+        caps=CARDS[api].caps,
+        planar="planar" in facts,
+        pooled=facts.get("pooled", 0),
+        rows=True,
+        read_pieces=bool(facts.get("x_pieces", ci % 8 == 0)),
+        written_pieces=bool(facts.get("y_pieces", co % 8 == 0)),
         split_products=name == "conv_split",
-    )  # fmt: skip
+    )
     return name, problem
 
 

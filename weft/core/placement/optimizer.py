@@ -127,16 +127,16 @@ def divide(
         journal.note("insert_copies", undivided, whole.nodes, whole.outputs, purpose=purpose)
     whole.specs |= {v: s for part in parts for v, s in part.part.graph.specs.items()}
     return OptimizedNetwork(
-        whole,
-        tuple(part.part for part in parts),
-        tuple(backends),
-        options.config,
-        tuple(assignment.refusals.values()),
-        (*prepared.notes, *notes),
-        prepared.passes,
-        {b.info.id: b.info.version for b in backends.values()},
-        {b.info.id: b.info.kept_options for b in backends.values()},
-        journal,
+        graph=whole,
+        parts=tuple(part.part for part in parts),
+        devices=tuple(backends),
+        config=options.config,
+        refusals=tuple(assignment.refusals.values()),
+        notes=(*prepared.notes, *notes),
+        passes=prepared.passes,
+        versions={b.info.id: b.info.version for b in backends.values()},
+        backend_options={b.info.id: b.info.kept_options for b in backends.values()},
+        journal=journal,
     )
 
 

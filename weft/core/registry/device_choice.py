@@ -100,9 +100,18 @@ class DeviceChoice:
         """
         creator = self.creator
         info = BackendInfo(
-            creator.id, self.index, config, version_of(creator), memory, profiling, creator.forward_type, self.options,
-            kept_by_networks(creator, self.options), loads, same_nodes,
-        )  # fmt: skip
+            id=creator.id,
+            index=self.index,
+            config=config,
+            version=version_of(creator),
+            memory_manager=memory,
+            profiling=profiling,
+            forward_type=creator.forward_type,
+            options=self.options,
+            kept_options=kept_by_networks(creator, self.options),
+            loads=loads,
+            same_nodes=same_nodes,
+        )
         _note_opened(self.creator)
         try:
             backend = self.creator.onCreate(info)

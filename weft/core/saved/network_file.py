@@ -342,19 +342,19 @@ class _Reader:
         stages = [m, *later]
         first, *others = (
             OptimizedNetwork(
-                self._graph(stage["graph"], nodes),
-                tuple(
+                graph=self._graph(stage["graph"], nodes),
+                parts=tuple(
                     Part(_device(p["device"]), self._graph(p["graph"], nodes), told=_listing(p["listing"]))
                     for p in expect(stage["parts"], list)
                 ),
-                devices,
-                config,
-                tuple(Refusal(*_four(texts(r))) for r in expect(stage["refusals"], list)),
-                texts(stage["notes"]),
-                tuple(_pass(p) for p in expect(stage["passes"], list)),
-                versions,
-                options,
-                Journal(_step(s) for s in expect(stage["journal"], list)),
+                devices=devices,
+                config=config,
+                refusals=tuple(Refusal(*_four(texts(r))) for r in expect(stage["refusals"], list)),
+                notes=texts(stage["notes"]),
+                passes=tuple(_pass(p) for p in expect(stage["passes"], list)),
+                versions=versions,
+                backend_options=options,
+                journal=Journal(_step(s) for s in expect(stage["journal"], list)),
             )
             for stage in stages
         )

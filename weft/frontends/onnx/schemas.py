@@ -43,16 +43,16 @@ class Schema:
         """Return what a schema of onnx says."""
         single = {c.type_param_str: t[0] for c in schema.type_constraints if len(t := c.allowed_type_strs) == 1}
         return cls(
-            schema.deprecated,
-            schema.since_version,
-            schema.min_input,
-            schema.max_input,
-            schema.min_output,
-            schema.max_output,
-            tuple(schema.inputs),
-            tuple(schema.outputs),
-            dict(schema.attributes),
-            tuple(single.get(o.type_str, o.type_str) for o in schema.outputs),
+            deprecated=schema.deprecated,
+            since_version=schema.since_version,
+            min_input=schema.min_input,
+            max_input=schema.max_input,
+            min_output=schema.min_output,
+            max_output=schema.max_output,
+            inputs=tuple(schema.inputs),
+            outputs=tuple(schema.outputs),
+            attributes=dict(schema.attributes),
+            output_types=tuple(single.get(o.type_str, o.type_str) for o in schema.outputs),
         )
 
 

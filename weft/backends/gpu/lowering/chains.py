@@ -120,11 +120,23 @@ def _chain(sections: Sequence[Section], caps: DeviceCaps, dialect: Dialect) -> P
     kernel = WARPGROUP_CHAIN if source.warpgroup else CHAIN
     span = f"{owners[0].label} to {owners[-1].label}"
     return PlannedChain(
-        launches[0].node, kernel, grid, (items, 1, 1), sum(x.read for x in launches), sum(x.written for x in launches),
-        span, source, values,
-        tuple(memory.reads), tuple(memory.writes), False, tuple(launches), tuple(waits),
-        tuple(dict.fromkeys(x.label for x in owners)), levels=tuple((x.node, x.kernel) for x in launches),
-    )  # fmt: skip
+        node=launches[0].node,
+        kernel=kernel,
+        grid=grid,
+        local=(items, 1, 1),
+        read=sum(x.read for x in launches),
+        written=sum(x.written for x in launches),
+        owner=span,
+        source=source,
+        values=values,
+        reads=tuple(memory.reads),
+        writes=tuple(memory.writes),
+        repeatable=False,
+        launches=tuple(launches),
+        waits=tuple(waits),
+        owners=tuple(dict.fromkeys(x.label for x in owners)),
+        levels=tuple((x.node, x.kernel) for x in launches),
+    )
 
 
 def _waits(owners: Sequence[Section], launches: Sequence[PlannedLaunch]) -> list[bool]:

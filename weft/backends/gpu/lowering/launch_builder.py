@@ -192,10 +192,19 @@ class NodeBuilder(KernelBuilder):
         values = {name: known[name] for name, _ in source.constants}
         read, written = (sum(t.nbytes for t in tensors.values()) for tensors in (sources, writes))
         planned = PlannedLaunch(
-            self._node, template, grid, local, read, written,
-            self._label, source, values, tuple(sources.values()), tuple(writes.values()),
-            repeatable,
-        )  # fmt: skip
+            node=self._node,
+            kernel=template,
+            grid=grid,
+            local=local,
+            read=read,
+            written=written,
+            owner=self._label,
+            source=source,
+            values=values,
+            reads=tuple(sources.values()),
+            writes=tuple(writes.values()),
+            repeatable=repeatable,
+        )
         self.launched.append(planned)
         if self.choices:
             self.choices[-1].launches.append(planned)

@@ -217,10 +217,20 @@ class TiledConv(Algorithm[ConvProblem, ConvPlan, "GemmTile | InParts[GemmTile]"]
             return None
         work, rows, columns = work_of(p, chosen), chosen.rows, PACK * chosen.columns
         return Effort(
-            work.groups * parts, chosen.items, chosen.registers, chosen.shared_bytes(2), rows, columns,
-            -(-work.rounds // parts), PACK * STEP, chosen.lz, p.staged(rows, columns, PACK * STEP * steps_of(p)),
-            p.moved, parts, work.stored,
-        )  # fmt: skip
+            groups=work.groups * parts,
+            items=chosen.items,
+            registers=chosen.registers,
+            shared=chosen.shared_bytes(2),
+            rows=rows,
+            columns=columns,
+            rounds=-(-work.rounds // parts),
+            depth=PACK * STEP,
+            slices=chosen.lz,
+            read=p.staged(rows, columns, PACK * STEP * steps_of(p)),
+            moved=p.moved,
+            parts=parts,
+            results=work.stored,
+        )
 
     def launch(self, plan: ConvPlan, tile: GemmTile | InParts[GemmTile]) -> None:
         """Launch the GEMM, and the sum of the parts if there are several."""

@@ -209,10 +209,21 @@ def effort_of(problem: ConvProblem, tile: MatrixTile, parts: int, sums: int) -> 
     p, work = problem, work_of(problem.pixels, problem.channels_out, problem.depth, tile)
     registers = 8 * tile.fm * tile.fn * sums + 50
     return Effort(
-        work.groups * parts, tile.items, registers, tile.shared_bytes(), tile.rows, tile.columns,
-        -(-work.rounds // parts), PACK * tile.kb, tile.lz, p.staged(tile.rows, tile.columns, p.depth),
-        p.moved, parts, work.stored, p.stepped(tile.rows, parts),
-    )  # fmt: skip
+        groups=work.groups * parts,
+        items=tile.items,
+        registers=registers,
+        shared=tile.shared_bytes(),
+        rows=tile.rows,
+        columns=tile.columns,
+        rounds=-(-work.rounds // parts),
+        depth=PACK * tile.kb,
+        slices=tile.lz,
+        read=p.staged(tile.rows, tile.columns, p.depth),
+        moved=p.moved,
+        parts=parts,
+        results=work.stored,
+        stepped=p.stepped(tile.rows, parts),
+    )
 
 
 class MatrixConv(Algorithm[ConvProblem, ConvPlan, "MatrixTile | InParts[MatrixTile]"]):

@@ -230,16 +230,29 @@ class ConvPlan:
         rows = k.rows(x) if looks else None
         dtype = weight.dtype if isinstance(weight, Tensor) else DType.of(weight.dtype)
         problem = ConvProblem(
-            x.shape[0], weight.shape[1], y.shape[1], window, group, x.dtype, y.dtype, dtype,
-            bias is not None, y.layout, k.caps, not x.layout.packed, pooled,
+            images=x.shape[0],
+            channels_in=weight.shape[1],
+            channels_out=y.shape[1],
+            window=window,
+            group=group,
+            read=x.dtype,
+            written=y.dtype,
+            weights=dtype,
+            bias=bias is not None,
+            layout=y.layout,
+            caps=k.caps,
+            planar=not x.layout.packed,
+            pooled=pooled,
             prologue_steps=0 if prologue is None else len(prologue.steps),
             rows=rows is not None,
             read_pieces=looks and _lies_in_pieces(x, rows),
             written_pieces=looks and _lies_in_pieces(y, k.rows(y)),
             rows_added=not looks or k.reads_rows(y),
-            split_products=k.split_products, winograd=k.winograd, thrifty=k.thrifty,
+            split_products=k.split_products,
+            winograd=k.winograd,
+            thrifty=k.thrifty,
             computed=isinstance(weight, Tensor),
-        )  # fmt: skip
+        )
         return cls(k, problem, x, y, weight, bias, prologue=prologue)
 
     @property

@@ -99,9 +99,21 @@ def _why_not_on_matrix_units(conv: Conv, x: TensorSpec, weight: Shape, steps: in
     pieces = caps.channels_last and x.dims[1] % PIECE == 0
     half = DType.FLOAT16
     plain = ConvProblem(
-        x.dims[0], weight[1], weight[0], conv.window(x.dims, weight), 1, half, half, half, True, Layout.NHWC4, caps,
-        rows=caps.channels_last, read_pieces=pieces, written_pieces=caps.channels_last and weight[0] % PIECE == 0,
-    )  # fmt: skip
+        images=x.dims[0],
+        channels_in=weight[1],
+        channels_out=weight[0],
+        window=conv.window(x.dims, weight),
+        group=1,
+        read=half,
+        written=half,
+        weights=half,
+        bias=True,
+        layout=Layout.NHWC4,
+        caps=caps,
+        rows=caps.channels_last,
+        read_pieces=pieces,
+        written_pieces=caps.channels_last and weight[0] % PIECE == 0,
+    )
     with_steps = replace(plain, prologue_steps=steps)
     try:
         joined, apart = CONVOLUTIONS.decide(with_steps), CONVOLUTIONS.decide(plain)

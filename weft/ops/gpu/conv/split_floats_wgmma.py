@@ -179,9 +179,18 @@ class SplitWgmmaConv(Algorithm[ConvProblem, ConvPlan, SplitWgmmaTile]):
         p = problem
         groups = -(-p.pixels // tile.rows) * -(-p.channels_out // tile.cols)
         return Effort(
-            groups, tile.items, tile.registers(p.pointwise), tile.shared_bytes(), tile.rows, tile.cols,
-            -(-p.depth // (STEP * tile.wz)), STEP, tile.wz, p.staged(tile.rows, tile.cols, p.depth), p.moved,
-        )  # fmt: skip
+            groups=groups,
+            items=tile.items,
+            registers=tile.registers(p.pointwise),
+            shared=tile.shared_bytes(),
+            rows=tile.rows,
+            columns=tile.cols,
+            rounds=-(-p.depth // (STEP * tile.wz)),
+            depth=STEP,
+            slices=tile.wz,
+            read=p.staged(tile.rows, tile.cols, p.depth),
+            moved=p.moved,
+        )
 
     def launch(self, plan: ConvPlan, tile: SplitWgmmaTile) -> None:
         """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""

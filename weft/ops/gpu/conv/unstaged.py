@@ -210,11 +210,21 @@ class UnstagedConv(Algorithm[ConvProblem, ConvPlan, "UnstagedTile | InParts[Unst
         p, (chosen, parts) = problem, tile_and_parts(tile)
         work = work_of(p.pixels, p.channels_out, chunks_of(p), chosen)
         return Effort(
-            work.groups * parts, chosen.items, 8 * chosen.fm * chosen.fn + 60, chosen.shared_bytes(),
-            chosen.rows, chosen.columns, -(-work.rounds // parts), CHUNK * chosen.ahead, chosen.lz,
-            p.staged(chosen.rows, chosen.columns, p.depth), p.moved, parts, work.stored,
-            p.stepped(chosen.rows, parts),
-        )  # fmt: skip
+            groups=work.groups * parts,
+            items=chosen.items,
+            registers=8 * chosen.fm * chosen.fn + 60,
+            shared=chosen.shared_bytes(),
+            rows=chosen.rows,
+            columns=chosen.columns,
+            rounds=-(-work.rounds // parts),
+            depth=CHUNK * chosen.ahead,
+            slices=chosen.lz,
+            read=p.staged(chosen.rows, chosen.columns, p.depth),
+            moved=p.moved,
+            parts=parts,
+            results=work.stored,
+            stepped=p.stepped(chosen.rows, parts),
+        )
 
     def launch(self, plan: ConvPlan, tile: UnstagedTile | InParts[UnstagedTile]) -> None:
         """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""

@@ -280,10 +280,20 @@ class WgmmaConv(Algorithm[ConvProblem, ConvPlan, "WgmmaTile | InParts[WgmmaTile]
         steps = steps_of(p.taps, p.channels_in)
         work, shared = work_of(p.pixels, p.channels_out, steps, chosen), chosen.shared_bytes(-(-steps // parts))
         return Effort(
-            work.groups * parts, chosen.items, chosen.registers, shared, chosen.rows, chosen.cols,
-            -(-work.rounds // parts), STEP, chosen.wz, p.staged(chosen.rows, chosen.cols, p.depth),
-            p.moved, parts, work.stored,
-        )  # fmt: skip
+            groups=work.groups * parts,
+            items=chosen.items,
+            registers=chosen.registers,
+            shared=shared,
+            rows=chosen.rows,
+            columns=chosen.cols,
+            rounds=-(-work.rounds // parts),
+            depth=STEP,
+            slices=chosen.wz,
+            read=p.staged(chosen.rows, chosen.cols, p.depth),
+            moved=p.moved,
+            parts=parts,
+            results=work.stored,
+        )
 
     def launch(self, plan: ConvPlan, tile: WgmmaTile | InParts[WgmmaTile]) -> None:
         """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""

@@ -217,9 +217,18 @@ class WinogradConv(Algorithm[ConvProblem, ConvPlan, WinogradTile]):
         values = 2 * patches * (p.channels_in + p.channels_out) + p.channels_in * p.channels_out
         read = points * (down * p.channels_out + across * patches) * PACK * STEP * steps
         return Effort(
-            points * down * across, gemm.items, gemm.registers, gemm.shared_bytes(2), rows, columns, steps,
-            PACK * STEP, 1, 4 * read, p.moved + 4 * points * values,
-        )  # fmt: skip
+            groups=points * down * across,
+            items=gemm.items,
+            registers=gemm.registers,
+            shared=gemm.shared_bytes(2),
+            rows=rows,
+            columns=columns,
+            rounds=steps,
+            depth=PACK * STEP,
+            slices=1,
+            read=4 * read,
+            moved=p.moved + 4 * points * values,
+        )
 
     def launch(self, plan: ConvPlan, tile: WinogradTile) -> None:
         """Launch the three kernels."""

@@ -149,9 +149,18 @@ class GroupMatrixConv(Algorithm[ConvProblem, ConvPlan, GroupTile]):
         registers = tile.rows * tile.columns // tile.items + 60
         shared = 2 * p.read.itemsize * tile.depth * (tile.rows + tile.columns)
         return Effort(
-            groups, tile.items, registers, shared, tile.rows, tile.columns, -(-p.channels_in // tile.depth),
-            tile.depth, 1, p.staged(tile.rows, tile.columns, p.depth), p.moved,
-        )  # fmt: skip
+            groups=groups,
+            items=tile.items,
+            registers=registers,
+            shared=shared,
+            rows=tile.rows,
+            columns=tile.columns,
+            rounds=-(-p.channels_in // tile.depth),
+            depth=tile.depth,
+            slices=1,
+            read=p.staged(tile.rows, tile.columns, p.depth),
+            moved=p.moved,
+        )
 
     def launch(self, plan: ConvPlan, tile: GroupTile) -> None:
         """Launch the product of the rows of x and the weights."""

@@ -78,7 +78,19 @@ class ProductPlan:
         weights = b.constant is not None and not batch and depth > 0  # without rows there is nothing to pack
         joins, double = k.joins_channels(n), y.dtype is DType.FLOAT64
         problem = ProductProblem(
-            m, n, depth, a_steps, b_steps, batch, a_batch, b_batch, weights, bias, joins, double, k.caps
+            m=m,
+            n=n,
+            k=depth,
+            a_steps=a_steps,
+            b_steps=b_steps,
+            batch=batch,
+            a_batch=a_batch,
+            b_batch=b_batch,
+            weights=weights,
+            bias=bias,
+            joins_channels=joins,
+            double=double,
+            caps=k.caps,
         )
         return cls(k, problem, a, b, y, c, *scale)
 
