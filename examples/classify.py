@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 import weft
-from weft.core.graph.layout import Array
+from weft.extend import Array
 
 
 def numbers(text: str) -> Array:

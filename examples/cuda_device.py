@@ -21,24 +21,35 @@ from typing import Any, ClassVar
 import numpy as np
 
 import weft
-from weft.backends.gpu.creator import GpuCreator
-from weft.backends.gpu.device.device import (
+from weft import DType
+from weft.extend import (
+    Arg,
+    Array,
+    ClosedError,
     Command,
     CopyCommand,
+    DeviceCaps,
+    DeviceError,
+    DeviceLost,
+    Dialect,
+    DiskCache,
     GpuBuffer,
+    GpuCreator,
     GpuDevice,
+    KernelParts,
+    KernelSource,
     LaunchCommand,
     MemoryKind,
+    OutOfMemory,
+    Reason,
+    cut_to_bits,
+    extended,
+    from_bits,
+    is_coded,
+    kernel_refused,
+    to_bits,
+    with_suffix,
 )
-from weft.core.graph.dtypes import DType
-from weft.core.graph.layout import Array
-from weft.errors import ClosedError, DeviceError, DeviceLost, OutOfMemory, Reason
-from weft.kernels.cache import DiskCache
-from weft.kernels.dialect import Dialect, KernelParts, cut_to_bits, extended, with_suffix
-from weft.kernels.formats import from_bits, is_coded, to_bits
-from weft.kernels.launch import DeviceCaps
-from weft.kernels.refused import kernel_refused
-from weft.kernels.source import Arg, KernelSource
 
 driver: Any = None
 nvrtc: Any = None

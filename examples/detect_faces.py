@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 import weft
-from weft.core.graph.layout import Array
+from weft.extend import Array
 
 MEAN, SCALE = 127.0, 128.0
 

@@ -15,7 +15,6 @@ import numpy as np
 import pyopencl as cl
 
 import weft
-from weft.backends.opencl.discovery import raw_device
 from weft.extend import (
     Array,
     Command,
@@ -31,6 +30,7 @@ from weft.extend import (
     MemoryKind,
     OpenCLDialect,
     OutOfMemory,
+    raw_device,
 )
 
 # Some drivers' logs say that all went well, which pyopencl takes for a warning.

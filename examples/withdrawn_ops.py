@@ -17,7 +17,6 @@ import numpy as np
 
 import weft
 from weft import Op, Tensor, TensorSpec, register_op
-from weft.core.graph.layout import row_major
 from weft.extend import (
     Array,
     Constants,
@@ -26,12 +25,14 @@ from weft.extend import (
     ModelError,
     OpClass,
     Shape,
+    Strides,
     WantedLayout,
     gpu_op,
+    launch_expression,
+    launch_move,
+    row_major,
 )
 from weft.ops.elementwise import Elementwise
-from weft.ops.gpu.elementwise import launch_expression
-from weft.ops.gpu.move import Strides, launch_move
 
 Specs = Sequence[TensorSpec | None]
 Inputs = Sequence[Tensor | None]

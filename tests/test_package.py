@@ -274,6 +274,13 @@ def words_of_code(path: Path) -> Iterator[str]:
             yield node.value
 
 
+def test_examples_use_public_doors_alone() -> None:
+    """`weft`, `weft.extend`, and the families of ops, whose classes backends ask for."""
+    public = re.compile(r"weft|weft\.extend|weft\.ops\.(?!gpu\b)\w+")
+    found = {(p.name, name) for p in (ROOT / "examples").rglob("*.py") for name in imports_of(p)}
+    assert found and {(path, name) for path, name in found if not public.fullmatch(name)} == set()
+
+
 # -- names and sizes -----------------------------------------------------------------------------------------
 
 

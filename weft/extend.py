@@ -5,12 +5,15 @@
 
     memory of a backend      BufferManager, Slot, ArenaPlan, convert, copy_tensor
     a backend on the host    HostBackend (tensors are numpy arrays), CpuBackend (which runs every op)
-    a device with kernels    GpuDevice, GpuBackend, GpuCreator, DeviceCaps, the commands, KernelSource; a Dialect:
-                             OpenCLDialect, GlslDialect, or your own
-    an op on GPUs            GpuOp, gpu_op, KernelBuilder, WantedLayout, add_shader_folder
+    a device with kernels    GpuDevice, GpuBackend, GpuCreator, DeviceCaps, the commands, KernelSource, DiskCache;
+                             raw_device (pyopencl's); Launch and Lowered, which say what it launches
+    a kernel language        OpenCLDialect, GlslDialect, or your own Dialect, with View and the words for bits and
+                             coded numbers: to_bits, from_bits, is_coded, cut_to_bits, extended, with_suffix
+    an op on GPUs            GpuOp, gpu_op, KernelBuilder, WantedLayout, add_shader_folder; launch_move and
+                             launch_expression, which need no template; Strides, row_major
     a front end              FrontEnd, ReadOptions, register_front_end, front_ends (the registry)
     a rewrite of networks    graph_pass, Pass, PassGroup, PassContext, Property, SHAPES_INFERRED, Names, infer_node
-    errors to raise          OutOfMemory, DeviceLost, CompileError, DeviceError, ExecutionError, ModelError;
+    errors to raise          OutOfMemory, DeviceLost, CompileError, DeviceError, NoDevice, ExecutionError, ModelError;
                              kernel_refused makes the CompileError for a log and a source
     why a device is absent   Reason
 """
@@ -32,13 +35,14 @@ from weft.backends.gpu.device.device import (
     MemoryKind,
 )
 from weft.backends.opencl.dialect import OpenCLDialect
+from weft.backends.opencl.discovery import raw_device
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.core.contract.backend import API_VERSION, ExecutionCreator, ExplainsRefusal, is_compatible
 from weft.core.contract.lowered import Launch, Lowered
 from weft.core.contract.profile import ProfilingContext
 from weft.core.contract.views import FailedPart, Substitution, subgraph
 from weft.core.graph.graph import Names, infer_node
-from weft.core.graph.layout import Array, Shape, convert, from_storage, storage_shape, to_storage
+from weft.core.graph.layout import Array, Shape, convert, from_storage, row_major, storage_shape, to_storage
 from weft.core.graph.op import Constants, OpClass
 from weft.core.host.host_backend import HostBackend
 from weft.core.host.tensor_copy import copy_tensor
@@ -60,11 +64,14 @@ from weft.errors import (
     Reason,
 )
 from weft.kernels.cache import DiskCache
-from weft.kernels.dialect import Dialect, KernelParts, Shared, View
+from weft.kernels.dialect import Dialect, KernelParts, Shared, View, cut_to_bits, extended, with_suffix
+from weft.kernels.formats import from_bits, is_coded, to_bits
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op
 from weft.kernels.refused import kernel_refused
 from weft.kernels.source import Arg, KernelSource
 from weft.kernels.template import add_shader_folder
+from weft.ops.gpu.elementwise import launch_expression
+from weft.ops.gpu.move import Strides, launch_move
 
 __all__ = [
     "API_VERSION",
@@ -123,22 +130,33 @@ __all__ = [
     "Shape",
     "Shared",
     "Slot",
+    "Strides",
     "Substitution",
     "View",
     "WantedLayout",
     "add_shader_folder",
     "convert",
     "copy_tensor",
+    "cut_to_bits",
+    "extended",
+    "from_bits",
     "from_storage",
     "front_ends",
     "gpu_op",
     "graph_pass",
     "infer_node",
+    "is_coded",
     "is_compatible",
     "kernel_refused",
+    "launch_expression",
+    "launch_move",
     "precompiled",
+    "raw_device",
     "register_front_end",
+    "row_major",
     "storage_shape",
     "subgraph",
+    "to_bits",
     "to_storage",
+    "with_suffix",
 ]
