@@ -10,7 +10,7 @@ from benchmarks.measure import Record, Row
 def test_networks_are_prepared_together_and_timed_one_after_the_other() -> None:
     record = Record({})
     arguments = ["--networks", "all", "--rest", "--json=elsewhere", "--jobs", "2"]
-    side_by_side("tests.helpers.measured_apart", arguments, ["first", "broken", "second"], 4, 2, record)
+    side_by_side("tests.helpers.measuring_process", arguments, ["first", "broken", "second"], 4, 2, record)
     first, second = record.rows
     assert (first.network, first.batch, second.network) == ("first", 4, "second")
     assert max(first.more["prepared"], second.more["prepared"]) < first.more["began"] < second.more["began"]

@@ -16,7 +16,7 @@ from scripts.fuzz.target import case_stream, find_targets
 from scripts.fuzz.worker import settled
 from weft.backends.gpu.device.built_kernels import KERNELS_KEPT
 
-BAD = "tests.helpers.bad_targets"
+BAD = "tests.helpers.failing_targets"
 
 
 def run(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:

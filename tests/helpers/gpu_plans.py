@@ -106,7 +106,9 @@ def planned(graph: Graph, precision: str = "high") -> Iterator[weft.Session]:
         yield session
 
 
-def assert_plays(graph: Graph, precision: str = "high", tolerance: float = 1e-5, *, drawn: bool = False) -> None:
+def assert_plan_computes(
+    graph: Graph, precision: str = "high", tolerance: float = 1e-5, *, drawn: bool = False
+) -> None:
     """Compare what the plan of a network gives with the references of its ops.
 
     A `drawn` network of which the passes leave nothing to compute is no example: Hypothesis draws another in its

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
-from tests.helpers.gpu_plans import assert_plays
+from tests.helpers.gpu_plans import assert_plan_computes
 from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import CAPS, null_gpu
@@ -52,13 +52,13 @@ def test_a_block_is_four_launches(precision: str) -> None:
     assert [b - a for a, b in pairwise(counts)] == [4, 4]
     told = planned_kernels(blocks(3), precision)
     assert "move" not in told and not any(kernel.startswith("elementwise") for kernel in told)
-    assert_plays(blocks(2, images=2), precision, 0.05 if precision == "low" else 1e-5)
+    assert_plan_computes(blocks(2, images=2), precision, 0.05 if precision == "low" else 1e-5)
 
 
 @pytest.mark.parametrize("graph", [blocks(channels=6), blocks(read="output"), blocks(1, read="Reshape")])
 def test_sums_elsewhere_are_right_and_stay(graph: Graph) -> None:
     assert any(kernel.startswith("elementwise") for kernel in planned_kernels(graph))
-    assert_plays(graph)
+    assert_plan_computes(graph)
 
 
 def test_without_index_maps_nothing_is_turned() -> None:
@@ -90,4 +90,4 @@ def test_a_device_computes_it_right(device: str) -> None:
 )  # fmt: skip
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=SLOW)
 def test_any_blocks_play_right(count: int, channels: int, images: int, size: int, kind: str, read: str) -> None:
-    assert_plays(blocks(count, channels, images=images, size=size, kind=kind, read=read))
+    assert_plan_computes(blocks(count, channels, images=images, size=size, kind=kind, read=read))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 import weft
-from tests.helpers.gpu_plans import assert_plays
+from tests.helpers.gpu_plans import assert_plan_computes
 from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.moving_nets import moving_networks
 from tests.helpers.nets import Net, feeds
@@ -27,13 +27,13 @@ GPUS = ("opencl", "vulkan")
 @given(graph=moving_networks(10))
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=SLOW)
 def test_a_plan_with_moves_gives_the_numbers_of_the_network(graph: Graph) -> None:
-    assert_plays(graph, drawn=True)
+    assert_plan_computes(graph, drawn=True)
 
 
 @given(graph=moving_networks(8))
 @settings(max_examples=examples(50), deadline=None, suppress_health_check=SLOW)
 def test_a_plan_in_fp16_gives_them_too(graph: Graph) -> None:
-    assert_plays(graph, "low", 0.05, drawn=True)
+    assert_plan_computes(graph, "low", 0.05, drawn=True)
 
 
 # -- what remains ------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_parts_of_images_along_each_axis_change_places(axis: int, device: str) -
     size = net.shape(image)[axis]
     ends = [net.add("Slice", image, *map(np.array, ([a], [b], [axis]))) for a, b in ((1, size), (0, 1))]
     graph = net.finish(net.conv(net.add("Concat", *ends, axis=axis), 4))
-    assert_plays(graph)
+    assert_plan_computes(graph)
     fed = feeds(graph)
     with weft.load(graph, device, fallback="error") as session:
         got = session.run(fed)
@@ -170,7 +170,7 @@ def test_a_moved_output_of_the_network_lies_side_by_side() -> None:
     turned = net.add("Transpose", net.add("Relu", x), name="y", perm=(2, 0, 1))
     graph = net.finish(turned, net.add("Softmax", turned, axis=-1))
     assert planned_kernels(graph).count("move") == 0
-    assert_plays(graph)
+    assert_plan_computes(graph)
 
 
 def test_an_input_of_the_network_stays_where_the_caller_put_it() -> None:

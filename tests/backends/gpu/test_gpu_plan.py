@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 import weft
-from tests.helpers.gpu_plans import assert_plays, planned, play
+from tests.helpers.gpu_plans import assert_plan_computes, planned, play
 from tests.helpers.nets import Net, branching, feeds, kinds
 from tests.helpers.null_gpu import null_gpu
 from tests.helpers.random_nets import SLOW, networks
@@ -35,19 +35,19 @@ many = settings(max_examples=examples(120), deadline=None, suppress_health_check
 @given(graph=networks(12))
 @many
 def test_a_plan_gives_the_numbers_of_the_network(graph: Graph) -> None:
-    assert_plays(graph, drawn=True)
+    assert_plan_computes(graph, drawn=True)
 
 
 @given(graph=networks(8))
 @settings(many, max_examples=examples(40))
 def test_a_plan_in_fp16_gives_them_too(graph: Graph) -> None:
-    assert_plays(graph, "low", 0.05, drawn=True)
+    assert_plan_computes(graph, "low", 0.05, drawn=True)
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4, 6, 8])
 @pytest.mark.parametrize("batch", [1, 2])
 def test_the_plan_of_a_branch(channels: int, batch: int) -> None:
-    assert_plays(branching(channels, batch=batch))
+    assert_plan_computes(branching(channels, batch=batch))
 
 
 def test_the_numbers_are_right_after_a_resize_too() -> None:
@@ -129,13 +129,13 @@ def test_a_concat_of_full_blocks_costs_nothing() -> None:
 @pytest.mark.parametrize("channels", [(6, 4), (4, 6, 4), (3, 3)])
 def test_a_concat_of_broken_blocks_is_copied(channels: tuple[int, ...]) -> None:
     assert find_views(laid_out(fire(*channels))) == {}
-    assert_plays(fire(*channels))
+    assert_plan_computes(fire(*channels))
 
 
 def test_an_output_of_the_network_is_no_view() -> None:
     graph = fire(4, 4, more=True)
     assert "part0" not in find_views(laid_out(graph))
-    assert_plays(graph)
+    assert_plan_computes(graph)
 
 
 def test_a_part_that_occurs_twice_is_copied() -> None:
@@ -144,9 +144,9 @@ def test_a_part_that_occurs_twice_is_copied() -> None:
     both = net.add("Concat", part, part, name="both", axis=1)
     graph = net.finish(net.conv(both, 4, name="y"))
     assert find_views(laid_out(graph)) == {}
-    assert_plays(graph)
+    assert_plan_computes(graph)
     net.graph.outputs = [net.conv(net.add("Concat", part, both, name="three", axis=1), 4, name="z")]
-    assert_plays(net.graph)
+    assert_plan_computes(net.graph)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -157,7 +157,7 @@ def test_a_part_that_lies_between_others_is_not_taken_for_a_whole(batch: int) ->
     both = net.add("Concat", *pooled, name="both", axis=1)
     flat = [net.add("Flatten", p, name=f"flat{k}") for k, p in enumerate(pooled)]
     graph = net.finish(net.conv(both, 4, name="y"), *(net.add("Softmax", f) for f in flat))
-    assert_plays(graph)
+    assert_plan_computes(graph)
 
 
 def test_concats_of_concats_are_one_memory() -> None:
@@ -169,7 +169,7 @@ def test_concats_of_concats_are_one_memory() -> None:
     graph = net.finish(net.conv(value, 4, name="y"))
     views = find_views(laid_out(graph))
     assert {v.root for v in views.values()} == {"v3"} and len(views) == 6
-    assert_plays(graph)
+    assert_plan_computes(graph)
 
 
 def test_a_reshape_is_another_name_for_the_same_memory() -> None:
@@ -180,7 +180,7 @@ def test_a_reshape_is_another_name_for_the_same_memory() -> None:
     # Not rewritten before: one reshape of a reshape is what the passes would leave.
     views = find_views(assign_layouts(fold_constants(graph)))
     assert views["r"] == ValueView("e") and views["f"] == ValueView("e")
-    assert_plays(graph)
+    assert_plan_computes(graph)
 
 
 def ends_in_a_flatten(*, read: bool = False, twice: bool = False, concat: bool = False, channels: int = 8) -> Graph:
@@ -206,7 +206,7 @@ def ends_in_a_flatten(*, read: bool = False, twice: bool = False, concat: bool =
     ids=["alone", "read by others", "of a concat", "of two outputs", "of broken blocks"],
 )
 def test_what_an_output_is_another_name_for_is_written_there(graph: Graph, moves: int) -> None:
-    assert_plays(graph)
+    assert_plan_computes(graph)
     with planned(graph) as session:
         labels = [launch.label for launch in session.pipelines[0].backend.recording.launches]  # type: ignore[attr-defined]
     moved = [label for label in labels if label.rpartition("/")[2] in ("move", "relayout") and "x.c4" not in label]
@@ -233,7 +233,7 @@ def test_what_a_store_cannot_read_is_not_fused(shape: tuple[int, ...]) -> None:
     conv = net.conv(net.input("x", 1, 4, 5, 5), 4)
     graph = net.finish(net.add("Add", conv, net.random(*shape), name="y"))
     assert kinds(fuse_epilogues(run_passes(graph), gpu_fuses)) == ["Conv", "Add"]
-    assert_plays(graph)
+    assert_plan_computes(graph)
 
 
 def test_other_element_types_are_not_fused() -> None:

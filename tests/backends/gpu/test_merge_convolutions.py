@@ -13,7 +13,7 @@ import weft
 from benchmarks.models import squeezenet1_1
 from tests.helpers.cards import card
 from tests.helpers.device_figures import set_figures
-from tests.helpers.gpu_plans import assert_plays
+from tests.helpers.gpu_plans import assert_plan_computes
 from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import null_gpu
@@ -77,7 +77,7 @@ def assert_become(count: int, net: Net, *made: str, axis: int = 1) -> None:
     """Fail unless the join of these values has so many convolutions, and is right."""
     graph = net.finish(net.add("Concat", *made, axis=axis, name="y"))
     assert planned_kernels(graph).count("conv_gemm") == count
-    assert_plays(graph)
+    assert_plan_computes(graph)
 
 
 # -- where it is done ------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def assert_become(count: int, net: Net, *made: str, axis: int = 1) -> None:
 @pytest.mark.parametrize("precision", ["high", "low"])
 def test_two_of_them_are_one_launch(precision: str) -> None:
     assert planned_kernels(fire(), precision) == BOTH
-    assert_plays(fire(batch=2), precision, 0.05 if precision == "low" else 1e-5)
+    assert_plan_computes(fire(batch=2), precision, 0.05 if precision == "low" else 1e-5)
 
 
 @pytest.mark.usefixtures("cheap")
@@ -142,7 +142,7 @@ def test_a_join_of_more_keeps_what_is_no_sibling() -> None:
 def test_equal_steps_and_a_missing_limit_are_no_hindrance() -> None:
     for graph in (stepped("Mul", 0.5, 0.5), missing_limit()):
         assert planned_kernels(graph) == BOTH
-        assert_plays(graph)
+        assert_plan_computes(graph)
 
 
 def missing_limit() -> Graph:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.helpers.fakes import mock, registered
-from tests.helpers.told_contexts import WithContext
+from tests.helpers.noting_contexts import WithContext
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import weft
 from tests.helpers.fakes import Mock, registered
 from tests.helpers.nets import chain, feeds
-from tests.helpers.told_contexts import NOTICES, Heard, WithContext, network, said, two_backends
+from tests.helpers.noting_contexts import NOTICES, Heard, WithContext, network, said, two_backends
 from weft.core.graph.interpreter import outputs
 from weft.errors import BackendError, ExecutionError, InputError, OutOfMemory
 

@@ -12,7 +12,7 @@ import pytest
 import weft
 from tests.helpers.fakes import Creator, mock, registered
 from tests.helpers.nets import Net, chain, feeds
-from tests.helpers.told_contexts import NOTICES, Told, WithContext, network, said, two_backends
+from tests.helpers.noting_contexts import NOTICES, Told, WithContext, network, said, two_backends
 from weft.core.graph.interpreter import outputs
 from weft.core.session import loaded_network
 from weft.core.session.loaded_network import close_forgotten

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import weft
 from tests.helpers.emulated_gpus import APIS, emulated_gpu
-from tests.helpers.gpu_plans import assert_plays
+from tests.helpers.gpu_plans import assert_plan_computes
 from tests.helpers.launches import kernels, most_buffers, planned_kernels
 from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import CAPS, null_gpu
@@ -50,7 +50,7 @@ def excited(
 def test_both_layers_are_one_launch(precision: str, swish: bool) -> None:
     told = planned_kernels(excited(swish=swish), precision)
     assert told.count("conv_pair") == 1 and told.count("conv_gemm") == 1
-    assert_plays(excited(images=3, swish=swish, bias=False), precision, 0.05 if precision == "low" else 1e-5)
+    assert_plan_computes(excited(images=3, swish=swish, bias=False), precision, 0.05 if precision == "low" else 1e-5)
 
 
 def test_other_layers_stay_two() -> None:
@@ -132,4 +132,4 @@ def test_a_gpu_computes_it_right(api: str, precision: DType) -> None:
 )  # fmt: skip
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=SLOW)
 def test_any_sizes_play_right(images: int, channels: int, hidden: int, bias: bool, swish: bool) -> None:
-    assert_plays(excited(images=images, channels=channels, hidden=hidden, bias=bias, swish=swish))
+    assert_plan_computes(excited(images=images, channels=channels, hidden=hidden, bias=bias, swish=swish))

@@ -13,7 +13,7 @@ import weft
 from benchmarks.models import squeezenet1_1
 from scripts.update_shipped_choices import CARDS
 from tests.helpers.cards import card
-from tests.helpers.gpu_plans import assert_plays
+from tests.helpers.gpu_plans import assert_plan_computes
 from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import null_gpu
@@ -40,7 +40,7 @@ def image(channels: int, *, batch: int = 1, readers: int = 1, add: bool = False,
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_an_image_that_one_convolution_reads_is_not_packed(channels: int, precision: str) -> None:
     assert planned_kernels(image(channels), precision)[0] == "conv_gemm"
-    assert_plays(image(channels, batch=2), precision, 0.05 if precision == "low" else 1e-5)
+    assert_plan_computes(image(channels, batch=2), precision, 0.05 if precision == "low" else 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_an_image_that_one_convolution_reads_is_not_packed(channels: int, precis
 )
 def test_another_image_is_packed(graph: Graph) -> None:
     assert planned_kernels(graph)[:2] == ["relayout", "conv_gemm"]
-    assert_plays(graph)
+    assert_plan_computes(graph)
 
 
 def test_groups_and_three_dimensions_are_packed() -> None:

@@ -14,7 +14,7 @@ import weft
 from tests.helpers.cards import KINDS, OPENCL, VULKAN, card
 from tests.helpers.conv_problems import conv_problem, take_where_it_fits
 from tests.helpers.emulated_gpus import APIS, emulated_gpu
-from tests.helpers.gpu_plans import assert_plays
+from tests.helpers.gpu_plans import assert_plan_computes
 from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import CAPS, null_gpu
@@ -70,9 +70,9 @@ def normalized(channels: int = 8, co: int = 8) -> Graph:
 def test_what_one_convolution_reads_alone_is_no_launch(precision: str) -> None:
     loose = 0.05 if precision == "low" else 1e-5
     assert "elementwise_c4" not in planned_kernels(scaled(), precision)
-    assert_plays(scaled(images=2), precision, loose)
+    assert_plan_computes(scaled(images=2), precision, loose)
     assert planned_kernels(normalized(), precision).count("elementwise_c4") == 1  # of the last ReLU
-    assert_plays(normalized(), precision, loose)
+    assert_plan_computes(normalized(), precision, loose)
 
 
 @pytest.mark.parametrize(
@@ -260,4 +260,4 @@ def test_matrix_units_apply_a_batch_norm_and_a_relu(api: str, monkeypatch: pytes
 )  # fmt: skip
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=SLOW)
 def test_any_sizes_play_right(images: int, channels: int, co: int, size: int, kind: str) -> None:
-    assert_plays(scaled(images=images, channels=channels, co=co, size=size, kind=kind))
+    assert_plan_computes(scaled(images=images, channels=channels, co=co, size=size, kind=kind))

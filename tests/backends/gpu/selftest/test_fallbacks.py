@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.helpers import special_fakes as fakes
+from tests.helpers import fake_kernels as fakes
 from tests.helpers.null_gpu import CAPS, null_gpu
 from tests.helpers.op_rows import Net, run
 from weft.backends.gpu.backend import GpuBackend

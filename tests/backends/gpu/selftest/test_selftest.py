@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import weft
-from tests.helpers import special_fakes as fakes
+from tests.helpers import fake_kernels as fakes
 from tests.helpers.nets import Net
 from tests.helpers.null_gpu import null_gpu
 from weft.backends.gpu.creator import GpuCreator
