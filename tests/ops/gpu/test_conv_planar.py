@@ -131,14 +131,15 @@ def test_any_shape(
     np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT32, "reduction"))
 
 
+@pytest.mark.parametrize(("precision", "stored"), [("high", DType.FLOAT32), ("low", DType.FLOAT16)])
 @pytest.mark.parametrize("device", GPUS)
-def test_an_fp32_image_is_read_by_a_network_in_fp16(device: str) -> None:
+def test_an_fp32_image_is_read_at_both_precisions(device: str, precision: str, stored: DType) -> None:
     graph = image(3, batch=2)
     (want,) = outputs(graph, feeds(graph))
-    with weft.load(graph, device, precision="low", fallback="error") as session:
+    with weft.load(graph, device, precision=precision, fallback="error") as session:
         assert kernels(session)[0] == "conv_gemm"
         (got,) = session.run(feeds(graph))
-    np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT16, "reduction"))
+    np.testing.assert_allclose(got, want, *tolerance(stored, "reduction"))
 
 
 @pytest.mark.parametrize(
