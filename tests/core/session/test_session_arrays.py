@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,6 +14,7 @@ import weft
 from tests.helpers.fakes import Creator, registered
 from tests.helpers.nets import Net
 from tests.helpers.opened import opened
+from tests.helpers.warm_python import WarmPython
 from weft.backends.gpu.recording import chunked_upload
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
@@ -500,6 +499,6 @@ print("end")
 
 @pytest.mark.parametrize("ending", ["dropped", "kept"])
 @pytest.mark.parametrize("device", GPUS)
-def test_they_outlive_the_device(device: str, ending: str) -> None:
-    done = subprocess.run([sys.executable, "-c", CLOSED, device, ending], capture_output=True, text=True, check=False)
+def test_they_outlive_the_device(device: str, ending: str, warm_python: WarmPython) -> None:
+    done = warm_python.run("-c", CLOSED, device, ending)
     assert (done.returncode, done.stdout.split()) == (0, [str(7.0 * 4 * 240), "end"]), done.stderr
