@@ -62,8 +62,8 @@ def test_a_fault_is_found_by_the_right_check(name: str, to_all: bool, monkeypatc
 
 
 def test_a_right_backend_is_not_accused() -> None:
-    """What it shows of `outputs`, which takes most of the time, test_our_backends.py shows of the same backend."""
-    left_out = set() if is_long() else {"outputs"}
+    """What it shows of checks that take most of the time, test_our_backends.py shows of the same backend."""
+    left_out = set() if is_long() else {"outputs", "leaks"}
     report = examine(CpuBackend, [name for name in CHOSEN if name not in left_out])
     assert report.ok, str(report)
     assert set(report.checks) == set(CHECKS) - left_out
