@@ -9,7 +9,7 @@ import numpy as np
 from scripts.fuzz.target import Finding
 from weft.core.graph.layout import Array
 
-RELATIVE = {2: 2e-2, 4: 1e-3, 8: 1e-3}
+RELATIVE = {1: 0.3, 2: 2e-2, 4: 1e-3, 8: 1e-3}
 """Tolerances by element size, relative to a number and to a tenth of the largest of its tensor.
 
 They are loose, because a mutant multiplies and cancels freely. The fuzzer looks for other tensors' memory and for

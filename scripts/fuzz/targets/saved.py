@@ -51,10 +51,12 @@ class SavedTarget(Target):
                 path = self.scratch / f"{number}-{precision}.weft"
                 devices = [self.device] if self.device == "cpu" else [self.device, "cpu"]
                 try:
-                    weft.optimize(model, devices, shapes=shapes, hints=hints, precision=precision).save(path)
+                    network = weft.optimize(model, devices, shapes=shapes, hints=hints, precision=precision)
                 except WeftError:  # a model whose shapes depend on its input values
                     continue
-                self.files.append(path)
+                if network.tail is None:  # the target of later stages has the others
+                    network.save(path)
+                    self.files.append(path)
 
     def check(self, folder: Path) -> str:
         """Return whether the file was refused, or computed what it describes."""
