@@ -148,17 +148,17 @@ def test_what_is_not_installed_is_no_failure(cli: Cli, monkeypatch: pytest.Monke
 def test_a_missing_compiler_matters_only_without_shipped_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_NO_COMPILER", "1")
     monkeypatch.setattr(checks, "shipped_kernels", lambda: 0)
-    assert checks._compiler(needed=True).status == "FAIL"
-    assert checks._compiler(needed=False).status == "absent"
+    assert checks.compiler_check(needed=True).status == "FAIL"
+    assert checks.compiler_check(needed=False).status == "absent"
     monkeypatch.setattr(checks, "shipped_kernels", lambda: 17)
-    check = checks._compiler(needed=True)
+    check = checks.compiler_check(needed=True)
     assert check.status == "absent" and "17 compiled kernels" in check.found and "slangpy" in check.fix
 
 
 def test_a_cache_that_cannot_be_written_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    check = checks._cache()
+    check = checks.cache_check()
     assert check.status == "FAIL" and "WEFT_CACHE_DIR" in check.fix
 
 

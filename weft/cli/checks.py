@@ -47,8 +47,8 @@ class Check:
 
 def all_checks() -> list[Check]:
     """Return every finding, in the order in which things depend on each other."""
-    found = [python_check(), *_packages(), _cache(), *_backends(), *_pip_driver(), *_front_ends(), *_skipped()]
-    found += [_compiler(needed="vulkan" not in registry.absent())]
+    found = [python_check(), *_packages(), cache_check(), *_backends(), *_pip_driver(), *_front_ends(), *_skipped()]
+    found += [compiler_check(needed="vulkan" not in registry.absent())]
     for info in registry.devices():
         found += [_device(info), *_kernels(info)]
     found += [_unusable(info, why) for info, why in registry.unusable()]
@@ -81,7 +81,8 @@ def _packages() -> Iterator[Check]:
         yield Check(name, PASS if found else ABSENT, found or "not installed", "" if found else f"for {wish}")
 
 
-def _cache() -> Check:
+def cache_check() -> Check:
+    """Return whether the cache can be written, and what is refused there."""
     folder = config.cache_dir()
     if not config.cache_enabled():
         return Check("cache", ABSENT, "turned off by WEFT_CACHE=0")
@@ -132,7 +133,8 @@ def _skipped() -> Iterator[Check]:
         yield Check(origin, FAIL, why, "mend it, or remove it from the packages or folders that are searched")
 
 
-def _compiler(needed: bool) -> Check:
+def compiler_check(needed: bool) -> Check:
+    """Return whether a GLSL compiler works; where Vulkan is `needed`, none and no compiled kernels is a failure."""
     name, shipped = "GLSL compiler", shipped_kernels()
     brought = (
         f"this installation brings {shipped} compiled kernels"

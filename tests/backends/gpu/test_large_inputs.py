@@ -267,7 +267,7 @@ def test_a_session_closes_whose_chunks_were_under_way_when_vulkan_was_lost(monke
     before = device.stats.live_buffers, device.stats.live_recordings
     session = weft.load(network(), device="vulkan", fallback="error")
     session.submit(random(0))
-    device._parts.context.idle()
+    device.parts.context.idle()
     with monkeypatch.context() as patch:
         patch.setattr(context, "lib", LostLibrary())
         with pytest.raises(DeviceLost, match="stopped answering"):

@@ -58,7 +58,7 @@ def test_host_buffers_are_mapped_bytes(device: VulkanDevice) -> None:
 def test_memory_types_are_chosen_by_kind(
     device: VulkanDevice, types: list[tuple[int, int]], chosen: tuple[int, ...]
 ) -> None:
-    memory = vulkan_memory.Memory(device._parts.context)
+    memory = vulkan_memory.Memory(device.parts.context)
     memory._types, memory._heaps, memory._largest_local = types, [1 << 37, 1 << 34, 1 << 28], 1 << 37
     for kind, index in zip(MemoryKind, chosen, strict=True):
         assert memory._candidates(kind, 0xFFFF)[0] == index
@@ -77,7 +77,7 @@ def test_out_of_memory_says_how_much_and_what_to_do(device: VulkanDevice) -> Non
 
 
 def test_the_count_of_allocations_is_respected(device: VulkanDevice) -> None:
-    memory = device._parts.memory
+    memory = device.parts.memory
     held = [device.allocate(4) for _ in range(3)]
     memory.max_count = len(held)
     with pytest.raises(OutOfMemory, match="maxMemoryAllocationCount is 3"):
@@ -88,7 +88,7 @@ def test_the_count_of_allocations_is_respected(device: VulkanDevice) -> None:
 
 def test_a_kernel_without_memory_leaves_nothing_behind(device: VulkanDevice) -> None:
     """llvmpipe compiles a kernel in a dispatch, which needs a buffer; the validation layer finds what stays."""
-    memory = device._parts.memory
+    memory = device.parts.memory
     usual, memory.max_count = memory.max_count, 0
     with pytest.raises(OutOfMemory, match="maxMemoryAllocationCount is 0"):
         device.compile(SCALE, values(100))

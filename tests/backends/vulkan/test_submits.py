@@ -128,7 +128,7 @@ def test_a_lost_device_is_reported(device: VulkanDevice, monkeypatch: pytest.Mon
     recordings = [device.record([]) for _ in range(2)]
     for recording in recordings:
         device.submit(recording)
-    device._parts.context.idle()
+    device.parts.context.idle()
     with monkeypatch.context() as patch:
         patch.setattr(context, "lib", LostLibrary())
         for call in (device.submit, device.wait):
@@ -142,7 +142,7 @@ def test_a_lost_device_is_reported(device: VulkanDevice, monkeypatch: pytest.Mon
 def test_polling_ends_in_a_blocking_wait(device: VulkanDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     from weft.backends.vulkan import context
 
-    monkeypatch.setattr(device._parts.context.physical, "software", False)
+    monkeypatch.setattr(device.parts.context.physical, "software", False)
     n = 1 << 21
     x, y = device.allocate(4 * n), device.allocate(4 * n)
     step = launch(device.compile(ADD, values(n)), x, y, n=n)

@@ -106,18 +106,19 @@ class VulkanDevice(GpuDevice):
         )
 
     @property
-    def _parts(self) -> _Parts:
+    def parts(self) -> _Parts:
+        """Return what the device owns; ClosedError once it is closed."""
         if not self._finalizer.alive:
             raise self._closed()
         return self._held
 
     def allocate(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> GpuBuffer:
         """Return a buffer of at least `nbytes`; OutOfMemory says how much was requested and how much there is."""
-        return self._parts.memory.allocate(nbytes, kind)
+        return self.parts.memory.allocate(nbytes, kind)
 
     def adopt(self, memory: Array) -> GpuBuffer | None:
         """Return a buffer whose `host` is the caller's memory; None where the driver cannot import it."""
-        return self._parts.memory.adopt(memory)
+        return self.parts.memory.adopt(memory)
 
     def free(self, buffer: GpuBuffer) -> None:
         """Release a buffer; its `host` array must not be used any more. Does nothing in a forked process."""
@@ -130,16 +131,16 @@ class VulkanDevice(GpuDevice):
 
     def upload(self, buffer: GpuBuffer, offset: int, data: Array) -> None:
         """Copy a contiguous array's bytes into a DEVICE buffer; return once `data` may be changed."""
-        self._parts.transfer.upload(buffer, offset, data)
+        self.parts.transfer.upload(buffer, offset, data)
 
     def download(self, buffer: GpuBuffer, offset: int, out: Array) -> None:
         """Copy bytes of a DEVICE buffer into the contiguous array `out`, after all earlier work."""
-        self._parts.transfer.download(buffer, offset, out)
+        self.parts.transfer.download(buffer, offset, out)
 
     def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> Kernel:
         """Return the pipeline with these constants, from memory or newly built from its SPIR-V."""
         check_kernel(source, values, self.caps, self.info.name)
-        pipelines = self._parts.pipelines
+        pipelines = self.parts.pipelines
         kernel = pipelines.kernel(source, values)
         self.stats.live_kernels = pipelines.held
         return kernel
@@ -149,7 +150,7 @@ class VulkanDevice(GpuDevice):
     ) -> Kernel | PushedKernel:
         """Return the pipeline with these constants, into which those that vary are pushed."""
         check_kernel(source, values, self.caps, self.info.name)
-        pipelines = self._parts.pipelines
+        pipelines = self.parts.pipelines
         kernel = pipelines.kernel_for_shapes(source, values, varying)
         self.stats.live_kernels = pipelines.held
         return kernel
@@ -161,17 +162,17 @@ class VulkanDevice(GpuDevice):
 
     def building(self) -> AbstractContextManager[None]:
         """Let a driver that compiles one kernel at a time do so on several logical devices."""
-        return self._parts.pipelines.building()
+        return self.parts.pipelines.building()
 
     def hold_kernels(self, count: int) -> None:
         """Keep the `count` most recently used pipelines, besides those in use."""
-        pipelines = self._parts.pipelines
+        pipelines = self.parts.pipelines
         pipelines.hold(count)
         self.stats.live_kernels = pipelines.held
 
     def record(self, commands: Sequence[Command], profile: bool = False) -> Recording:
         """Return the commands as a command buffer that can be submitted many times."""
-        parts = self._parts
+        parts = self.parts
         parts.pipelines.settle()
         recording = Recording(parts.context, parts.memory, self.caps, commands, profile)
         with parts.lock:

@@ -211,7 +211,7 @@ def difference(case: SelfTestCase, runtime: GpuRuntime) -> tuple[float, list[str
 
 def _largest_difference(actual: Sequence[Array], case: SelfTestCase) -> float:
     expected = _expected(case)
-    return float(np.max([_apart(_wide(a), b) for a, b in zip(actual, expected, strict=True)]))
+    return float(np.max([apart(_wide(a), b) for a, b in zip(actual, expected, strict=True)]))
 
 
 def _graph(case: SelfTestCase) -> Graph:
@@ -232,7 +232,8 @@ def _wide(value: Array) -> Array:
     return np.asarray(value, np.float64 if value.dtype == np.float64 else np.float32)
 
 
-def _apart(actual: Array, expected: Array) -> float:
+def apart(actual: Array, expected: Array) -> float:
+    """Return the largest difference, as a part of the largest expected value."""
     if not expected.size:
         return 0.0
     # A NaN anywhere must give NaN, which is within no tolerance.
