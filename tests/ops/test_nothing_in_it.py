@@ -53,7 +53,8 @@ def test_rows_outside_of_a_quantised_table_are_an_error() -> None:
             gather.infer(specs, [None, np.array([index]), None])
 
 
-def test_a_convolution_without_input_channels_is_refused() -> None:
-    specs = [TensorSpec(shape, DType.FLOAT32) for shape in ((1, 0, 4, 4), (3, 0, 1, 1))]
-    with pytest.raises(ModelError, match="0 input channels"):
-        op("Conv").infer(specs, [None, None])
+def test_an_axis_without_elements_does_not_grow() -> None:
+    specs = [TensorSpec((1, 0, 4), DType.FLOAT32), None, None, TensorSpec((3,), DType.INT64)]
+    for sizes in ([1, 2, 4], [1, 0, 0]):
+        with pytest.raises(ModelError, match="0 for an axis of 0"):
+            op("Resize").infer(specs, [None, None, None, np.array(sizes)])

@@ -65,7 +65,7 @@ class Attention(Op):
             shapes = [self._split(s) for s in self._parts(shapes)]
         q, k, v = shapes
         fits = len(q) in (3, 4) and len(q) == len(k) == len(v) and q[:-2] == k[:-2] == v[:-2]
-        if not fits or q[-1] != k[-1] or k[-2] != v[-2] or not prod(k) or not prod(v):
+        if not fits or q[-1] != k[-1] or k[-2] != v[-2] or not k[-1] or not v[-1]:
             raise misfit(self, f"Q, K and V of shapes {q}, {k} and {v} do not belong together")
         return Extents(q[:-2], q[-2], k[-2], q[-1], v[-1])
 
@@ -114,20 +114,21 @@ class Attention(Op):
         if self.packed:
             arrays = np.split(arrays[0], 3, axis=-1)
         if self.heads:
-            arrays = [a.reshape(*a.shape[:2], self.heads, -1).swapaxes(1, 2) for a in arrays]
+            arrays = [a.reshape(*a.shape[:2], self.heads, a.shape[2] // self.heads).swapaxes(1, 2) for a in arrays]
         q, k, v = arrays
         with np.errstate(all="ignore"):
             scores = np.matmul(q * q.dtype.type(self.scale), np.ascontiguousarray(k.swapaxes(-1, -2)))
             if mask is not None:
                 total = scores + widen(mask)
                 scores = np.where(np.isneginf(mask), mask, total).astype(q.dtype) if self.zero_hidden else total
-            shares = np.exp(scores - scores.max(-1, keepdims=True))
+            largest = scores.max(-1, keepdims=True, initial=-np.inf)
+            shares = np.exp(scores - largest)
             shares /= shares.sum(-1, keepdims=True)
             if self.zero_hidden:
-                shares = np.where(np.isneginf(scores.max(-1, keepdims=True)), np.zeros_like(shares), shares)
+                shares = np.where(np.isneginf(largest), np.zeros_like(shares), shares)
             out = np.matmul(shares, v)
         if self.heads:
-            out = out.swapaxes(1, 2).reshape(out.shape[0], out.shape[2], -1)
+            out = out.swapaxes(1, 2).reshape(out.shape[0], out.shape[2], self.heads * out.shape[3])
         return np.ascontiguousarray(out).astype(dtype, copy=False)
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:

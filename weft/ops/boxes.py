@@ -44,7 +44,8 @@ class NonMaxSuppression(RunSized):
         if boxes.dtype is not DType.FLOAT32 or scores.dtype is not DType.FLOAT32:
             one_type(boxes, scores)
         limit = s[2] if self.most is None else self.most
-        most = min(s[2], limit) if len(inputs) > 2 and inputs[2] is not None else 0
+        wanted = optional(inputs, 2)
+        most = min(s[2], limit) if wanted is not None and wanted.size else 0
         return (sized((s[0] * s[1] * most, 3), DType.INT64),)
 
     def counted_axes(self) -> tuple[int | None, ...]:
@@ -61,7 +62,7 @@ class NonMaxSuppression(RunSized):
     def wanted(self, constants: Constants) -> int | None:
         """Return the most boxes that the input allows, if that is known."""
         limit = optional(constants, 2)
-        if limit is None:
+        if limit is None or not limit.size:
             return None
         if limit.size != 1:
             raise unfit(f"the most boxes are {limit.size} numbers")
@@ -74,9 +75,7 @@ class NonMaxSuppression(RunSized):
     def results(self, *inputs: Array | None) -> tuple[Array, ...]:
         """Return the rows."""
         boxes, scores = given(inputs, 0), given(inputs, 1)
-        limit, overlap, least = (
-            None if (v := optional(inputs, k)) is None else v.reshape(-1)[0] for k in (2, 3, 4)
-        )
+        limit, overlap, least = (_number(optional(inputs, k)) for k in (2, 3, 4))
         most = 0 if limit is None else min(int(limit), scores.shape[2])
         rows = []
         for image in range(scores.shape[0]):
@@ -92,6 +91,11 @@ class NonMaxSuppression(RunSized):
             middle, half = boxes[:, :2], boxes[:, 2:] / 2
             return middle - half, middle + half
         return np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])
+
+
+def _number(value: Array | None) -> Any:
+    """Return the only element; None for an input that is missing, which one without elements stands for, too."""
+    return None if value is None or not value.size else value.reshape(-1)[0]
 
 
 def suppress(low: Array, high: Array, scores: Array, most: int, overlap: float, least: float | None) -> list[int]:
@@ -143,6 +147,8 @@ class RoiAlign(Op):
             raise unfit(f"X {x.dims}, rois {rois.dims} and indices {images.dims} are not [N, C, H, W], [R, 4] and [R]")
         if images.dtype not in (DType.INT64, DType.INT32):
             raise unfit(f"the indices of images are {images.dtype.value}")
+        if rois.dims[0] and 0 in x.dims[2:]:
+            raise unfit(f"X {x.dims} has no pixels to resample")
         if self.mode not in ("avg", "max") or self.coordinate_transformation_mode not in (
             "half_pixel",
             "output_half_pixel",

@@ -67,7 +67,7 @@ class Split(MovingOp):
         """Return the sizes of the parts; ModelError if they do not add up to the whole."""
         if sizes is None:
             count = self.num_outputs or self.outputs
-            if not 1 <= count <= min(max(total, 1), MAX_LISTED):
+            if not 1 <= count <= min(total or MAX_LISTED, MAX_LISTED):
                 raise unfit(f"{total} elements cannot be split into {count} parts")
             each = -(-total // count)
             sizes = (each,) * (count - 1) + (total - each * (count - 1),)

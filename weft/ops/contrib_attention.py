@@ -48,7 +48,7 @@ class _PaddedAttention(Composite):
         zero, hidden = make.number(0, q), make.number(self.mask_filter_value, q)
         places = make.constant(np.arange(keys).reshape(1, 1, 1, keys))
         if shape in ((batch,), (2 * batch,)):
-            wide = make.reshape(make.cast(padding, DType.INT64), shape[0] // batch, batch, 1, 1, 1)
+            wide = make.reshape(make.cast(padding, DType.INT64), shape[0] // max(batch, 1), batch, 1, 1, 1)
             ends = make.reshape(make.part(wide, 0, 0, 1), batch, 1, 1, 1)
             seen = make.add("Less", places, ends)
             if shape == (2 * batch,):
@@ -69,7 +69,7 @@ class _PaddedAttention(Composite):
 
     def attended(self, make: Body, q: str, k: str, v: str, mask: str) -> str:
         """Return the result with heads side by side."""
-        scale = self.scale or 1 / sqrt(make.dims(q)[3])
+        scale = self.scale or 1 / sqrt(max(make.dims(q)[3], 1))
         return heads_joined(make, attend(make, q, k, v, mask, scale=scale)[0])
 
 
@@ -251,7 +251,7 @@ class GroupQueryAttention(Composite):
         if before or keys > rows:
             k, v = (self._cached(make, old, new, past, first, keys) for old, new in ((past_k, k), (past_v, v)))
         mask = self._mask(make, q, past, steps, bias, first, keys)
-        scale = self.scale or 1 / sqrt(depth)
+        scale = self.scale or 1 / sqrt(max(depth, 1))
         extra = sink or (make.constant(np.zeros(heads, make.dtype(q).numpy)) if self.smooth_softmax else "")
         y, _ = attend(make, q, k, v, mask, scale=scale, softcap=self.softcap, sink=extra)
         return [heads_joined(make, y), k, v]

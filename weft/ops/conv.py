@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class Convolution(Op):
 
     def window(self, x: Shape, w: Shape) -> Window:
         """Return the window for an input and weights of these shapes."""
-        return slide(x[2:], w[2:], self.strides, self.dilations, self.pads, self.auto_pad)
+        return slide(x[2:], w[2:], self.strides, self.dilations, self.pads, self.auto_pad, padding_alone=True)
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
@@ -48,7 +48,7 @@ class Convolution(Op):
         dtype = float_type(x, w, b)
         _check_weights(x.dims, w.dims, self.kernel_shape)
         (n, c), (m, per_group) = x.dims[:2], w.dims[:2]
-        if self.group < 1 or per_group < 1 or c != per_group * self.group or m % self.group:
+        if self.group < 1 or c != per_group * self.group or m % self.group:
             raise ModelError(
                 f"{c} input channels do not fit {self.group} groups of weights for {per_group}",
                 why=f"there are {m} output channels",
@@ -84,6 +84,8 @@ class PlanarConv(Convolution):
 
 @decomposition("Conv")
 def _planar(op: Conv, make: Body, node: Node) -> Sequence[str]:
+    if not prod(make.dims(node.inputs[0])):
+        return _of_nothing(make, node)
     if make.dtype(node.inputs[0]) is not DType.FLOAT64:
         return []
     return make.all(PlanarConv.type, *node.inputs, made=1, **op.attributes())
@@ -138,6 +140,8 @@ class ConvTranspose(Op):
         x, w, b = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
         window = self.window(x.shape, w.shape)
         (n, c), g = x.shape[:2], self.group
+        if not x.size or not w.size:
+            return _nothing((n, g * w.shape[1], *window.inputs), b, x.dtype)
         rows = widen(x).reshape(n, g, c // g, prod(window.outputs))
         weights = widen(w).reshape(g, c // g, w.shape[1], -1).swapaxes(1, 2)
         padded = np.zeros((n, g, w.shape[1], *window.padded), rows.dtype)
@@ -162,6 +166,8 @@ class PlanarConvTranspose(ConvTranspose):
 
 @decomposition("ConvTranspose")
 def _planar_transpose(op: ConvTranspose, make: Body, node: Node) -> Sequence[str]:
+    if not prod(make.dims(node.inputs[0])):
+        return _of_nothing(make, node)
     if make.dtype(node.inputs[0]) is not DType.FLOAT64:
         return []
     return make.all(PlanarConvTranspose.type, *node.inputs, made=1, **op.attributes())
@@ -196,6 +202,8 @@ def _by_channel(b: Array, y: Array) -> Array:
 def _convolve(x: Array, w: Array, b: Array | None, op: Convolution) -> Array:
     """Return the convolution in the type of x and w."""
     window, group, channels = op.window(x.shape, w.shape), op.group, w.shape[0]
+    if not x.size or not w.size:
+        return _nothing((x.shape[0], channels, *window.outputs), b, x.dtype)
     if w.shape[1] == 1 and group > 1:
         y = _depthwise(x, w, window)
     else:
@@ -206,6 +214,22 @@ def _convolve(x: Array, w: Array, b: Array | None, op: Convolution) -> Array:
     if b is not None:
         y += _by_channel(b, y)
     return y
+
+
+def _nothing(shape: Shape, b: Array | None, dtype: np.dtype[Any]) -> Array:
+    """Return sums of nothing, and the bias."""
+    y = np.zeros(shape, dtype)
+    return y if b is None else (y + _by_channel(b, y)).astype(dtype, copy=False)
+
+
+def _of_nothing(make: Body, node: Node) -> Sequence[str]:
+    """Add what makes the result of a node whose input has no elements: its bias."""
+    _, _, b = (*node.inputs, "")[:3]
+    out = make.graph.specs[node.outputs[0]]
+    if not b:
+        return [make.constant(np.zeros(out.dims, out.dtype.numpy))]
+    column = make.reshape(b, 1, out.dims[1], *(1,) * (len(out.dims) - 2))
+    return [make.add("Expand", column, make.ints(*out.dims))]
 
 
 def _depthwise(x: Array, w: Array, window: Window) -> Array:

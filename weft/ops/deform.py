@@ -39,7 +39,7 @@ class DeformConv(Op):
 
     def window(self, x: Shape, w: Shape) -> Window:
         """Return the window of the taps without offsets; ModelError if it does not fit."""
-        if len(x) != 4 or len(w) != 4 or min(*x, *w) < 1:
+        if len(x) != 4 or len(w) != 4 or min(*x[1:], *w) < 1:
             raise unfit(f"images {x} and filters {w} are not (N, C, rows, columns): others are not supported")
         if self.kernel_shape not in ((), w[2:]):
             raise unfit(f"kernel_shape {self.kernel_shape} is not that of filters {w}")
@@ -95,7 +95,7 @@ class DeformConv(Op):
                 columns += np.where(inside, x[(*index, *pixel)], np.zeros((), x.dtype)) * weight
         if mask is not None:
             columns *= np.repeat(widen(mask).reshape(n, g, *window.kernel, *window.outputs), c // g, axis=1)
-        columns = columns.reshape(n, self.group, c // self.group * taps, -1)
+        columns = columns.reshape(n, self.group, c // self.group * taps, prod(window.outputs))
         weights = w.reshape(self.group, w.shape[0] // self.group, -1)
         out = (weights @ columns).reshape(n, w.shape[0], *window.outputs)
         out = out if bias is None else out + widen(bias).reshape(-1, 1, 1)
@@ -138,7 +138,7 @@ class Col2Im(Op):
         """Return the output; float16 is computed in float32."""
         x, image, block = given(inputs, 0), ints(given(inputs, 1)), ints(given(inputs, 2))
         window = self.window(x.shape, image, block)
-        wide = widen(x).reshape(x.shape[0], -1, prod(block), *window.outputs)
+        wide = widen(x).reshape(x.shape[0], x.shape[1] // prod(block), prod(block), *window.outputs)
         out = np.zeros((x.shape[0], wide.shape[1], *window.padded), wide.dtype)
         for number, tap in enumerate(window.taps()):
             window.tap(out, tap)[...] += wide[:, :, number]

@@ -19,7 +19,7 @@ from weft.ops.shape import given, unfit
 @register_op
 @op_dataclass
 class Det(Op):
-    """The determinant of each square matrix."""
+    """The determinant of each square matrix; that of one without elements is 1."""
 
     most_inputs: ClassVar[int | None] = 1
     op_class: ClassVar[OpClass] = "reduction"
@@ -28,7 +28,7 @@ class Det(Op):
         """Return the spec of the output."""
         x = given(inputs, 0)
         check_type(self, x, FLOATS)
-        if len(x.dims) < 2 or x.dims[-1] != x.dims[-2] or x.dims[-1] < 1:
+        if len(x.dims) < 2 or x.dims[-1] != x.dims[-2]:
             raise unfit(f"{x} holds no square matrices")
         return (TensorSpec(x.dims[:-2], x.dtype),)
 

@@ -82,7 +82,7 @@ class GatherND(MovingOp):
         """Return the spec of the output."""
         x, places = given(inputs, 0).dims, _indices(given(inputs, 1)).dims
         b = self.batch_dims
-        if not 0 <= b < min(len(x), len(places)) or x[:b] != places[:b] or not 1 <= places[-1] <= len(x) - b:
+        if not 0 <= b < min(len(x), len(places)) or x[:b] != places[:b] or not 0 <= places[-1] <= len(x) - b:
             raise unfit(f"indices of shape {places} with batch_dims {b} do not fit data of shape {x}")
         _check_ranges(optional(constants, 1), x[b:])
         return (sized(places[:-1] + x[b + places[-1] :], given(inputs, 0).dtype),)
@@ -90,7 +90,11 @@ class GatherND(MovingOp):
     def reference(self, *inputs: Array | None) -> Array:
         """Return the output."""
         x, places = given(inputs, 0), given(inputs, 1)
-        b = self.batch_dims
+        b, depth = self.batch_dims, places.shape[-1]
+        if not depth:  # each index names all of its batch
+            times = places.shape[b:-1]
+            whole = x.reshape(x.shape[:b] + (1,) * len(times) + x.shape[b:])
+            return np.tile(whole, (*(1,) * b, *times, *(1,) * (x.ndim - b)))
         index: list[Array] = []
         for axis in range(b):
             index.append(np.arange(x.shape[axis]).reshape(-1, *(1,) * (places.ndim - 2 - axis)))

@@ -114,7 +114,7 @@ class LinearAttention(Op):
 
         def rows(value: Array, heads: int) -> Array:
             """Return (rows, batch, heads, elements)."""
-            return value.reshape(each.batch, each.rows, heads, -1).swapaxes(0, 1)
+            return value.reshape(each.batch, each.rows, heads, value.shape[2] // heads).swapaxes(0, 1)
 
         q, k, v = rows(q, each.heads), rows(k, each.groups), rows(v, each.groups)
         decay = None if decay is None else np.exp(rows(decay, each.groups))
@@ -128,9 +128,10 @@ class LinearAttention(Op):
             if beta is not None:
                 new = beta[row] * (new - np.einsum("bhdm,bhd->bhm", state, k[row]))
             state = state + k[row][..., None] * new[..., None, :]
-            asked = q[row].reshape(each.batch, each.groups, -1, each.depth)
+            asked = q[row].reshape(each.batch, each.groups, each.heads // each.groups, each.depth)
             out[row] = (asked @ state).reshape(each.batch, each.heads, each.width)
-        y = (out * q.dtype.type(self.factor(each))).swapaxes(0, 1).reshape(each.batch, each.rows, -1)
+        y = (out * q.dtype.type(self.factor(each))).swapaxes(0, 1)
+        y = y.reshape(each.batch, each.rows, each.heads * each.width)
         kind = np.asarray(inputs[0]).dtype
         held = kind if past is None else np.asarray(inputs[3]).dtype
         return (np.ascontiguousarray(y).astype(kind), state.astype(held))[: max(self.outputs, 1)]

@@ -146,7 +146,7 @@ class GroupNormalization(Op):
     def reference(self, *inputs: Array | None) -> Array:
         """Return the output."""
         x = given(inputs, 0)
-        groups = widen(x).reshape(x.shape[0], self.num_groups, -1)
+        groups = widen(x).reshape(x.shape[0], self.num_groups, prod(x.shape[1:]) // self.num_groups)
         y = _standardize(groups, (2,), self.epsilon)[0].reshape(x.shape)
         return (y * _column(given(inputs, 1), x.ndim) + _column(given(inputs, 2), x.ndim)).astype(x.dtype)
 
@@ -227,7 +227,7 @@ class RMSNormalization(Op):
         x, scale = given(inputs, 0), given(inputs, 1)
         axes = tuple(range(one_axis(self.axis, x.ndim), x.ndim))
         wide = widen(x)
-        mean = np.square(wide).mean(axis=axes, keepdims=True)
+        mean = _mean(np.square(wide), axes)
         return np.asarray(wide / np.sqrt(mean + _scalar(self.epsilon, mean)) * widen(scale)).astype(
             x.dtype, copy=False
         )
@@ -329,16 +329,23 @@ class MeanVarianceNormalization(Op):
         """Return the output."""
         x = given(inputs, 0)
         wide, axes = widen(x), many_axes(self.axes, x.ndim)
-        centred = wide - wide.mean(axis=axes, keepdims=True)
-        deviation = np.sqrt(np.square(centred).mean(axis=axes, keepdims=True))
+        centred = wide - _mean(wide, axes)
+        deviation = np.sqrt(_mean(np.square(centred), axes))
         return np.asarray(centred / (deviation + _scalar(1e-9, wide))).astype(x.dtype, copy=False)
+
+
+def _mean(x: Array, axes: Shape) -> Array:
+    """Return the means along axes, which are kept; of nothing NaN, for which numpy's would warn."""
+    if not prod(x.shape[a] for a in axes):
+        return np.full(tuple(1 if a in axes else size for a, size in enumerate(x.shape)), np.nan, x.dtype)
+    return np.asarray(x.mean(axis=axes, keepdims=True))
 
 
 def _standardize(x: Array, axes: Shape, epsilon: float) -> tuple[Array, Array, Array]:
     """Return x with mean 0 and variance 1 along the axes, its mean, and the factor it was scaled by."""
-    mean = x.mean(axis=axes, keepdims=True)
+    mean = _mean(x, axes)
     centred = x - mean
-    factor = 1 / np.sqrt(np.square(centred).mean(axis=axes, keepdims=True) + _scalar(epsilon, x))
+    factor = 1 / np.sqrt(_mean(np.square(centred), axes) + _scalar(epsilon, x))
     return centred * factor, mean, factor
 
 

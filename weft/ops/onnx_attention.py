@@ -84,7 +84,7 @@ def attend(
     """
     batch, heads, queries, depth = make.dims(q)
     groups, keys, width = (*make.dims(k)[1:3], make.dims(v)[3])
-    each = heads // groups
+    each = heads // max(groups, 1)
     if softcap == 0 and shown is None and not sink:
         if each > 1:
             q = make.reshape(q, batch, groups, each * queries, depth)
@@ -135,7 +135,7 @@ def _grouped(make: Body, mask: str, heads: int, groups: int, queries: int) -> st
     mask = make.reshape(mask, *shape)
     if own == 1 and rows == 1:
         return mask
-    each = heads // groups
+    each = heads // max(groups, 1)
     if own == 1:
         wide = make.add("Expand", mask, make.ints(batch, each, rows, keys))
         return make.reshape(wide, batch, 1, each * rows, keys)
@@ -192,7 +192,7 @@ class OnnxAttention(Composite):
             shapes = ", ".join(str(make.dims(value)) for value in (q, k, v))
             raise misfit(self, f"Q, K and V of {shapes} do not belong together")
         total = self._masks(make, q, k, mask, make.dims(past_k)[2] if past_k else 0, lengths).total()
-        scale = 1 / sqrt(depth) if self.scale is None else self.scale
+        scale = 1 / sqrt(max(depth, 1)) if self.scale is None else self.scale
         if whole:  # heads are read where they lie; what takes them apart is then not needed
             given = (*sides, total) if total else sides
             y, scores = make.add("weft::Attention", *given, heads=heads, scale=scale, zero_hidden=int(bool(total))), ""

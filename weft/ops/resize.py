@@ -123,18 +123,21 @@ class Resize(Op):
         return tuple(
             Sampling(axis, size, scale, (float(start), float(end)))
             for axis, size, scale, (start, end) in zip(axes, wanted, stretch, region, strict=True)
-            if size != dims[axis] or scale != 1 or (start, end) != (0, 1)
+            if size and (size != dims[axis] or scale != 1 or (start, end) != (0, 1))
         )
 
     def _by_sizes(self, lengths: list[int], sizes: Shape) -> tuple[list[int], list[np.float32]]:
-        if len(sizes) != len(lengths) or min(lengths) < 1 or min(sizes) < 1:
+        fits = len(sizes) == len(lengths) and min(sizes, default=0) >= 0
+        if not fits or any((s > 0) != (d > 0) for s, d in zip(sizes, lengths, strict=True)):
             raise ModelError(
-                f"sizes {sizes} do not fit axes of {lengths}", why="one positive number each is needed"
+                f"sizes {sizes} do not fit axes of {lengths}",
+                why="one positive number each is needed, and 0 for an axis of 0",
             )
-        scales = [np.float32(s) / np.float32(d) for s, d in zip(sizes, lengths, strict=True)]
+        scales = [np.float32(s) / np.float32(max(d, 1)) for s, d in zip(sizes, lengths, strict=True)]
         if self.keep_aspect_ratio_policy == "stretch":
             return list(sizes), scales
-        scale = min(scales) if self.keep_aspect_ratio_policy == "not_larger" else max(scales)
+        known = [scale for scale, d in zip(scales, lengths, strict=True) if d] or [np.float32(1)]
+        scale = min(known) if self.keep_aspect_ratio_policy == "not_larger" else max(known)
         return [floor(scale * np.float32(d) + np.float32(0.5)) for d in lengths], [scale] * len(lengths)
 
     def taps(self, part: Sampling, length: int) -> Taps:
@@ -219,8 +222,8 @@ def _by_scales(lengths: list[int], scales: Array) -> tuple[list[int], list[np.fl
             f"scales {factors} do not fit axes of {lengths}", why="one positive number each is needed"
         )
     wanted = [floor(np.float32(d) * f) for d, f in zip(lengths, factors, strict=True)]
-    if min(lengths + wanted, default=1) < 1:
-        raise ModelError(f"scales {factors} make {wanted} of {lengths}", why="no axis may be empty")
+    if any(size < 1 and length for size, length in zip(wanted, lengths, strict=True)):
+        raise ModelError(f"scales {factors} make {wanted} of {lengths}", why="nothing would be left of an axis")
     return wanted, factors
 
 

@@ -109,7 +109,7 @@ class MaxRoiPool(Op):
         """Return the spec of the output."""
         x, rois = given(inputs, 0), given(inputs, 1)
         dtype = float_type(x, rois)
-        if len(x.dims) != 4 or len(rois.dims) != 2 or rois.dims[1] != 5 or min(x.dims) < 1:
+        if len(x.dims) != 4 or len(rois.dims) != 2 or rois.dims[1] != 5:
             raise unfit(f"regions {rois} do not fit images {x}")
         if len(self.pooled_shape) != 2 or min(self.pooled_shape) < 1:
             raise unfit(f"pooled_shape {self.pooled_shape} is not two sizes")

@@ -108,10 +108,12 @@ def slide(
     pads: Sequence[int] = (),
     auto_pad: str = "NOTSET",
     ceil_mode: int = 0,
+    padding_alone: bool = False,
 ) -> Window:
     """Return the window that these ONNX attributes describe; an empty attribute has its default.
 
-    Raise ModelError if an attribute has a wrong length or sign, or the window does not fit even once.
+    Raise ModelError if an attribute has a wrong length or sign, or the window does not fit even once; unless it may
+    lie in `padding_alone`, also if an input is 0.
     """
     strides, dilations, begin, end = _complete(inputs, kernel, strides, dilations, pads, auto_pad)
     extent = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
@@ -126,7 +128,7 @@ def slide(
             count = (-(-room // s) if ceil_mode and auto_pad == "NOTSET" else room // s) + 1
             # A window that starts in the end padding covers only padding: ONNX drops it.
             outputs.append(count - 1 if ceil_mode and (count - 1) * s >= i + b else count)
-    if any(i < 1 for i in (*inputs, *outputs)):
+    if any(o < 1 for o in outputs) or (not padding_alone and any(i < 1 for i in inputs)):
         raise ModelError(
             f"a window of {tuple(extent)} does not fit into the input even once",
             why=f"the input has {inputs}, padded by {begin} before and {end} behind",
@@ -165,7 +167,7 @@ def slide_back(
         begin, end = split_padding([max(f - o, 0) for f, o in zip(full, sizes, strict=True)], auto_pad)
     else:
         sizes = tuple(f - b - e for f, b, e in zip(full, begin, end, strict=True))
-    if any(i < 1 for i in (*inputs, *sizes)):
+    if any(size < 1 for size in sizes):
         raise ModelError(
             f"the result of ConvTranspose would have the sizes {sizes}", why=f"the input has {inputs}"
         )

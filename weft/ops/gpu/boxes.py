@@ -68,7 +68,8 @@ class NonMaxSuppressionOnGpu(GpuOp):
         self, op: NonMaxSuppression, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch the order, the suppression, and what writes the rows."""
-        boxes, scores, limit, overlap, least = (*inputs, None, None, None)[:5]
+        boxes, scores, *rest = (*inputs, None, None, None)[:5]
+        limit, overlap, least = (None if t is None or not prod(t.shape) else t for t in rest)
         rows = outputs[0]
         assert boxes is not None and scores is not None
         if not rows.shape[0]:

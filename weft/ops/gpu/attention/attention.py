@@ -28,7 +28,7 @@ class AttentionOnGpu(GpuOp):
     def why_not(
         self, op: Attention, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Refuse heads that are too large for registers or work-group memory."""
+        """Refuse attention to nothing, and heads that are too large for registers or work-group memory."""
         return why_not(caps, op.extents([t.shape for t in inputs[: op.count()] if t is not None]))
 
     def takes_place(

@@ -105,7 +105,9 @@ def choose_tile(caps: DeviceCaps, each: Extents) -> Tile | None:
 
 
 def why_not(caps: DeviceCaps, each: Extents) -> str | None:
-    """Return why heads are too large for registers or work-group memory, as a sentence, or None."""
+    """Return why there is nothing to attend to, or heads are too large for registers or work-group memory; or None."""
+    if not each.keys:
+        return "it has no keys, and kernels divide by the sum over them"
     largest = max(each.depth, each.width)
     if largest > LARGEST_HEAD:
         return f"its heads have {largest} elements; the attention kernel takes up to {LARGEST_HEAD}"

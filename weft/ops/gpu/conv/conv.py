@@ -10,7 +10,7 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op, nested_rounds
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
-from weft.ops.gpu.conv.problem import ConvPlan, on_matrix_units, why_not_computed
+from weft.ops.gpu.conv.problem import ConvPlan, on_matrix_units, why_not_computed, why_not_empty
 from weft.ops.gpu.packing import weights_of
 
 
@@ -25,8 +25,8 @@ class ConvOnGpu(GpuOp):
     def why_not(
         self, op: Conv, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Refuse weights that are computed at run time and, in blocks of channels, exceed a kernel argument."""
-        return why_not_computed(inputs[1], caps)
+        """Refuse an input of no elements, and weights that a run computes and that exceed a kernel argument packed."""
+        return why_not_empty(inputs[0]) or why_not_computed(inputs[1], caps)
 
     def rounds(self, op: Conv, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return those of the GEMM, which takes four channels at a time, or those of loops over channels and taps."""

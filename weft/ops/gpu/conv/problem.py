@@ -303,6 +303,11 @@ def pieces(problem: ConvProblem, nbytes_per_block: int) -> list[tuple[int, int]]
     return [(b, min(most, problem.blocks - b)) for b in range(0, problem.blocks, most)]
 
 
+def why_not_empty(x: Tensor | None) -> str | None:
+    """Return why an input cannot be read: it has no elements, and kernels take the nearest one of what they skip."""
+    return f"{x.name!r} has no elements to read" if x is not None and not prod(x.shape) else None
+
+
 def why_not_computed(weight: Tensor | None, caps: DeviceCaps) -> str | None:
     """Return why weights that are computed at run time cannot be packed: they exceed one kernel argument."""
     if weight is None or weight.constant is not None:

@@ -12,7 +12,7 @@ from weft.core.graph.layout import PACK, Array, Layout, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op, nested_rounds
 from weft.ops.conv import ConvTranspose
-from weft.ops.gpu.conv.problem import why_not_computed, window_constants
+from weft.ops.gpu.conv.problem import why_not_computed, why_not_empty, window_constants
 from weft.ops.gpu.move import Strides, launch_move
 from weft.ops.gpu.packing import Weights, as_image, pack_in_run, weights_of
 
@@ -28,8 +28,8 @@ class ConvTransposeOnGpu(GpuOp):
     def why_not(
         self, op: ConvTranspose, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Refuse weights that are computed at run time and, in blocks of channels, exceed a kernel argument."""
-        return why_not_computed(inputs[1], caps)
+        """Refuse an input of no elements, and weights that a run computes and that exceed a kernel argument packed."""
+        return why_not_empty(inputs[0]) or why_not_computed(inputs[1], caps)
 
     def rounds(self, op: ConvTranspose, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the products of four outputs, and the loops around them."""
