@@ -149,12 +149,14 @@ real finite_power(real a, real y) {
   const real m = split_exponent(a, k), f = m - 1.0;
   precise real d = m + 1.0, d_low = m - (d - 1.0), s = f / d, p = s * d;
   precise real rest = (f - p) - product_error(s, d, p) - s * d_low;
-  precise real s_low = rest / d, z = s * s, cube = s * z, cube_low = product_error(s, z, cube) + s * product_error(s, s, z);
+  precise real s_low = rest / d, z = s * s, cube = s * z;
+  precise real cube_low = product_error(s, z, cube) + s * product_error(s, s, z);
   precise real third = TWO_THIRDS * cube;
   precise real third_low = product_error(TWO_THIRDS, cube, third) + (TWO_THIRDS * cube_low + TWO_THIRDS_LOW * cube);
   precise real whole = real(k) * LOG2_HIGH, twice = 2.0 * s, most = whole + twice, sum = most + third;
   precise real low = sum_error(whole, twice, most) + sum_error(most, third, sum);
-  low = low + (third_low + (cube * z * ${horner("z", POWER_LOG)} + (s_low * (2.0 + 2.0 * z * (1.0 + z)) + real(k) * LOG2_LOW)));
+  precise real rest_of_s = s_low * (2.0 + 2.0 * z * (1.0 + z));
+  low = low + (third_low + (cube * z * ${horner("z", POWER_LOG)} + (rest_of_s + real(k) * LOG2_LOW)));
   precise real high = sum + low;
   low = low - (high - sum);
   precise real exponent = y * high, exponent_low = product_error(y, high, exponent) + y * low;
