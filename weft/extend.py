@@ -44,9 +44,11 @@ from weft.core.contract.views import FailedPart, Substitution, subgraph
 from weft.core.graph.graph import Names, infer_node
 from weft.core.graph.layout import Array, Shape, convert, from_storage, row_major, storage_shape, to_storage
 from weft.core.graph.op import Constants, OpClass
+from weft.core.host.disk_cache import DiskCache
 from weft.core.host.host_backend import HostBackend
 from weft.core.host.tensor_copy import copy_tensor
-from weft.core.memory.memory_plan import ArenaPlan, BufferManager, Slot
+from weft.core.memory.buffer_manager import BufferManager, Slot
+from weft.core.memory.memory_plan import ArenaPlan
 from weft.core.passes import Pass, PassContext, PassGroup, Property, graph_pass
 from weft.core.passes.properties import SHAPES_INFERRED
 from weft.core.placement.optimized_network import precompiled
@@ -63,10 +65,11 @@ from weft.errors import (
     OutOfMemory,
     Reason,
 )
-from weft.kernels.cache import DiskCache
+from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.dialect import Dialect, KernelParts, Shared, View, cut_to_bits, extended, with_suffix
 from weft.kernels.formats import from_bits, is_coded, to_bits
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op
+from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.launch import KernelBuilder
 from weft.kernels.refused import kernel_refused
 from weft.kernels.source import Arg, KernelSource
 from weft.kernels.template import add_shader_folder

@@ -12,8 +12,8 @@ import pytest
 
 from tests.helpers.cli import Cli
 from weft import config
-from weft.kernels import cache as kept
-from weft.kernels.cache import DiskCache
+from weft.core.host import disk_cache as kept
+from weft.core.host.disk_cache import DiskCache
 
 
 def test_files_that_were_never_finished_are_counted_and_removed_when_nobody_writes_them(

@@ -23,9 +23,9 @@ from weft.backends.cpu.backend import CpuBackend
 from weft.backends.opencl import pip_driver
 from weft.cli import checks, trial_run
 from weft.cli.app import app_of
+from weft.core.host.disk_cache import DiskCache
 from weft.core.registry.backend_registry import registry
 from weft.errors import DeviceError, Reason
-from weft.kernels.cache import DiskCache
 
 
 def test_without_a_command_there_is_help(cli: Cli) -> None:

@@ -22,8 +22,8 @@ from tests.helpers.examples import EXAMPLES, load_example
 from tests.helpers.run_length import is_long
 from tests.helpers.warm_python import WarmPython
 from weft import Network, Node, conformance
+from weft.core.graph.described import described
 from weft.core.graph.graph import bind, infer_shapes
-from weft.core.placement.assign import described
 from weft.models import path
 from weft.ops.binary import Mod
 from weft.ops.softmax import Softmax

@@ -34,7 +34,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
 from weft.core.registry.backend_registry import registry
 from weft.errors import ClosedError, CompileError, DeviceError, DeviceLost, NoDevice, OutOfMemory
-from weft.kernels.launch import DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.source import Arg, KernelSource
 from weft.kernels.template import SHADERS, render
 from weft.ops.gpu.conv.gemm import SOFTWARE_TILE, TILES, GemmTile

@@ -9,7 +9,7 @@ from tests.helpers.null_gpu import NullDevice
 from weft.backends.gpu.selftest import value_check
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.backends.vulkan.dialect import GlslDialect
-from weft.kernels.launch import DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.special import SpecialKernel, special_kernels
 
 H200 = DeviceCaps(

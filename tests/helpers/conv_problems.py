@@ -11,7 +11,7 @@ from weft.backends.gpu.lowering.launch_builder import NodeBuilder
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Layout
 from weft.kernels.chooser import Algorithm, Candidate, Decision
-from weft.kernels.launch import DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.problem import ConvProblem

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from weft.core.contract.session_config import Precision
-from weft.kernels.launch import DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.special import SpecialKernel, one_node, register_special
 from weft.ops.attention import Attention
 from weft.ops.binary import Add

@@ -25,7 +25,8 @@ from weft.kernels.chooser import (
     Rivals,
     candidates_of,
 )
-from weft.kernels.launch import DeviceCaps, KernelBuilder
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.launch import KernelBuilder
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.gemm import TiledConv
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem

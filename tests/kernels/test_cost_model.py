@@ -14,7 +14,7 @@ from tests.helpers.conv_problems import conv_problem
 from weft.core.graph.dtypes import DType
 from weft.kernels.chooser import NEVER
 from weft.kernels.cost_model import DATA, TERMS, WORTH, Effort, coefficients, excess, microseconds
-from weft.kernels.launch import DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 
 ALGORITHMS = (

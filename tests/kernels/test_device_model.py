@@ -14,8 +14,8 @@ from tests.helpers.cards import H200
 from tests.helpers.conv_problems import conv_problem
 from tests.helpers.device_figures import set_figures
 from weft.core.graph.dtypes import DType
+from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import DATA, MODELS, DeviceModel
-from weft.kernels.launch import DeviceCaps
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 
 PACKAGE = Path(weft.__file__).parent

@@ -13,8 +13,8 @@ import pytest
 
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.core.graph.dtypes import DType
+from weft.core.host.disk_cache import DiskCache
 from weft.kernels import template
-from weft.kernels.cache import DiskCache
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, render
 

@@ -28,7 +28,7 @@ from weft.core.graph.graph import Graph, Node, infer_shapes
 from weft.core.graph.layout import Array, Layout
 from weft.core.graph.op import op_types
 from weft.core.graph.tensor import TensorSpec
-from weft.kernels.launch import WantedLayout, find_gpu_op
+from weft.kernels.gpu_op import WantedLayout, find_gpu_op
 from weft.ops.concat import Concat
 from weft.ops.pool import MaxPool
 from weft.ops.shape import Reshape, Transpose

@@ -17,12 +17,12 @@ from weft.backends.vulkan.prebuild import shipped_kernels
 from weft.cli.devices import device_name
 from weft.cli.trial_run import trial_run
 from weft.core.contract.backend import DeviceInfo
+from weft.core.host.disk_cache import advice, folders_refused
 from weft.core.registry.backend_registry import registry
 from weft.core.registry.entries import WEFT
 from weft.core.registry.front_ends import front_ends
 from weft.core.registry.probe import present
 from weft.errors import Reason, UnsupportedOps, WeftError
-from weft.kernels.cache import advice, folders_refused
 
 PASS, FAIL, ABSENT = "PASS", "FAIL", "absent"
 TOLERANCE = 1e-4

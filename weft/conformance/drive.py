@@ -11,11 +11,11 @@ import numpy as np
 
 from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend, Execution, StorageType
+from weft.core.graph.described import describe, described
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Layout, Shape
 from weft.core.graph.tensor import Tensor
-from weft.core.placement.assign import describe, described
 from weft.core.placement.lower_network import lower_part
 from weft.core.placement.optimized_network import Part
 from weft.errors import BackendError

@@ -16,7 +16,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from weft.core.graph.dtypes import DType
-from weft.kernels.launch import WARPGROUP_MEMORY, DeviceCaps, Size3
+from weft.kernels.device_caps import WARPGROUP_MEMORY, DeviceCaps, Size3
 from weft.kernels.shared_size import shared_bytes
 from weft.kernels.source import LOCAL_SIZE, SUBGROUP, Arg, ConstantKind, KernelSource
 

@@ -22,8 +22,9 @@ from weft.errors import ExecutionError
 from weft.kernels.cost_model import WORTH, Effort, microseconds
 
 if TYPE_CHECKING:
+    from weft.kernels.device_caps import DeviceCaps
     from weft.kernels.device_model import DeviceModel
-    from weft.kernels.launch import DeviceCaps, KernelBuilder
+    from weft.kernels.launch import KernelBuilder
 
 ProblemT = TypeVar("ProblemT", bound=Hashable)
 ProblemT_co = TypeVar("ProblemT_co", covariant=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weft.kernels.launch import DeviceCaps
+    from weft.kernels.device_caps import DeviceCaps
 
 DATA = Path(__file__).with_name("cost_model.json")
 TERMS = (

@@ -1,51 +1,33 @@
-"""What an op tells a GPU: which templates to launch on its tensors, independent of the API."""
+"""What an op tells a GPU to launch, independent of the API: the builder of launches, and sizes that kernels share."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from functools import cache
-from math import log2, prod
-from typing import Any, TypeVar
+from math import log2
 
 from weft.core.graph.dtypes import DType
-from weft.core.graph.fused_op import Fused, Step
+from weft.core.graph.fused_op import Step
 from weft.core.graph.index_map import IndexMap
 from weft.core.graph.layout import Array, Layout, Shape, row_major
-from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.errors import BackendError
 from weft.kernels.chooser import Candidate, Decision, Facts, TileT, one_algorithm
-from weft.kernels.device_model import MODELS, DeviceModel
+from weft.kernels.device_caps import DeviceCaps, Size3
 from weft.kernels.source import ArgKind
 
-Size3 = tuple[int, int, int]
 PIECE = 8
 """Adjacent halves that a kernel fetches at once: 16 bytes."""
-LEAST_ITEMS, LEAST_LOCAL_MEMORY = 64, 16 << 10
-"""The least work-items and bytes of a work-group that a device must have: what the smallest tiles need."""
 SMALL_GROUP, LARGE_GROUP = 64, 256
 """Work-group sizes of a one-dimensional loop."""
 VECTOR_BYTES = 16
 """Bytes of four elements in work-group memory, where kernels that compute in fp32 keep fp32."""
 SECTOR = 32
 """Bytes that GPUs fetch together: the least that is worth reading of adjacent memory."""
-WARPGROUP_MEMORY = 227 << 10
-"""Work-group memory that warpgroup kernels (`DeviceCaps.warpgroup_units`) may use, in bytes; drivers report 48 KiB."""
 FOR_SHAPES = "varying_constants"
 """Kernels that read sizes when they run; `DeviceCaps.without` names them where they were found wrong."""
 INDEX_MAPS = "index_maps"
 """Kernels that reach their arguments through index maps; `DeviceCaps.without` names them where they are wrong."""
-CONV_PAIR = "conv_pair"
-"""The kernel of two convolutions of single pixels; `DeviceCaps.without` names it where it is wrong."""
-CONV_PROLOGUE = "conv_prologue"
-"""The portable GEMM that applies element-wise steps as it loads; `DeviceCaps.without` names it where it is wrong."""
-UNSTAGED_PROLOGUE = "conv_unstaged_prologue"
-"""Those on matrix units without work-group memory; `DeviceCaps.without` names them where they are wrong."""
-MATRIX_PROLOGUE = "conv_matrix_prologue"
-"""Those that stage tiles for matrix units; `DeviceCaps.without` names them where they are wrong."""
 SUM_PARTS = "sum_parts"
 """The kernel that adds partial sums from scratch memory; `DeviceCaps.without` names it where memory is short."""
 MAX_ELEMENTS = 1 << 31
@@ -73,83 +55,6 @@ def tree_items(caps: DeviceCaps, most: int = 64) -> int:
 def power_of_two(count: int) -> int:
     """Return the smallest power of two that is at least `count`."""
     return 1 << (max(count, 1) - 1).bit_length()
-
-
-class WantedLayout(Enum):
-    """The layout that an op wants for the activations it reads and writes.
-
-    LINEAR: NCHW. CHANNELS: NC4HW4 or NHWC4, whichever the device prefers. EITHER: the layout of its inputs.
-    ALIAS: linear, and the first output uses the first input's memory.
-    """
-
-    LINEAR = "linear"
-    CHANNELS = "channels"
-    EITHER = "either"
-    ALIAS = "alias"
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceCaps:
-    """What a device can do, and its limits."""
-
-    max_local_items: int = 128
-    max_local_size: Size3 = (128, 128, 64)
-    max_grid: Size3 = (65535, 65535, 65535)
-    local_memory: int = 16384
-    max_buffer_range: int = 1 << 27
-    """Bytes that one kernel argument may span."""
-    max_allocation: int = 1 << 30
-    offset_alignment: int = 256
-    """A kernel argument must start at a multiple of this many bytes."""
-    max_buffers: int = 64
-    """Most arguments of one kernel."""
-    max_rounds: int = 0
-    """Rounds of all loops together after which the driver silently ends an item's loops; 0: it has no such limit."""
-    subgroup: int = 0
-    """Work-items of a subgroup if they are fewer or more than `source.SUBGROUP`; 0 if the other fields say enough."""
-    fp16_storage: bool = False
-    int8_storage: bool = False
-    doubles: bool = False
-    """Kernels may compute in float64; otherwise they only move it, and convert it between words and f32."""
-    channels_last: bool = False
-    """Activations for matrix units use NHWC4 instead of NC4HW4: what these kernels stage at once is then contiguous."""
-    matrix_units: bool = False
-    """A subgroup of 32 multiplies fp16 tiles of 16 x 16 and adds them in fp32."""
-    shuffles: bool = False
-    """Work-items whose numbers differ only in the last five bits run as one subgroup and can exchange values."""
-    warpgroup_units: bool = False
-    """Four subgroups of 32 multiply fp16 matrices together, with up to WARPGROUP_MEMORY bytes (sm_90a)."""
-    without: frozenset[str] = frozenset()
-    """Special kernels and families, by name (`weft.kernels.special`), that failed their tests or are switched off."""
-    workgroup_matrices: bool = False
-    """A whole work-group multiplies fp16 matrices of many tiles; it loads and stores them by itself."""
-    splits_products: bool = True
-    """fp32 products may run on matrix units as split halves; False where tests found them wrong."""
-    resident_groups: int = 0
-    """Work-groups of any kernel that surely run at once, so that they may wait for each other; 0: unknown.
-
-    A chain waits without a bound: where fewer run at once, it never ends.
-    """
-    partial_barriers: bool = False
-    """Whether a part of a work-group, whole subgroups, can wait for each other while the rest does something else."""
-    compute_units: int = 1
-    """1 also where the driver does not report it."""
-    software: bool = False
-
-    @property
-    def model(self) -> DeviceModel:
-        """Return the figures of this kind of device."""
-        return MODELS["software" if self.software else "gpu"]
-
-    def holds(self, local: Size3) -> bool:
-        """Tell whether a work-group of these sizes is within the limits."""
-        within = all(1 <= n <= most for n, most in zip(local, self.max_local_size, strict=True))
-        return within and prod(local) <= self.max_local_items
-
-    @property
-    def likely_units(self) -> int:
-        """Return how many compute units to keep busy: a typical number where the driver does not report it."""
-        return self.compute_units if self.compute_units > 1 else self.model.usual_units
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -305,121 +210,3 @@ class KernelBuilder(ABC):
         return (max(1, min(groups, self.caps.max_grid[0], most)), 1, 1), (local, 1, 1)
 
 
-class GpuOp(ABC):
-    """How GPUs run one kind of op; register it with `@gpu_op(OpClass)`. One object serves all nodes."""
-
-    wanted_layout: WantedLayout = WantedLayout.LINEAR
-    packed_family: str = ""
-    """For the wanted layout EITHER: the family of its kernels in NC4HW4; where its test fails, the op runs in NCHW."""
-    fuses_into_store: bool = True
-    """The launches end in one store, to which an epilogue can be added."""
-    moves_bits: bool = False
-    """Elements are moved and never computed with, so any element type works."""
-    splits_constants: bool = False
-    """Constants larger than a kernel argument are passed in pieces."""
-    any_place: bool = False
-    """Its kernels reach tensors in NCHW by the methods of `ArgWriter` alone, and ask `KernelBuilder.lies_plain` before
-    they access several elements at once; so these may lie wherever an `IndexMap` says."""
-    laid_inputs: int | None = None
-    """How many of the first inputs come in the wanted layout, the others in NCHW; None: all."""
-    integers: frozenset[DType] = frozenset()
-    """Integer types that its kernels load or store, as i32."""
-    floats: frozenset[DType] = frozenset()
-    """Float types beyond float32 and float16 that its kernels load or store, as f32."""
-    computes_double: bool = False
-    """On a device that can, its kernels compute in float64 if they read or write it: their templates use `real`."""
-
-    def why_not(
-        self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
-        """Return why GPUs with these capabilities cannot run the node, as a sentence, or None."""
-        return None
-
-    def rounds(self, op: Any, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return the most iterations of all loops of a kernel that an item makes for its share of the outputs.
-
-        Count nested loops and all passes over a line; leave out loops of a few iterations.
-        A test holds it against the loops of each kernel.
-        """
-        return 0
-
-    def stores_wider(self, op: Any, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
-        """Return whether the kernels can store fp32 in place of this fp16 output."""
-        return False
-
-    def fits_channels(self, op: Any, inputs: Sequence[Shape | None], output: Shape) -> bool:
-        """Tell whether an op that wants EITHER can read and write NC4HW4 for these shapes."""
-        return len(output) >= 3
-
-    def reads_planar(
-        self, op: Any, inputs: Sequence[TensorSpec | None], output: TensorSpec, caps: DeviceCaps, split_products: bool
-    ) -> bool:
-        """Tell whether an op that wants CHANNELS prefers to read its first input as NCHW rather than packed.
-
-        It is asked if the input is NCHW and no other node reads it; `split_products` as in `KernelBuilder`.
-        """
-        return False
-
-    def moved_from(
-        self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> Sequence[IndexMap] | None:
-        """Return of each output where its elements lie in the first input; None unless the op only moves them."""
-        return None
-
-    def joined_at(
-        self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> Sequence[IndexMap] | None:
-        """Return of each input where its elements lie in the output; None unless the op only joins them."""
-        return None
-
-    def takes_place(
-        self, op: Any, position: int, shape: Shape, places: IndexMap, constant: Sequence[bool]
-    ) -> bool:
-        """Tell whether its kernels can reach a tensor in NCHW of which the elements lie where a map says.
-
-        position: that of an input, or -1 for the outputs; `constant` tells of each input whether it is one.
-        """
-        return self.any_place
-
-    def is_laid(self, position: int) -> bool:
-        """Tell whether the input at that position comes in the wanted layout."""
-        return self.laid_inputs is None or position < self.laid_inputs
-
-    @abstractmethod
-    def launches(self, op: Any, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
-        """Tell `k` what to launch; the tensors' memory must not be accessed.
-
-        Called any number of times, also without a device, so what it tells may follow from its arguments alone.
-        """
-
-
-_GPU_OPS: dict[type[Op], GpuOp] = {}
-GpuOpT = TypeVar("GpuOpT", bound=type[GpuOp])
-
-
-def gpu_op(*ops: type[Op]) -> Callable[[GpuOpT], GpuOpT]:
-    """Register the decorated class as the way GPUs run these op classes and their subclasses."""
-
-    def register(cls: GpuOpT) -> GpuOpT:
-        for op in ops:
-            if op in _GPU_OPS:
-                raise BackendError(
-                    f"{op.__name__} already has a GPU form",
-                    why=f"it is {type(_GPU_OPS[op]).__name__}",
-                    fix="register the form for a subclass of the op",
-                )
-            _GPU_OPS[op] = cls()
-        _found.cache_clear()
-        return cls
-
-    return register
-
-
-def find_gpu_op(op: Op) -> GpuOp | None:
-    """Return how GPUs run the op (of a fused op: its base), or None."""
-    return _found(type(op.base if isinstance(op, Fused) else op))
-
-
-@cache
-def _found(kind: type[Op]) -> GpuOp | None:
-    return next((_GPU_OPS[c] for c in kind.__mro__ if c in _GPU_OPS), None)

@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 from weft import config
+from weft.core.host.disk_cache import folder_refused, write
 from weft.errors import CompileError, brief
-from weft.kernels.cache import folder_refused, write
 
 FOLDER = "refused"
 """The cache folder for these files."""

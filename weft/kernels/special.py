@@ -20,7 +20,7 @@ from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import BackendError
-from weft.kernels.launch import DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
 
 TOLERANCES = {Precision.LOW: 4e-3, Precision.NORMAL: 1e-5, Precision.HIGH: 1e-5}
 """Relative to the largest result: fp16 rounds by 5e-4; fp32 sums of a few thousand products are off by about 1e-6."""

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.core.graph.dtypes import DType
+from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError, ConfigError
-from weft.kernels.cache import DiskCache
 from weft.kernels.dialect import Dialect, KernelParts, Shared, View
 from weft.kernels.formats import is_coded
 from weft.kernels.places import place

@@ -12,7 +12,8 @@ from weft.core.graph.layout import Array, Layout, storage_size
 from weft.core.graph.op import Constants, MovingOp, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.kernels.launch import GpuOp, KernelBuilder, WantedLayout, gpu_op
+from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.launch import KernelBuilder
 from weft.ops.shape import given, unfit
 
 

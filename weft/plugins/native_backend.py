@@ -14,7 +14,7 @@ from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.host.host_backend import HostBackend
 from weft.core.host.tensor_copy import copy_host, copy_tensor, is_host
-from weft.core.memory.memory_plan import BufferManager, Slot
+from weft.core.memory.buffer_manager import BufferManager, Slot
 from weft.errors import LESS_MEMORY, BackendError, DeviceError, ExecutionError, InputError, OutOfMemory
 from weft.plugins.native import NativeDevice
 from weft.plugins.native_abi import CTensor, Message, NodeView

@@ -32,7 +32,7 @@ from weft.core.graph.interpreter import outputs
 from weft.core.graph.tensor import TensorSpec
 from weft.core.registry.backend_registry import registry
 from weft.errors import CompileError
-from weft.kernels.launch import DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.source import KernelSource
 
 ONE_GROUP: dict[str, Any] = {

@@ -17,8 +17,8 @@ from weft.backends.gpu.selftest import value_check
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.errors import CompileError
+from weft.kernels.device_caps import WARPGROUP_MEMORY, DeviceCaps
 from weft.kernels.dialect import KernelParts
-from weft.kernels.launch import WARPGROUP_MEMORY, DeviceCaps
 from weft.kernels.shared_size import DEEPEST, LONGEST, SizeError, parse
 from weft.kernels.source import SUBGROUP, KernelSource
 from weft.kernels.special import kernel_families, special_kernels

@@ -17,7 +17,7 @@ from tests.helpers.null_gpu import null_gpu
 from tests.helpers.random_nets import SLOW
 from tests.helpers.run_length import examples
 from weft.core.graph.graph import Graph
-from weft.kernels.launch import find_gpu_op
+from weft.kernels.gpu_op import find_gpu_op
 
 
 def _apart(graph: Graph, *, fusing: bool = True) -> dict[str, str]:

@@ -16,8 +16,8 @@ from weft.backends.opencl import programs
 from weft.backends.opencl.device import OpenCLDevice, open_device
 from weft.backends.opencl.programs import BUILD_OPTIONS, build_options, defines, late_define, literal
 from weft.core.graph.dtypes import DType
+from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError
-from weft.kernels.cache import DiskCache
 from weft.kernels.source import Arg, KernelSource
 
 

@@ -18,8 +18,8 @@ from weft.backends.vulkan import glslang, pipeline_builder, spirv
 from weft.backends.vulkan._vk import create
 from weft.backends.vulkan.device import VulkanDevice, open_device
 from weft.core.graph.dtypes import DType
+from weft.core.host.disk_cache import DiskCache, seal
 from weft.errors import CompileError, ConfigError, DeviceError
-from weft.kernels.cache import DiskCache, seal
 from weft.kernels.source import KernelSource
 
 

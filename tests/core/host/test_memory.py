@@ -22,7 +22,8 @@ from weft.core.contract.backend import Backend, BackendInfo, StorageType
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Layout
 from weft.core.graph.tensor import Tensor
-from weft.core.memory.memory_plan import ArenaPlan, BufferManager, Slot
+from weft.core.memory.buffer_manager import BufferManager, Slot
+from weft.core.memory.memory_plan import ArenaPlan
 from weft.core.registry.backend_registry import registry
 from weft.errors import BackendError, WeftError
 from weft.models import path as shipped

@@ -14,10 +14,9 @@ import pytest
 import weft
 from scripts.fuzz.targets.caches import bind_socket
 from tests.helpers.cli import Cli
-from weft.core.host import trust
+from weft.core.host import disk_cache, trust
+from weft.core.host.disk_cache import DiskCache, seal, unseal
 from weft.core.host.trust import NotTrusted, file_problem, folder_problem, read_file
-from weft.kernels import cache
-from weft.kernels.cache import DiskCache, seal, unseal
 from weft.kernels.template import render
 
 
@@ -31,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of a cache that is empty."""
     (kept := tmp_path / "cache").mkdir(mode=0o700)
     monkeypatch.setenv("WEFT_CACHE_DIR", str(kept))
-    monkeypatch.setattr(cache, "_refused", {})
+    monkeypatch.setattr(disk_cache, "_refused", {})
     return kept
 
 
@@ -86,7 +85,7 @@ def test_what_is_no_file_of_ours_is_not_read_and_is_replaced(
         assert held.get("key") is None and held.get("key") is None
     (warning,) = caplog.messages
     assert warning.startswith(f"{path} is not used: ") and ODD[plant] in warning
-    assert cache.remarks() == [warning]
+    assert disk_cache.remarks() == [warning]
     held.put("key", b"content")
     assert DiskCache("kind").get("key") == b"content", "the next start is clean"
 

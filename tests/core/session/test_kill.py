@@ -52,7 +52,7 @@ import numpy, weft
 from scripts.soak.kill import die_after
 from weft.backends.gpu.tuning_tables.tuning_table import Entry, Trial, TuningTable
 from weft.core.contract.backend import DeviceInfo
-from weft.kernels.cache import DiskCache
+from weft.core.host.disk_cache import DiskCache
 
 folder, INFO, warned = Path({str(tmp_path)!r}), DeviceInfo("vulkan", 0, "A GPU", "1.0"), []
 handler = logging.Handler(logging.WARNING)

@@ -21,7 +21,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Layout
 from weft.core.graph.op import op_types
 from weft.kernels.chooser import Algorithm, Candidate
-from weft.kernels.launch import DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.depthwise import TILES, DepthwiseInLoops, DepthwiseInTiles, DepthwiseTile

@@ -17,7 +17,7 @@ from weft.backends.gpu.lowering.lower import Target
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Layout
 from weft.core.graph.op import op_types
-from weft.kernels.launch import DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.grouped import TILES, GroupedConv, GroupedTile

@@ -71,7 +71,7 @@ def assert_convolutions(device: str, kernels: list[str]) -> None:
 
 
 def test_a_tile_fits_the_device_that_chooses_it() -> None:
-    from weft.kernels.launch import DeviceCaps
+    from weft.kernels.device_caps import DeviceCaps
 
     for local_memory in (16384, 32768, 49151):
         for items in (128, 256, 1024):

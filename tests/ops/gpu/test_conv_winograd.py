@@ -26,7 +26,7 @@ from weft.conformance.cases.table import Case, tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
-from weft.kernels.launch import DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv import gemm, winograd
 from weft.ops.gpu.conv.gemm import SOFTWARE_TILE, TILES, GemmTile

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from weft.kernels.launch import DeviceCaps, KernelBuilder
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.launch import KernelBuilder
 from weft.ops.gpu.teams import SHORTEST, choose_team
 
 

@@ -14,7 +14,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.tensor import TensorSpec
 from weft.kernels.chooser import forget_decisions
-from weft.kernels.launch import DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
 from weft.ops.gpu.recurrent import LAYERS, RecurrentProblem, RecurrentTile
 from weft.ops.recurrent import GRU, LSTM, Recurrent, Sizes
 

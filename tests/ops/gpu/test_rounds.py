@@ -20,11 +20,12 @@ from weft.backends.gpu.lowering.layouts import base_inputs, base_op
 from weft.backends.gpu.lowering.lower import GpuPlan
 from weft.conformance.cases.table import Case
 from weft.conformance.checks.table import graph_of
+from weft.core.graph.described import describe
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
-from weft.core.placement.assign import describe
 from weft.errors import UnsupportedOps
-from weft.kernels.launch import DeviceCaps, find_gpu_op
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import find_gpu_op
 
 SLACK = 32
 """Rounds that no op need declare: those of a tree, and of tiles that are loaded for few elements."""

@@ -37,12 +37,13 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import PACK, Array, Layout, convert, storage_shape
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
+from weft.core.host import disk_cache
 from weft.core.host.tensor_copy import copy_tensor
-from weft.core.memory.memory_plan import BufferManager
+from weft.core.memory.buffer_manager import BufferManager
 from weft.core.passes.fuse import fuse_epilogues, fuse_groups
 from weft.errors import BackendError
-from weft.kernels import cache
-from weft.kernels.launch import INDEX_MAPS, find_gpu_op
+from weft.kernels.gpu_op import find_gpu_op
+from weft.kernels.launch import INDEX_MAPS
 from weft.ops.relayout import Relayout
 
 SMALL_OUTPUT = 1 << 18
@@ -389,7 +390,7 @@ class GpuBackend(Backend):
         """Return notes on refused settings and kernels, the cache, and how many kernels tuning chose."""
         tuned = self.recording.tuned
         chosen = [f"{tuned} kernels tuned for this device"] if tuned else []
-        return [*super().notes(), *self.runtime.notes, *cache.remarks(), *chosen, *self._refused]
+        return [*super().notes(), *self.runtime.notes, *disk_cache.remarks(), *chosen, *self._refused]
 
     def close(self) -> None:
         """Free everything of this pipeline; the device stays open."""

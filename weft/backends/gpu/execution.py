@@ -20,7 +20,7 @@ from weft.core.contract.profile import Work
 from weft.core.graph.layout import to_storage
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
-from weft.core.memory.memory_plan import Slot
+from weft.core.memory.buffer_manager import Slot
 
 
 @dataclass(frozen=True, slots=True)

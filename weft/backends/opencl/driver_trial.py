@@ -28,8 +28,8 @@ from weft import config
 from weft.backends.opencl import pip_driver
 from weft.backends.opencl.cl_errors import words
 from weft.core.host import child_process
+from weft.core.host.disk_cache import DiskCache
 from weft.errors import brief
-from weft.kernels.cache import DiskCache
 from weft.kernels.refused import shortened
 
 log = logging.getLogger("weft.opencl")

@@ -23,8 +23,8 @@ from weft.backends.opencl.cl_errors import words
 from weft.backends.opencl.compilers import Compilers
 from weft.backends.opencl.joining import Part, joined
 from weft.config import opencl_build_options
+from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError
-from weft.kernels.cache import DiskCache
 from weft.kernels.refused import kernel_refused
 from weft.kernels.source import LOCAL_SIZE, ConstantKind, KernelSource
 

@@ -23,8 +23,8 @@ from weft.backends.vulkan.memory import Memory
 from weft.backends.vulkan.pipeline_builder import Kernel, Owned, PipelineBuilder, Positions, pack_constants
 from weft.backends.vulkan.pushed_constants import FIRST_ID, pushable
 from weft.backends.vulkan.spirv import spirv_for
+from weft.core.host.disk_cache import DiskCache
 from weft.errors import DeviceError, DeviceLost, OutOfMemory
-from weft.kernels.cache import DiskCache
 from weft.kernels.source import LOCAL_SIZE, KernelSource
 
 log = logging.getLogger("weft.vulkan")

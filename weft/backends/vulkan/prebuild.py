@@ -20,8 +20,8 @@ from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.backends.vulkan.spirv import shipped_name
 from weft.core.graph.dtypes import DType
+from weft.core.host.disk_cache import seal
 from weft.errors import CompileError
-from weft.kernels.cache import seal
 from weft.kernels.source import Arg, ArgKind, Through
 from weft.kernels.template import KernelRequest, Operand, Stage, render
 

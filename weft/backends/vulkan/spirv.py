@@ -11,8 +11,8 @@ from pathlib import Path
 
 from weft import config
 from weft.backends.vulkan import glslang
+from weft.core.host.disk_cache import DiskCache, unseal
 from weft.errors import CompileError
-from weft.kernels.cache import DiskCache, unseal
 from weft.kernels.source import KernelSource
 
 log = logging.getLogger("weft.vulkan")

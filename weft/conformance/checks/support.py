@@ -17,8 +17,8 @@ from weft.conformance.report import Finding, Verdict
 from weft.conformance.traces import changes, traces
 from weft.core.contract.backend import Backend, Execution
 from weft.core.contract.error_context import ends_program
+from weft.core.graph.described import described
 from weft.core.graph.graph import Graph
-from weft.core.placement.assign import described
 
 
 @check("support", "A2 M4", "why_not answers the same each time, with a sentence, and onCreate agrees")

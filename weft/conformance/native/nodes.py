@@ -15,12 +15,12 @@ from weft.conformance.cases.table import Case, tolerance
 from weft.conformance.checks.large import LARGE
 from weft.conformance.checks.table import graph_of
 from weft.conformance.networks import FORMS, STEPS, Net, difference
+from weft.core.graph.described import described
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, infer_shapes
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
-from weft.core.placement.assign import described
 from weft.plugins.native_abi import CAttribute, CTensor, NodeView
 
 DECOY = np.full(16 << 20, 0xFF, np.uint8)

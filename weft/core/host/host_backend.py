@@ -13,7 +13,7 @@ from weft.core.contract.backend import Backend, BackendInfo, StorageType
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
 from weft.core.host.tensor_copy import copy_tensor
-from weft.core.memory.memory_plan import BufferManager, Slot
+from weft.core.memory.buffer_manager import BufferManager, Slot
 from weft.errors import LESS_MEMORY, OutOfMemory
 
 

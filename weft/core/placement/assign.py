@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend
 from weft.core.contract.error_context import at_node, blame, callback_of
+from weft.core.graph.described import described
 from weft.core.graph.graph import Graph, Node
-from weft.core.graph.layout import Layout
-from weft.core.graph.tensor import Tensor
 from weft.core.placement.hints import Hints
 from weft.errors import UnsupportedOps
 
@@ -42,19 +41,6 @@ class Assignment:
     def refuse(self, node: Node, device: str, reason: str) -> None:
         """Record a refusal; the device is not asked for this node again."""
         self.refusals[node.name, device] = Refusal(node.name, node.op.type, device, reason)
-
-
-def describe(graph: Graph, name: str) -> Tensor:
-    """Return a tensor without memory that describes a value to a backend."""
-    spec = graph.specs[name]
-    layout = graph.layouts.get(name, Layout.NCHW)
-    return Tensor(name, spec.dims, spec.dtype, layout, constant=graph.constants.get(name))
-
-
-def described(graph: Graph, node: Node) -> tuple[list[Tensor | None], list[Tensor]]:
-    """Return the described inputs and outputs of a node."""
-    inputs = [describe(graph, i) if i else None for i in node.inputs]
-    return inputs, [describe(graph, o) for o in node.outputs if o]
 
 
 def assign(

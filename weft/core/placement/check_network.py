@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend
 from weft.core.contract.error_context import at_node, blame, callback_of
+from weft.core.graph.described import described
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Layout
 from weft.core.graph.validate import graph_problems, wrong_specs
-from weft.core.placement.assign import described
 from weft.core.placement.optimized_network import Copy, OptimizedNetwork, Part, PreCompiled, Tail
 from weft.errors import ModelError, UnsupportedOps, listing
 

@@ -15,13 +15,13 @@ from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend, Execution, Recorded, StorageType
 from weft.core.contract.error_context import at_node, at_nodes, blame, callback_of, do_all, is_error
 from weft.core.contract.profile import Work
+from weft.core.graph.described import describe
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Layout, Shape, to_storage
 from weft.core.graph.tensor import Tensor, same_value
 from weft.core.host.parallel_copy import copy_into
 from weft.core.host.tensor_copy import copy_tensor
-from weft.core.placement.assign import describe
 from weft.core.placement.optimized_network import Part
 from weft.errors import LESS_MEMORY, BackendError, ExecutionError, OutOfMemory
 

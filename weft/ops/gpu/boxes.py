@@ -7,15 +7,9 @@ from math import prod
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import (
-    DeviceCaps,
-    GpuOp,
-    KernelBuilder,
-    gpu_op,
-    nested_rounds,
-    power_of_two,
-    tree_items,
-)
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.launch import KernelBuilder, nested_rounds, power_of_two, tree_items
 from weft.ops.boxes import NonMaxSuppression, RoiAlign
 from weft.ops.gpu.integers import INTEGERS
 from weft.ops.gpu.select import room_sizes

@@ -8,7 +8,8 @@ from math import prod
 from weft.core.graph.index_map import IndexMap
 from weft.core.graph.layout import PACK, Layout, Shape, row_major
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import GpuOp, KernelBuilder, WantedLayout, gpu_op
+from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.launch import KernelBuilder
 from weft.ops.concat import Concat
 from weft.ops.gpu.move import Strides, launch_block_copy, launch_move
 

@@ -8,7 +8,9 @@ from math import prod
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Layout, Shape
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.launch import KernelBuilder
 from weft.kernels.source import ArgKind
 from weft.ops.binary import PRelu
 from weft.ops.elementwise import Elementwise

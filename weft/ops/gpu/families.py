@@ -17,7 +17,8 @@ from weft.core.graph.fused_op import RUNNING, Fused, Step
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Op
-from weft.kernels.launch import CONV_PAIR, CONV_PROLOGUE, FOR_SHAPES, INDEX_MAPS, SUM_PARTS, DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.launch import FOR_SHAPES, INDEX_MAPS, SUM_PARTS
 from weft.kernels.special import KernelFamily, SelfTestCase, one_node, register_family
 from weft.ops.attention import Attention
 from weft.ops.binary import Add, Div, Equal, Mul, Pow, Where
@@ -28,6 +29,8 @@ from weft.ops.create import OneHot
 from weft.ops.deform import Col2Im, DeformConv
 from weft.ops.det import Det
 from weft.ops.gather import Gather, GatherElements, GatherND, ScatterElements, ScatterND
+from weft.ops.gpu.conv.gemm import CONV_PROLOGUE
+from weft.ops.gpu.conv.pair import CONV_PAIR
 from weft.ops.linear_attention import LinearAttention
 from weft.ops.matmul import Gemm, MatMul
 from weft.ops.norm import (

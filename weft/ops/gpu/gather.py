@@ -11,7 +11,9 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.index_map import IndexMap
 from weft.core.graph.layout import PACK, row_major
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.launch import KernelBuilder
 from weft.kernels.source import RAW_KINDS, ArgKind
 from weft.ops.gather import Gather, GatherElements, GatherND
 from weft.ops.gpu.move import Strides, elements_at_once, launch_move

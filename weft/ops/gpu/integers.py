@@ -9,8 +9,10 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Shape
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
+from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.formats import SMALL_FLOATS, is_coded
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
+from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.launch import KernelBuilder
 from weft.ops.binary import (
     Add,
     BitShift,

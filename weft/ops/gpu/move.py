@@ -14,7 +14,9 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.index_map import IndexMap
 from weft.core.graph.layout import PACK, Shape, row_major
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.launch import KernelBuilder
 from weft.kernels.source import RAW_KINDS
 from weft.ops.concat import Split
 from weft.ops.shape import Dropout, Expand, Flatten, Identity, Reshape, Squeeze, Transpose, Unsqueeze

@@ -9,7 +9,8 @@ import numpy as np
 
 from weft.core.graph.layout import PACK, Shape, row_major
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import GpuOp, KernelBuilder, WantedLayout, gpu_op
+from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.launch import KernelBuilder
 from weft.ops.pad import Pad, Pads
 from weft.ops.shape import ints as as_ints
 

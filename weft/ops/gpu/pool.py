@@ -8,17 +8,9 @@ from math import prod
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Layout
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.kernels.launch import (
-    SECTOR,
-    DeviceCaps,
-    GpuOp,
-    KernelBuilder,
-    WantedLayout,
-    gpu_op,
-    nested_rounds,
-    power_of_two,
-    tree_items,
-)
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.launch import SECTOR, KernelBuilder, nested_rounds, power_of_two, tree_items
 from weft.ops.gpu.conv.problem import window_constants
 from weft.ops.gpu.integers import INTEGERS
 from weft.ops.pool import (

@@ -17,8 +17,10 @@ from weft.core.graph.graph import Node
 from weft.core.graph.layout import Shape
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.decompose import decomposition
+from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.formats import SMALL_FLOATS
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op, nested_rounds
+from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.ops.conversion import SATURATING
 from weft.ops.gpu.conv.problem import window_constants
 from weft.ops.gpu.elementwise import collapse

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from weft.core.graph.layout import row_major
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import gpu_op
+from weft.kernels.gpu_op import gpu_op
 from weft.ops.gpu.move import MoveOnGpu, Source, Strides
 from weft.ops.shape import DepthToSpace, SpaceToDepth, Tile
 

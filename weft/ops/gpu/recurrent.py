@@ -19,7 +19,9 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import Algorithm, Candidate, Chooser, Facts, Rivals, candidates_of
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, computed, gpu_op, power_of_two
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.launch import KernelBuilder, computed, power_of_two
 from weft.ops.gpu.matmul.matmul import PRODUCTS
 from weft.ops.gpu.matmul.problem import ProductPlan
 from weft.ops.recurrent import GRU, LSTM, RNN, Recurrent, Sizes

@@ -14,7 +14,9 @@ from weft.core.graph.graph import Node
 from weft.core.graph.layout import Shape, row_major
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.decompose import decomposition
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, Size3, WantedLayout, gpu_op, tree_items
+from weft.kernels.device_caps import DeviceCaps, Size3
+from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.launch import KernelBuilder, tree_items
 from weft.ops.gpu.integers import INTEGERS, halves
 from weft.ops.gpu.pool import launch_global
 from weft.ops.reduce import (

@@ -12,7 +12,9 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Shape, row_major
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op, nested_rounds
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.ops.resize import Resize, Sampling, Taps
 
 

@@ -13,7 +13,9 @@ from math import prod
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import row_major
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.launch import KernelBuilder
 from weft.ops.gather import ScatterElements, ScatterND
 from weft.ops.gpu.integers import INTEGERS
 from weft.ops.gpu.move import Strides, launch_move

@@ -7,7 +7,9 @@ from math import prod
 
 from weft.core.graph.layout import Shape
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.launch import KernelBuilder
 from weft.ops.gpu.reduce import choose_group, walk_rounds
 from weft.ops.gpu.teams import choose_team
 from weft.ops.softmax import AlongAxis, LogSoftmax, Softmax

@@ -9,7 +9,9 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.launch import KernelBuilder
 from weft.ops.create import OneHot
 from weft.ops.gpu.integers import INTEGERS
 from weft.ops.triangle import ReverseSequence, Trilu

@@ -28,8 +28,8 @@ from weft.core.contract.backend import DeviceInfo
 from weft.core.graph.graph import Graph
 from weft.core.registry.backend_registry import registry
 from weft.errors import BackendError, CompileError, ConfigError, DeviceError, DeviceLost, OutOfMemory
-from weft.kernels import chooser, launch, special
-from weft.kernels.launch import DeviceCaps
+from weft.kernels import chooser, gpu_op, special
+from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.verdict import Verdict
 
 SHIPPED = [k for k in (*special.special_kernels(), *special.kernel_families()) if k.module.startswith("weft.")]
@@ -371,7 +371,7 @@ def test_the_key_of_a_verdict_changes_with_every_module_that_chooses_launches(mo
     monkeypatch.setattr(Path, "read_bytes", noted)
     verdict_store._launchers.cache_clear()
     verdict_store._launchers()
-    forms = [type(form) for form in launch._GPU_OPS.values() if type(form).__module__.startswith("weft.")]
+    forms = [type(form) for form in gpu_op._GPU_OPS.values() if type(form).__module__.startswith("weft.")]
     assert {Path(inspect.getfile(form)) for form in forms} <= read
     assert {Path(str(sys.modules[kind.module].__file__)) for kind in SHIPPED} <= read
     assert {Path(launch_builder.__file__), Path(tuner.__file__), Path(chooser.__file__)} <= read

@@ -21,10 +21,10 @@ from weft.backends.gpu.tuning.tuner import PENDING, tune_pipelines
 from weft.backends.gpu.tuning_tables.choice import Choice
 from weft.backends.gpu.tuning_tables.tuning_table import Entry, Trial, TuningTable, read_tables
 from weft.core.graph.interpreter import outputs
+from weft.core.host.disk_cache import DiskCache
 from weft.core.registry.backend_registry import registry
 from weft.errors import ConfigError
 from weft.kernels import template
-from weft.kernels.cache import DiskCache
 from weft.kernels.chooser import Candidate, Decision, forget_decisions
 from weft.ops.gpu.conv import gemm
 from weft.ops.gpu.conv.gemm import GemmTile

@@ -16,8 +16,8 @@ from typing import Any
 from weft.backends.gpu.device.profiles import DeviceProfile
 from weft.core.contract.backend import DeviceInfo
 from weft.core.graph.layout import Array
+from weft.kernels.device_caps import DeviceCaps, Size3
 from weft.kernels.dialect import Dialect
-from weft.kernels.launch import DeviceCaps, Size3
 from weft.kernels.source import KernelSource
 
 __all__ = [

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from weft.backends.gpu.device.device import DeviceCaps, LaunchCommand
 from weft.errors import CompileError, DeviceError
 from weft.kernels import shared_size
-from weft.kernels.launch import WARPGROUP_MEMORY
+from weft.kernels.device_caps import WARPGROUP_MEMORY
 from weft.kernels.shared_size import SizeError
 from weft.kernels.source import LOCAL_SIZE, KernelSource
 

@@ -13,7 +13,7 @@ from math import lcm
 from typing import Any
 
 from weft.errors import ConfigError
-from weft.kernels.launch import DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.source import SUBGROUP
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30

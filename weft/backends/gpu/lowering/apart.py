@@ -8,12 +8,13 @@ from weft.backends.gpu.lowering.fold_moves import FoldedMoves
 from weft.backends.gpu.lowering.fusion import taken_apart, why_not_joined
 from weft.backends.gpu.lowering.layouts import IsCustom, base_op
 from weft.backends.gpu.lowering.prologues import why_no_prologue_of
+from weft.core.graph.described import described
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Layout
 from weft.core.passes.fuse import MOST_STEPS, merge
-from weft.core.placement.assign import described
-from weft.kernels.launch import DeviceCaps, find_gpu_op
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import find_gpu_op
 
 
 def why_apart(

@@ -23,7 +23,7 @@ from weft.core.graph.graph import Graph, Node, depths
 from weft.core.graph.layout import PACK
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import find_gpu_op
+from weft.kernels.gpu_op import find_gpu_op
 from weft.ops.concat import Concat
 from weft.ops.elementwise import Elementwise
 

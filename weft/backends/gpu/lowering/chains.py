@@ -15,8 +15,8 @@ from weft.backends.gpu.memory.slots import Spot
 from weft.backends.gpu.recording.launches import PlannedChain, PlannedLaunch
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chain import CHAIN, WARPGROUP_CHAIN, ChainedLaunch, Level, chain_items, chain_source
+from weft.kernels.device_caps import DeviceCaps, Size3
 from weft.kernels.dialect import Dialect
-from weft.kernels.launch import DeviceCaps, Size3
 
 MOST_ROUNDS = 2
 """Rounds of groups of a launch in a chain: one more takes about as long as the launch that it saves."""

@@ -17,7 +17,7 @@ from weft.core.graph.op import Op
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.moves import Order, order_of, transpose
-from weft.kernels.launch import WantedLayout, find_gpu_op
+from weft.kernels.gpu_op import WantedLayout, find_gpu_op
 
 
 def sum_rows(graph: Graph, is_custom: IsCustom) -> Graph:

@@ -10,7 +10,9 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Layout
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import GpuOp, WantedLayout
+from weft.kernels.launch import KernelBuilder
 
 
 class _Listener(KernelBuilder):

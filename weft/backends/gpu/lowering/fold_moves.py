@@ -13,6 +13,7 @@ from math import prod
 
 from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op
 from weft.core.contract.lowered import ValueView
+from weft.core.graph.described import described
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.index_map import IDENTITY, IndexMap
@@ -20,8 +21,7 @@ from weft.core.graph.layout import PACK, Layout, Shape
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.passes.moves import order_of
-from weft.core.placement.assign import described
-from weft.kernels.launch import GpuOp, find_gpu_op
+from weft.kernels.gpu_op import GpuOp, find_gpu_op
 
 MOST_ELEMENTS = 1 << 30
 """Kernels compute places with 32 bits: sums of digits times steps must stay far below."""

@@ -13,7 +13,8 @@ from weft.core.graph.graph import Graph, Node, infer_node
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.passes.fuse import merge
-from weft.kernels.launch import DeviceCaps, GpuOp, WantedLayout, find_gpu_op
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import GpuOp, WantedLayout, find_gpu_op
 from weft.ops.conv import Conv
 from weft.ops.elementwise import Elementwise
 from weft.ops.gpu.conv.pair import ConvPair, pairing_pays

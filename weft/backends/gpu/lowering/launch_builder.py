@@ -20,7 +20,9 @@ from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.errors import BackendError, ExecutionError
 from weft.kernels.chooser import Candidate, Decision
-from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, KernelBuilder, Prologue, Size3, find_gpu_op
+from weft.kernels.device_caps import Size3
+from weft.kernels.gpu_op import find_gpu_op
+from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, KernelBuilder, Prologue
 from weft.kernels.places import map_constants, through_map
 from weft.kernels.source import LOCAL_SIZE, Arg, ArgKind
 from weft.kernels.special import wrong_templates

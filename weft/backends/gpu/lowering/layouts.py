@@ -11,14 +11,15 @@ import numpy as np
 
 from weft.core.contract.lowered import ValueView
 from weft.core.contract.session_config import Precision
+from weft.core.graph.described import described
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.index_map import IndexMap
 from weft.core.graph.layout import Layout, Shape, row_major
 from weft.core.graph.op import Op, find_op
-from weft.core.placement.assign import described
-from weft.kernels.launch import DeviceCaps, WantedLayout, find_gpu_op
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import WantedLayout, find_gpu_op
 from weft.ops.relayout import Relayout
 
 T = TypeVar("T")

@@ -41,13 +41,14 @@ from weft.backends.gpu.tuning_tables.tuning_table import TableSource, TuningTabl
 from weft.core.contract.error_context import at_node, blame
 from weft.core.contract.lowered import Lowered, ValueView
 from weft.core.contract.session_config import BackendConfig, MemoryMode
+from weft.core.graph.described import describe
 from weft.core.graph.graph import Graph, Node, depths
 from weft.core.graph.layout import Layout
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.passes.journal import Change, Journal, Step, same_nodes
-from weft.core.placement.assign import describe
-from weft.kernels.launch import INDEX_MAPS, find_gpu_op
+from weft.kernels.gpu_op import find_gpu_op
+from weft.kernels.launch import INDEX_MAPS
 
 
 @dataclass(frozen=True)

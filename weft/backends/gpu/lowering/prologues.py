@@ -17,7 +17,7 @@ from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import TensorSpec
-from weft.kernels.launch import DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
 from weft.ops.binary import Add, Mul
 from weft.ops.conv import Conv
 from weft.ops.elementwise import Elementwise

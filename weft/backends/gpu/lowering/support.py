@@ -11,15 +11,9 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Layout, storage_size
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import (
-    LEAST_ITEMS,
-    LEAST_LOCAL_MEMORY,
-    MAX_ELEMENTS,
-    DeviceCaps,
-    GpuOp,
-    WantedLayout,
-    find_gpu_op,
-)
+from weft.kernels.device_caps import LEAST_ITEMS, LEAST_LOCAL_MEMORY, DeviceCaps
+from weft.kernels.gpu_op import GpuOp, WantedLayout, find_gpu_op
+from weft.kernels.launch import MAX_ELEMENTS
 from weft.kernels.special import wrong_templates
 from weft.ops.elementwise import Elementwise
 

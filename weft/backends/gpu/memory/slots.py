@@ -13,7 +13,7 @@ from weft.core.graph.graph import Graph, depths
 from weft.core.graph.index_map import IDENTITY, IndexMap
 from weft.core.graph.layout import PACK, Layout, storage_size
 from weft.core.graph.tensor import Tensor
-from weft.core.memory.memory_plan import BufferManager, Slot
+from weft.core.memory.buffer_manager import BufferManager, Slot
 from weft.kernels.template import PLACE
 
 SMALLEST = 16

@@ -9,7 +9,7 @@ from typing import Any
 from weft.backends.gpu.device.kernel_builds import Build
 from weft.core.contract.lowered import Launch
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import Size3
+from weft.kernels.device_caps import Size3
 from weft.kernels.source import KernelSource
 
 

@@ -25,7 +25,8 @@ from weft.core.placement.lower_network import lower_part
 from weft.core.placement.optimized_network import Part
 from weft.core.session.pipeline import Pipeline
 from weft.errors import CompileError, DeviceError, OutOfMemory, WeftError
-from weft.kernels.launch import DeviceCaps, GpuOp, WantedLayout, find_gpu_op
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import GpuOp, WantedLayout, find_gpu_op
 from weft.kernels.special import KernelFamily, SelfTestCase, SpecialKernel
 
 

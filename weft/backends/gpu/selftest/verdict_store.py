@@ -26,9 +26,9 @@ from weft import config
 from weft.backends.gpu.device.device import GpuDevice
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.core.contract.error_context import is_error
+from weft.core.host.disk_cache import DiskCache
 from weft.core.registry.backend_registry import registry
 from weft.errors import CompileError, OutOfMemory, WeftError
-from weft.kernels.cache import DiskCache
 from weft.kernels.special import SpecialKernel, kernel_families, special_kernels
 from weft.kernels.template import writers_hash
 from weft.kernels.verdict import Verdict, is_refused, told

@@ -25,7 +25,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, storage_shape, to_storage
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
-from weft.core.memory.memory_plan import BufferManager
+from weft.core.memory.buffer_manager import BufferManager
 from weft.errors import DeviceLost, WeftError
 
 REPEATS = 10

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple, TypeVar
 from weft import config
 from weft.backends.gpu.tuning_tables.choice import Choice
 from weft.core.contract.backend import DeviceInfo
+from weft.core.host.disk_cache import folder_refused, read_trusted, replace_file, say_not_kept, write
 from weft.core.host.file_locks import locked
 from weft.errors import ConfigError
-from weft.kernels.cache import folder_refused, read_trusted, replace_file, say_not_kept, write
 
 T = TypeVar("T")
 log = logging.getLogger("weft.gpu")

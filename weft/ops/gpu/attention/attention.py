@@ -8,7 +8,9 @@ from weft.core.graph.index_map import IndexMap
 from weft.core.graph.layout import Shape
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import Chooser, Rivals
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.launch import KernelBuilder
 from weft.ops.attention import Attention
 from weft.ops.gpu.attention.matrix import MatrixAttention
 from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem

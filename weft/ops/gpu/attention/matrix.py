@@ -9,7 +9,7 @@ from math import log, prod
 import numpy as np
 
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
-from weft.kernels.launch import DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.source import SUBGROUP
 from weft.kernels.special import SelfTestCase, SpecialKernel, one_node, register_special
 from weft.ops.attention import Attention, Extents

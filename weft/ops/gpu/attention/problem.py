@@ -9,7 +9,8 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Shape, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import Facts
-from weft.kernels.launch import DeviceCaps, KernelBuilder
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.launch import KernelBuilder
 from weft.ops.attention import Attention, Extents
 
 

@@ -14,7 +14,8 @@ from math import prod
 
 from weft.core.graph.layout import PACK
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
-from weft.kernels.launch import VECTOR_BYTES, DeviceCaps, nested_rounds
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.launch import VECTOR_BYTES, nested_rounds
 from weft.ops.attention import Extents
 from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem
 

@@ -7,7 +7,9 @@ from math import prod
 
 from weft.core.graph.layout import PACK
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op, nested_rounds
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.problem import ConvPlan, on_matrix_units, why_not_computed, why_not_empty

@@ -13,7 +13,8 @@ from weft.core.graph.layout import PACK, Array, Layout
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import NEVER, Algorithm, Candidate, candidates_of
 from weft.kernels.cost_model import Effort
-from weft.kernels.launch import CONV_PROLOGUE, VECTOR_BYTES, DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.launch import VECTOR_BYTES
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, pieces, vectors_spec
 from weft.ops.gpu.conv.split_k import (
     InParts,
@@ -27,6 +28,8 @@ from weft.ops.gpu.conv.split_k import (
 )
 from weft.ops.gpu.packing import pack_in_run
 
+CONV_PROLOGUE = "conv_prologue"
+"""The portable GEMM that applies element-wise steps as it loads; `DeviceCaps.without` names it where it is wrong."""
 STEP = 4
 """Blocks of four input channels that one pass of the kernel stages."""
 

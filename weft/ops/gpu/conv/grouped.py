@@ -9,7 +9,8 @@ from itertools import product
 from weft.core.graph.layout import PACK, Layout
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import Algorithm, Candidate, Facts, candidates_of
-from weft.kernels.launch import SMALL_GROUP, VECTOR_BYTES, DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.launch import SMALL_GROUP, VECTOR_BYTES
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, divisor
 from weft.ops.gpu.packing import as_image
 

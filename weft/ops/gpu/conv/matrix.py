@@ -14,7 +14,8 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.chooser import Algorithm, Candidate, Facts, candidates_of
 from weft.kernels.cost_model import Effort
-from weft.kernels.launch import MATRIX_PROLOGUE, PIECE, DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.launch import PIECE
 from weft.kernels.source import SUBGROUP
 from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
@@ -30,6 +31,8 @@ from weft.ops.gpu.conv.split_k import (
     time_of,
 )
 
+MATRIX_PROLOGUE = "conv_matrix_prologue"
+"""The kernel that applies element-wise steps as it loads; `DeviceCaps.without` names it where it is wrong."""
 SIDE = 16
 """Rows and columns of the tiles that a subgroup multiplies, with and without work-group memory."""
 

@@ -16,19 +16,14 @@ from weft.core.graph.layout import PACK, Array, Layout, Shape
 from weft.core.graph.op import Constants, Op, OpClass
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.kernels.launch import (
-    CONV_PAIR,
-    DeviceCaps,
-    GpuOp,
-    KernelBuilder,
-    Prologue,
-    WantedLayout,
-    gpu_op,
-    power_of_two,
-)
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.launch import KernelBuilder, Prologue, power_of_two
 from weft.ops.conv import Conv
 from weft.ops.gpu.packing import as_image, weights_of
 
+CONV_PAIR = "conv_pair"
+"""The kernel of two convolutions of single pixels; `DeviceCaps.without` names it where it is wrong."""
 LEAST_LANES, MOST_SHARES, MOST_PARTS = 4, 32, 16
 """Least results of the first convolution side by side in a group; most items that share a result of either one."""
 WIDE, SOFTWARE_WIDE = 32, 64

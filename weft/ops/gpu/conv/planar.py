@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from math import prod
 
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op, nested_rounds
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.ops.conv import PlanarConv, PlanarConvTranspose
 from weft.ops.gpu.conv.problem import window_constants
 from weft.ops.window import Window

@@ -10,7 +10,8 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Facts
-from weft.kernels.launch import PIECE, DeviceCaps, KernelBuilder, Prologue
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.launch import PIECE, KernelBuilder, Prologue
 from weft.ops.gpu.packing import Weights, as_image
 from weft.ops.window import Window
 

@@ -20,26 +20,17 @@ from weft.core.graph.op import Constants, Op, OpClass
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.errors import ExecutionError
-from weft.kernels.launch import (
-    CONV_PROLOGUE,
-    MATRIX_PROLOGUE,
-    PIECE,
-    UNSTAGED_PROLOGUE,
-    DeviceCaps,
-    GpuOp,
-    KernelBuilder,
-    Prologue,
-    WantedLayout,
-    gpu_op,
-)
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.launch import PIECE, KernelBuilder, Prologue
 from weft.kernels.special import SelfTestCase, SpecialKernel, one_node, register_special
 from weft.ops.binary import Add, Div, Mul
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
-from weft.ops.gpu.conv.gemm import TiledConv
-from weft.ops.gpu.conv.matrix import MatrixConv
+from weft.ops.gpu.conv.gemm import CONV_PROLOGUE, TiledConv
+from weft.ops.gpu.conv.matrix import MATRIX_PROLOGUE, MatrixConv
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, on_matrix_units
-from weft.ops.gpu.conv.unstaged import UnstagedConv
+from weft.ops.gpu.conv.unstaged import UNSTAGED_PROLOGUE, UnstagedConv
 from weft.ops.unary import Relu
 
 

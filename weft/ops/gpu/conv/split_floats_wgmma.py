@@ -13,7 +13,8 @@ from weft.core.graph.layout import PACK, Array
 from weft.core.graph.tensor import TensorSpec
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of
 from weft.kernels.cost_model import Effort
-from weft.kernels.launch import PIECE, DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.launch import PIECE
 from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.gpu.conv import split_floats
 from weft.ops.gpu.conv.halves import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights

@@ -16,7 +16,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from weft.core.graph.dtypes import DType
-from weft.kernels.launch import SUM_PARTS, DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.launch import SUM_PARTS
 
 if TYPE_CHECKING:
     from weft.ops.gpu.conv.problem import ConvPlan

@@ -10,7 +10,9 @@ import numpy as np
 
 from weft.core.graph.layout import PACK, Array, Layout, row_major
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, WantedLayout, gpu_op, nested_rounds
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.ops.conv import ConvTranspose
 from weft.ops.gpu.conv.problem import why_not_computed, why_not_empty, window_constants
 from weft.ops.gpu.move import Strides, launch_move

@@ -12,7 +12,8 @@ import numpy as np
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of
 from weft.kernels.cost_model import Effort
-from weft.kernels.launch import PIECE, UNSTAGED_PROLOGUE, DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.launch import PIECE
 from weft.kernels.source import SUBGROUP
 from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
@@ -29,6 +30,8 @@ from weft.ops.gpu.conv.split_k import (
     time_of,
 )
 
+UNSTAGED_PROLOGUE = "conv_unstaged_prologue"
+"""The kernel that applies element-wise steps as it loads; `DeviceCaps.without` names it where it is wrong."""
 CHUNK = 4 * PIECE
 """Elements along K that a subgroup loads at a time: a piece for each of four items."""
 

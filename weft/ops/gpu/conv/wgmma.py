@@ -13,7 +13,8 @@ from weft.core.graph.layout import PACK, Array
 from weft.core.graph.tensor import TensorSpec
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of
 from weft.kernels.cost_model import Effort
-from weft.kernels.launch import PIECE, WARPGROUP_MEMORY, DeviceCaps
+from weft.kernels.device_caps import WARPGROUP_MEMORY, DeviceCaps
+from weft.kernels.launch import PIECE
 from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem

@@ -37,7 +37,8 @@ from weft.core.graph.layout import PACK, Array
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import NEVER, Algorithm, Candidate
 from weft.kernels.cost_model import Effort
-from weft.kernels.launch import MAX_ELEMENTS, KernelBuilder, Size3
+from weft.kernels.device_caps import Size3
+from weft.kernels.launch import MAX_ELEMENTS, KernelBuilder
 from weft.ops.gpu.conv.gemm import STEP, GemmTile, legal_tiles, steps_of
 from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem
 

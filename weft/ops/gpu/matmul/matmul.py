@@ -9,7 +9,9 @@ from weft.core.graph.index_map import IndexMap
 from weft.core.graph.layout import Shape, row_major
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Chooser, Rivals
-from weft.kernels.launch import DeviceCaps, GpuOp, KernelBuilder, gpu_op
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.launch import KernelBuilder
 from weft.ops.gpu.matmul.as_convolution import ProductAsConvolution
 from weft.ops.gpu.matmul.few_rows import FEW_ROWS, ProductOfFewRows
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Shape
 from weft.core.graph.tensor import Tensor
-from weft.kernels.launch import DeviceCaps, KernelBuilder
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.launch import KernelBuilder
 
 
 @dataclass(frozen=True)

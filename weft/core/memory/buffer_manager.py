@@ -1,0 +1,166 @@
+"""A backend's memory: what is acquired and released while a pipeline is resized (contract M5 to M8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from weft.core.contract.backend import StorageType
+from weft.core.memory.memory_plan import ArenaPlan
+from weft.errors import BackendError
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """Memory of one tensor: a piece of a buffer. `buffer` is None until a deferred plan is allocated."""
+
+    nbytes: int
+    storage: StorageType
+    buffer: Any = None
+    offset: int = 0
+
+
+class BufferManager:
+    """The contract's three storage types (M5-M8) over any allocator, for every kind of backend.
+
+    Between `begin` and `allocate` only STATIC memory is allocated: DYNAMIC slots are planned into
+    one arena, DYNAMIC_SEPERATE slots into a second buffer. At other times memory is allocated at once, and released
+    DYNAMIC memory is reused first.
+    """
+
+    def __init__(
+        self,
+        allocate: Callable[[int], Any],
+        free: Callable[[Any], None],
+        *,
+        alignment: int = 64,
+        static: tuple[Callable[[int], tuple[Any, int]], Callable[[Any, int], None]] | None = None,
+    ) -> None:
+        self._allocate, self._free, self._alignment = allocate, free, alignment
+        self._static_take, self._static_give = static or ((lambda n: (allocate(n), 0)), (lambda b, _: free(b)))
+        self._arena = ArenaPlan[Slot](alignment)
+        self._separate: dict[Slot, None] = {}
+        self._placed: list[Slot] = []
+        self._static: set[Slot] = set()
+        self._spare: list[Slot] = []
+        self._eager: set[Slot] = set()
+        self._buffers: list[Any] = []
+        self._recording = False
+
+    @property
+    def arena(self) -> ArenaPlan[Slot]:
+        """Return the plan of the DYNAMIC memory."""
+        return self._arena
+
+    @property
+    def static_bytes(self) -> int:
+        """Return the bytes of STATIC memory that is held."""
+        return sum(slot.nbytes for slot in self._static)
+
+    def statistics(self) -> dict[str, int]:
+        """Return the bytes of the arena, its lower bound, and the bytes of constants."""
+        arena = self._arena
+        return {"arena_bytes": arena.size, "arena_live_peak": arena.live_peak(), "static_bytes": self.static_bytes}
+
+    def begin(self) -> None:
+        """Start to record; call `clear` first."""
+        self._recording = True
+
+    def acquire(self, nbytes: int, storage: StorageType) -> Slot:
+        """Return a slot of at least `nbytes`."""
+        if storage is StorageType.STATIC:
+            slot = Slot(nbytes, storage, *self._static_take(max(nbytes, 1)))
+            self._static.add(slot)
+            return slot
+        if self._recording:
+            slot = Slot(nbytes, storage)
+            if storage is StorageType.DYNAMIC:
+                self._arena.acquire(slot, nbytes)
+            else:
+                self._separate[slot] = None
+            return slot
+        fitting = [s for s in self._spare if s.nbytes >= nbytes] if storage is StorageType.DYNAMIC else []
+        if fitting:
+            slot = min(fitting, key=lambda s: s.nbytes)
+            self._spare.remove(slot)
+        else:
+            slot = Slot(nbytes, storage, self._allocate(max(nbytes, 1)))
+            self._buffers.append(slot.buffer)
+        self._eager.add(slot)
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        """Release a slot according to its storage type.
+
+        BackendError for STATIC memory, and for DYNAMIC memory of the arena, that is not acquired.
+        """
+        if slot.storage is StorageType.STATIC:
+            if slot not in self._static:
+                raise BackendError(
+                    "STATIC memory was released twice or never acquired",
+                    fix="release once what onAcquireBuffer gave",
+                )
+            self._static.remove(slot)
+            self._static_give(slot.buffer, slot.offset)
+            slot.buffer = None
+        elif slot in self._eager:
+            if slot.storage is StorageType.DYNAMIC:
+                self._eager.remove(slot)
+                self._spare.append(slot)
+        elif slot.storage is StorageType.DYNAMIC:
+            self._arena.release(slot)
+
+    def withdraw(self, slot: Slot) -> bool:
+        """Take back the last acquire of a recording, if it was of this slot; tell whether it was."""
+        if not self._recording or slot.storage is not StorageType.DYNAMIC or not self._arena.is_last(slot):
+            return False
+        self._arena.retract(slot)
+        return True
+
+    def place(self, slot: Slot, buffer: Any) -> None:
+        """Move a recorded slot to the start of the caller's buffer; the caller frees that buffer."""
+        if slot.storage is StorageType.DYNAMIC:
+            self._arena.forget(slot)
+        else:
+            del self._separate[slot]
+        slot.buffer, slot.offset = buffer, 0
+        self._placed.append(slot)
+
+    def allocate(self) -> None:
+        """Make the plan and allocate it; afterwards every recorded slot has its place."""
+        self._recording = False
+        self._place(self._arena.plan(), self._arena.size)
+        offsets, total = {}, 0
+        for slot in self._separate:
+            offsets[slot] = total
+            total += max(-(-slot.nbytes // self._alignment), 1) * self._alignment
+        self._place(offsets, total)
+
+    def _place(self, offsets: dict[Slot, int], total: int) -> None:
+        if not total:
+            return
+        buffer = self._allocate(total)
+        self._buffers.append(buffer)
+        for slot, offset in offsets.items():
+            slot.buffer, slot.offset = buffer, offset
+
+    def clear(self) -> None:
+        """Free all DYNAMIC and DYNAMIC_SEPERATE memory; STATIC memory stays."""
+        for slot in (*self._eager, *self._spare, *self._separate, *self._placed, *self._arena):
+            slot.buffer = None
+        for buffer in self._buffers:
+            self._free(buffer)
+        self._buffers.clear()
+        self._arena.clear()
+        self._separate.clear()
+        self._placed.clear()
+        self._spare.clear()
+        self._eager.clear()
+        self._recording = False
+
+    def close(self) -> None:
+        """Free everything, STATIC memory too."""
+        self.clear()
+        for slot in list(self._static):
+            self.release(slot)

@@ -1,0 +1,78 @@
+"""What a device can do, and its limits: kernels are chosen by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from weft.kernels.device_model import MODELS, DeviceModel
+
+Size3 = tuple[int, int, int]
+LEAST_ITEMS, LEAST_LOCAL_MEMORY = 64, 16 << 10
+"""The least work-items and bytes of a work-group that a device must have: what the smallest tiles need."""
+WARPGROUP_MEMORY = 227 << 10
+"""Work-group memory that warpgroup kernels (`DeviceCaps.warpgroup_units`) may use, in bytes; drivers report 48 KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCaps:
+    """What a device can do, and its limits."""
+
+    max_local_items: int = 128
+    max_local_size: Size3 = (128, 128, 64)
+    max_grid: Size3 = (65535, 65535, 65535)
+    local_memory: int = 16384
+    max_buffer_range: int = 1 << 27
+    """Bytes that one kernel argument may span."""
+    max_allocation: int = 1 << 30
+    offset_alignment: int = 256
+    """A kernel argument must start at a multiple of this many bytes."""
+    max_buffers: int = 64
+    """Most arguments of one kernel."""
+    max_rounds: int = 0
+    """Rounds of all loops together after which the driver silently ends an item's loops; 0: it has no such limit."""
+    subgroup: int = 0
+    """Work-items of a subgroup if they are fewer or more than `source.SUBGROUP`; 0 if the other fields say enough."""
+    fp16_storage: bool = False
+    int8_storage: bool = False
+    doubles: bool = False
+    """Kernels may compute in float64; otherwise they only move it, and convert it between words and f32."""
+    channels_last: bool = False
+    """Activations for matrix units use NHWC4 instead of NC4HW4: what these kernels stage at once is then contiguous."""
+    matrix_units: bool = False
+    """A subgroup of 32 multiplies fp16 tiles of 16 x 16 and adds them in fp32."""
+    shuffles: bool = False
+    """Work-items whose numbers differ only in the last five bits run as one subgroup and can exchange values."""
+    warpgroup_units: bool = False
+    """Four subgroups of 32 multiply fp16 matrices together, with up to WARPGROUP_MEMORY bytes (sm_90a)."""
+    without: frozenset[str] = frozenset()
+    """Special kernels and families, by name (`weft.kernels.special`), that failed their tests or are switched off."""
+    workgroup_matrices: bool = False
+    """A whole work-group multiplies fp16 matrices of many tiles; it loads and stores them by itself."""
+    splits_products: bool = True
+    """fp32 products may run on matrix units as split halves; False where tests found them wrong."""
+    resident_groups: int = 0
+    """Work-groups of any kernel that surely run at once, so that they may wait for each other; 0: unknown.
+
+    A chain waits without a bound: where fewer run at once, it never ends.
+    """
+    partial_barriers: bool = False
+    """Whether a part of a work-group, whole subgroups, can wait for each other while the rest does something else."""
+    compute_units: int = 1
+    """1 also where the driver does not report it."""
+    software: bool = False
+
+    @property
+    def model(self) -> DeviceModel:
+        """Return the figures of this kind of device."""
+        return MODELS["software" if self.software else "gpu"]
+
+    def holds(self, local: Size3) -> bool:
+        """Tell whether a work-group of these sizes is within the limits."""
+        within = all(1 <= n <= most for n, most in zip(local, self.max_local_size, strict=True))
+        return within and prod(local) <= self.max_local_items
+
+    @property
+    def likely_units(self) -> int:
+        """Return how many compute units to keep busy: a typical number where the driver does not report it."""
+        return self.compute_units if self.compute_units > 1 else self.model.usual_units
