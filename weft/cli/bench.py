@@ -45,7 +45,7 @@ from weft.cli.parsing import (
 from weft.cli.rates import SPAN, Rates, measured
 from weft.cli.results import precision_notes
 from weft.cli.roofline import analysed, whole
-from weft.cli.verdict import Verdict, judge
+from weft.cli.verdict import TimeVerdict, judge
 from weft.core.contract.backend import Precision
 from weft.core.graph.layout import Array
 from weft.core.session.session import Session
@@ -132,7 +132,7 @@ def _verdict(
     known: dict[tuple[str, Precision], Rates],
     precision: Precision,
     options: Mapping[str, Any],
-) -> Verdict:
+) -> TimeVerdict:
     """Return what a row's network is bound by; each device's rates are measured once."""
     software = {f"{d.id}:{d.index}": d.software for d in weft.devices()}
     devices = dict.fromkeys(e["device"] for e in row["events"] if "node" in e)

@@ -32,7 +32,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TimeVerdict:
     """Where a run's time goes, in microseconds by kind, and what could be saved."""
 
     us: Mapping[str, float]
@@ -88,7 +88,7 @@ def judge(
     saved_us: float,
     spans_us: Mapping[str, float],
     software: Sequence[str] = (),
-) -> Verdict:
+) -> TimeVerdict:
     """Return the verdict on the events of one run, as `weft.cli.roofline.analysed` lists them.
 
     `run_us` is the median of runs without a profile, `saved_us` what the session's own arrays save of it. `spans_us`
@@ -123,7 +123,7 @@ def judge(
         remarks.append("taking times made the run slower: the shares are those of the slower run")
     dearest = sorted(groups, key=lambda group: -group.us)[:DEAREST]
     count = sum(map(len, launches.values()))
-    return Verdict(us, run_us, dearest, saved_us, max(known) * 1e6 if known else None, count, remarks)
+    return TimeVerdict(us, run_us, dearest, saved_us, max(known) * 1e6 if known else None, count, remarks)
 
 
 def _group(node: str, times: Sequence[float], work: Mapping[str, Any] | None, rates: Rates | None) -> Group:

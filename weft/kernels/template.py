@@ -43,7 +43,7 @@ Variant = tuple[tuple[str, str | int | bool | tuple[str, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An operand of a stage: the running value, an earlier one, a constant, or another argument.
+    """An operand of a step: the running value, an earlier one, a constant, or another argument.
 
     kind: "value", "earlier" (the variable that holds it), "float" (a constant's name), "same" (an argument at the
     stored place), "channel" (an argument with one element a channel), "pixel" (an argument with one pixel an image),
@@ -55,7 +55,7 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StepText:
     """One fused element-wise step: an expression of its operands, {0}, {1} ..."""
 
     expr: str
@@ -71,10 +71,10 @@ class KernelRequest:
     args: tuple[Arg, ...]
     ints: tuple[str, ...]
     floats: tuple[str, ...] = ()
-    stages: tuple[Stage, ...] = ()
-    stages_on: str = ""
-    """The argument whose stores get the stages."""
-    loaded: tuple[Stage, ...] = ()
+    steps: tuple[StepText, ...] = ()
+    steps_on: str = ""
+    """The argument whose stores get the steps."""
+    loaded: tuple[StepText, ...] = ()
     """Steps on what is loaded of an argument."""
     loaded_on: str = ""
     """What they are applied to: an argument, by `fetch4`, or values that the template computes, by `apply`."""
@@ -149,13 +149,13 @@ class ArgWriter:
         """
         request, lines = self._writer.request, []
         self._writer.loads.add(self.name)
-        for s, stage in enumerate(request.loaded):
+        for s, step in enumerate(request.loaded):
             texts = []
-            for o in stage.operands:
+            for o in step.operands:
                 own = pixel_tag if o.kind == "pixel" and pixel_tag else tag
                 known = {"value": variable, "earlier": o.name + variable, "float": o.name}
                 texts.append(known.get(o.kind, f"_{o.name}{own}"))
-            lines += _stage_lines(request.loaded, s, "f32x4", variable, texts)
+            lines += _step_lines(request.loaded, s, "f32x4", variable, texts)
         # The lanes past the last channel are zeros, of which steps may make infinities or NaN.
         a, block = self.name, f"({c4}) * 4"
         rest = f"first_lanes({variable}, {a}_C - {block})"
@@ -164,7 +164,7 @@ class ArgWriter:
 
     def _loaded(self) -> dict[str, str]:
         """Return the arguments that the prologue reads, each once, and their kinds."""
-        operands = (o for stage in self._writer.request.loaded for o in stage.operands)
+        operands = (o for step in self._writer.request.loaded for o in step.operands)
         return {o.name: o.kind for o in operands if o.kind in LOADED}
 
     def load1(self, n: str, c: str, hw: str) -> str:
@@ -182,22 +182,22 @@ class ArgWriter:
     def store(self, index: str, value: str) -> str:
         """Store one element, with the epilogue."""
         lines = [f"const int _i = {index};", f"real _v = {value};"]
-        for s, stage in enumerate(self._stages()):
-            texts = [self._scalar_operand(o, s, lines) for o in stage.operands]
-            lines += _stage_lines(self._stages(), s, "real", "_v", texts)
+        for s, step in enumerate(self._steps()):
+            texts = [self._scalar_operand(o, s, lines) for o in step.operands]
+            lines += _step_lines(self._steps(), s, "real", "_v", texts)
         # A narrower float than f32 would be rounded twice.
         narrow = self._writer.double and (self.arg.dtype is DType.FLOAT16 or is_coded(self.arg.dtype))
         stored = "odd_float(_v)" if narrow else "_v"
         return "{ " + " ".join([*lines, self._dialect.store(self.arg, self._at("_i"), stored)]) + " }"
 
-    def _scalar_operand(self, o: Operand, stage: int, lines: list[str]) -> str:
+    def _scalar_operand(self, o: Operand, step: int, lines: list[str]) -> str:
         if o.kind == "value":
             return "_v"
         if o.kind in ("float", "earlier"):
             return o.name
         at = "_i" if o.kind == "same" else f"_i % {o.name}_SIZE"
-        lines.append(f"const real _{o.name}{stage} = {self._writer.args[o.name].load(at)};")
-        return f"_{o.name}{stage}"
+        lines.append(f"const real _{o.name}{step} = {self._writer.args[o.name].load(at)};")
+        return f"_{o.name}{step}"
 
     def store4(self, n: str, c4: str, hw: str, value: str) -> str:
         """Store four channels of one pixel, with the epilogue; lanes past the last channel become zero."""
@@ -208,13 +208,13 @@ class ArgWriter:
     def store_vector(self, index: str, value: str) -> str:
         """Store vector `index` of an argument in fours, with the epilogue."""
         lines = [f"const int _i = {index}; f32x4 _v = {value};"]
-        self._add_vector_stages(lines, "", "_v", "")
+        self._add_vector_steps(lines, "", "_v", "")
         return "{ " + " ".join([*lines, self._dialect.store4(self.arg, self._at_four("_i"), "_v")]) + " }"
 
-    def _add_vector_stages(self, lines: list[str], tag: str, v: str, c: str) -> None:
-        for s, stage in enumerate(self._stages()):
-            texts = [self._vector_operand(o, f"{s}{tag}", v, c, lines) for o in stage.operands]
-            lines += _stage_lines(self._stages(), s, "f32x4", v, texts)
+    def _add_vector_steps(self, lines: list[str], tag: str, v: str, c: str) -> None:
+        for s, step in enumerate(self._steps()):
+            texts = [self._vector_operand(o, f"{s}{tag}", v, c, lines) for o in step.operands]
+            lines += _step_lines(self._steps(), s, "f32x4", v, texts)
 
     def store8(self, n: str, c4: str, hw: str, first: str, second: str) -> str:
         """Store eight contiguous channels of one pixel, from an even block on, with the epilogue."""
@@ -227,12 +227,12 @@ class ArgWriter:
         """Return the lines that compute `_v<tag>`, the value to store as block `_c<tag>` of pixel _p of image _n."""
         v, c = f"_v{tag}", f"_c{tag}"
         lines = [f"const int {c} = {c4}; f32x4 {v} = {value};"]
-        self._add_vector_stages(lines, tag, v, c)
+        self._add_vector_steps(lines, tag, v, c)
         a = self.name
         lines.append(f"if ({a}_C % 4 != 0 && {c} * 4 + 4 > {a}_C) {v} = first_lanes({v}, {a}_C - {c} * 4);")
         return lines
 
-    def _vector_operand(self, o: Operand, stage: str, v: str, c: str, lines: list[str]) -> str:
+    def _vector_operand(self, o: Operand, step: str, v: str, c: str, lines: list[str]) -> str:
         if o.kind == "value":
             return v
         if o.kind == "earlier":
@@ -244,16 +244,16 @@ class ArgWriter:
             text = operand.vector("_i" if o.kind == "same" else f"_i % ({o.name}_SIZE / 4)")
         else:
             text = operand.load4(*(("_n", c, "_p") if o.kind == "same" else ("0", c, "0")))
-        lines.append(f"const f32x4 _{o.name}_{stage} = {text};")
-        return f"_{o.name}_{stage}"
+        lines.append(f"const f32x4 _{o.name}_{step} = {text};")
+        return f"_{o.name}_{step}"
 
-    def has_stages(self) -> bool:
+    def has_steps(self) -> bool:
         """Tell whether there is an epilogue."""
-        return bool(self._stages())
+        return bool(self._steps())
 
     def operands(self) -> list[Operand]:
         """Return the arguments that the epilogue reads, each once, for templates that load them in another way."""
-        read = [o for stage in self._stages() for o in stage.operands if o.kind in ("same", "channel", "trailing")]
+        read = [o for step in self._steps() for o in step.operands if o.kind in ("same", "channel", "trailing")]
         return list(dict.fromkeys(read))
 
     def finish1(self, value: str, loaded: Mapping[str, str]) -> str:
@@ -263,9 +263,9 @@ class ArgWriter:
         """
         lines = [f"f32 _v = {value};"]
         names = {"": "_v", **loaded}  # the running value has no name, a constant its own
-        for s, stage in enumerate(self._stages()):
-            texts = [names.get(o.name, o.name) for o in stage.operands]
-            lines += _stage_lines(self._stages(), s, "f32", "_v", texts)
+        for s, step in enumerate(self._steps()):
+            texts = [names.get(o.name, o.name) for o in step.operands]
+            lines += _step_lines(self._steps(), s, "f32", "_v", texts)
         return " ".join([*lines, "return _v;"])
 
     def row_pitch(self, places: str) -> str:
@@ -323,22 +323,22 @@ class ArgWriter:
         """Store element `at` of another argument as element `to`, bit for bit."""
         return self._dialect.move(self.arg, self._at(to), source.arg, source._at(at))
 
-    def _stages(self) -> tuple[Stage, ...]:
+    def _steps(self) -> tuple[StepText, ...]:
         request = self._writer.request
-        return request.stages if request.stages_on == self.name else ()
+        return request.steps if request.steps_on == self.name else ()
 
 
-def _stage_lines(stages: Sequence[Stage], number: int, kind: str, variable: str, texts: Sequence[str]) -> list[str]:
-    """Return the lines of one stage on a variable; they keep the value before it if a later stage reads that."""
-    stage, name = stages[number], f"_before{number}"
+def _step_lines(steps: Sequence[StepText], number: int, kind: str, variable: str, texts: Sequence[str]) -> list[str]:
+    """Return the lines of one step on a variable; they keep the value before it if a later step reads that."""
+    step, name = steps[number], f"_before{number}"
     vector = kind == "f32x4"
-    is_read = any(o.name == name for later in stages[number + 1 :] for o in later.operands)
+    is_read = any(o.name == name for later in steps[number + 1 :] for o in later.operands)
     lines = [f"const {kind} {name}{variable if vector else ''} = {variable};"] if is_read else []
     if not vector:
-        return [*lines, f"{variable} = {stage.expr.format(*texts)};"]
+        return [*lines, f"{variable} = {step.expr.format(*texts)};"]
     for lane in LANES:
-        parts = [t if o.kind == "float" else f"{t}.{lane}" for t, o in zip(texts, stage.operands, strict=True)]
-        lines.append(f"{variable}.{lane} = {stage.expr.format(*parts)};")
+        parts = [t if o.kind == "float" else f"{t}.{lane}" for t, o in zip(texts, step.operands, strict=True)]
+        lines.append(f"{variable}.{lane} = {step.expr.format(*parts)};")
     return lines
 
 
@@ -445,12 +445,12 @@ class Writer:
 
     def apply(self, values: str, variable: str) -> str:
         """Return the statements that apply the prologue of values of this name to a scalar variable."""
-        stages = self.request.loaded if self.request.loaded_on == values else ()
+        steps = self.request.loaded if self.request.loaded_on == values else ()
         self.loads.add(values)
         lines = []
-        for s, stage in enumerate(stages):
-            texts = [{"value": variable}.get(o.kind, o.name) for o in stage.operands]
-            lines += _stage_lines(stages, s, "f32", variable, texts)
+        for s, step in enumerate(steps):
+            texts = [{"value": variable}.get(o.kind, o.name) for o in step.operands]
+            lines += _step_lines(steps, s, "f32", variable, texts)
         return " ".join(lines)
 
     def has(self, name: str) -> bool:

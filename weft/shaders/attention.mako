@@ -107,7 +107,7 @@ for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
   if (first + ${i * ly} + line < QUERIES && ${j * lx} + column < ${width}) {
     const int query = first + ${i * ly} + line, vector = ${j * lx} + column;
     const f32x4 result = ${"total%d == 0.0 ? SPLAT(0.0) : " % i if context.get("zero_hidden", False) else ""}acc${i}_${j} / total${i};
-% if quads and not y.has_stages():
+% if quads and not y.has_steps():
     ${y.store_quad("Y_at + query * (YS / 4) + vector", "result")}
 % else:
 % for e, letter in enumerate(letters):

@@ -104,7 +104,7 @@ for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
     const int at = batch * YB + head * YH + row${r} * YS + ${32 * c} + t * 8;
     const f32 share = ${"total%d == 0.0 ? 0.0 : " % r if context.get("zero_hidden", False) else ""}1.0 / total${r};
 <% out = [f"share * acc{4 * c + i % 4}_{2 * r + i // 4}" for i in range(8)] %>
-% if k.request.stages:
+% if k.request.steps:
 % for i in range(8):
     ${y.store(f"at + {i}", out[i])}
 % endfor

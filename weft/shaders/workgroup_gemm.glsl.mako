@@ -49,7 +49,7 @@ ${layout(f"as_{name}", "ROWS", "COLUMNS", pitch)}
 ${stored(name)} at_${name};
 coopMatLoadTensorNV(at_${name}, ${name}, ${name}_O, sliceTensorLayoutNV(as_${name}, row, ${rows}, column, ${columns}));
 % endfor
-% if read or y.has_stages():
+% if read or y.has_steps():
 coopMatPerElementNV(total, total, finish${"".join(f", {sums}(at_{name})" for name, _ in read)});
 % endif
 ${stored("y")} result = ${stored("y")}(total);

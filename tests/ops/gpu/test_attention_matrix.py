@@ -25,7 +25,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.kernels.source import Arg
-from weft.kernels.template import KernelRequest, Operand, Stage, render
+from weft.kernels.template import KernelRequest, Operand, StepText, render
 from weft.ops.attention import Extents
 from weft.ops.gpu.attention import matrix as attention_matrix
 from weft.ops.gpu.attention.matrix import TILES, AttentionTile, choose_tile, legal_tiles
@@ -128,11 +128,11 @@ def test_the_kernel_of_every_tile_compiles(tile: AttentionTile, heads: tuple[int
     names = "BLOCKS COUNT D E GROUPS HEADS K0 KB KH KS MB MH MK MS Q0 QB QH QS QUERIES V0 VB VH VS YB YH YS".split()
     compiler = glslang.find_compiler()
     assert compiler is not None
-    for masked, stages in ((True, ()), (False, (Stage("fmax({0}, 0.0)", (Operand("value"),)),))):
+    for masked, steps in ((True, ()), (False, (StepText("fmax({0}, 0.0)", (Operand("value"),)),))):
         held = ["q_in", "k_in", "v_in", *["mask"] * masked, "y"]
         args = tuple(Arg(n, DType.FLOAT16, "linear", n == "y") for n in held)
         request = KernelRequest(
-            "attention_matrix", tuple(sorted(variant.items())), args, tuple(names), ("SCALE",), stages, "y"
+            "attention_matrix", tuple(sorted(variant.items())), args, tuple(names), ("SCALE",), steps, "y"
         )
         source = render(request, GlslDialect())
         assert compiler.compile(source.text, source.entry).startswith(glslang.SPIRV_MAGIC)

@@ -28,10 +28,10 @@ from weft.core.graph.dtypes import DType
 from weft.ops.gpu.conv import gemm, matrix
 from weft.ops.gpu.conv.gemm import GemmTile
 from weft.ops.gpu.conv.matrix import MatrixTile
-from weft.ops.gpu.conv.split_k import MOST, InParts, Work, better, offer_parts
+from weft.ops.gpu.conv.split_k import MOST, InParts, TileWork, better, offer_parts
 from weft.ops.unary import Relu
 
-LONG, SHORT = Work(32, 36, 36 * 20_000, 49 * 512), Work(32, 6, 6 * 20_000, 49 * 512)
+LONG, SHORT = TileWork(32, 36, 36 * 20_000, 49 * 512), TileWork(32, 6, 6 * 20_000, 49 * 512)
 
 
 def test_parts_are_possible_where_units_wait_and_steps_suffice() -> None:
@@ -51,10 +51,10 @@ def test_there_are_no_parts_where_memory_is_short() -> None:
 
 
 @pytest.mark.parametrize(("work", "pays"), [(LONG, True), (SHORT, False)])
-def test_a_second_launch_must_pay(work: Work, pays: bool) -> None:
+def test_a_second_launch_must_pay(work: TileWork, pays: bool) -> None:
     whole = GemmTile(2, 1, 8, 4, 8)
 
-    def work_of(tile: GemmTile) -> Work:
+    def work_of(tile: GemmTile) -> TileWork:
         return work
 
     offered = offer_parts(H200, [whole], work_of)

@@ -20,7 +20,7 @@ from weft.backends.vulkan.dialect import GlslDialect
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.kernels.source import Arg
-from weft.kernels.template import KernelRequest, Operand, Stage, render
+from weft.kernels.template import KernelRequest, Operand, StepText, render
 from weft.ops.gpu.conv.workgroup_gemm import (
     SPECIAL,
     TILES,
@@ -35,34 +35,34 @@ CAPS = replace(H200, workgroup_matrices=True)
 VALUE, RESIDUAL, SCALE = Operand("value"), Operand("same", "fused1"), Operand("channel", "fused2")
 EPILOGUES = {
     "none": (),
-    "activation": (Stage("max({0}, {1})", (VALUE, Operand("float", "E0_k1"))),),
-    "residual": (Stage("{0} + {1}", (VALUE, RESIDUAL)), Stage("max({0}, 0.0)", (VALUE,))),
-    "channels": (Stage("{0} * {1}", (VALUE, SCALE)), Stage("{0} + {1} * {0}", (RESIDUAL, VALUE))),
+    "activation": (StepText("max({0}, {1})", (VALUE, Operand("float", "E0_k1"))),),
+    "residual": (StepText("{0} + {1}", (VALUE, RESIDUAL)), StepText("max({0}, 0.0)", (VALUE,))),
+    "channels": (StepText("{0} * {1}", (VALUE, SCALE)), StepText("{0} + {1} * {0}", (RESIDUAL, VALUE))),
 }
 
 
-def request(tile: GroupTile, stages: tuple[Stage, ...], *, bias: bool, tail: int = 0) -> KernelRequest:
-    used = {o.name for s in stages for o in s.operands if o.kind in ("same", "channel")}
+def request(tile: GroupTile, steps: tuple[StepText, ...], *, bias: bool, tail: int = 0) -> KernelRequest:
+    used = {o.name for s in steps for o in s.operands if o.kind in ("same", "channel")}
     names = ["x", *(["b"] if bias else []), "w", *sorted(used), "y"]
     args = tuple(Arg(n, DType.FLOAT16, "wide" if n in "xw" else "c4", n == "y") for n in names)
     variant = {"rows": tile.rows, "columns": tile.columns, "depth": tile.depth, "tail": tail}
-    floats = tuple({o.name for s in stages for o in s.operands if o.kind == "float"})
+    floats = tuple({o.name for s in steps for o in s.operands if o.kind == "float"})
     ints = ("ROWS", "DEPTH", "COLUMNS", "PLACES")
-    on = "y" if stages else ""
-    return KernelRequest("workgroup_gemm", tuple(sorted(variant.items())), args, ints, floats, stages, on)
+    on = "y" if steps else ""
+    return KernelRequest("workgroup_gemm", tuple(sorted(variant.items())), args, ints, floats, steps, on)
 
 
 @pytest.mark.covering
 @pytest.mark.parametrize("tail", [0, 48])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("stages", EPILOGUES.values(), ids=EPILOGUES)
-def test_kernels_with_all_epilogues_compile(stages: tuple[Stage, ...], bias: bool, tail: int) -> None:
+@pytest.mark.parametrize("steps", EPILOGUES.values(), ids=EPILOGUES)
+def test_kernels_with_all_epilogues_compile(steps: tuple[StepText, ...], bias: bool, tail: int) -> None:
     compiler = glslang.find_compiler()
     assert compiler is not None
     for tile in TILES:
-        source = render(request(tile, stages, bias=bias, tail=tail), GlslDialect())
+        source = render(request(tile, steps, bias=bias, tail=tail), GlslDialect())
         assert compiler.compile(source.text, source.entry).startswith(glslang.SPIRV_MAGIC)
-        assert ("coopMatPerElementNV" in source.text) == bool(bias or stages)
+        assert ("coopMatPerElementNV" in source.text) == bool(bias or steps)
 
 
 @pytest.mark.parametrize(

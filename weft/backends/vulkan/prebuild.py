@@ -23,7 +23,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.host.disk_cache import seal
 from weft.errors import CompileError
 from weft.kernels.source import Arg, ArgKind, Through
-from weft.kernels.template import KernelRequest, Operand, Stage, render
+from weft.kernels.template import KernelRequest, Operand, StepText, render
 
 MANIFEST = Path(__file__).with_name("standard.json")
 SPIRV = "spirv.zip"
@@ -71,12 +71,12 @@ def write_requests(requests: Iterable[KernelRequest], path: Path = MANIFEST) -> 
 
 def _encode(r: KernelRequest) -> list[Any]:
     args = [_encode_arg(a) for a in r.args]
-    row = [r.template, r.variant, args, r.ints, r.floats, _encode_stages(r.stages), r.stages_on]
-    return [*row, _encode_stages(r.loaded), r.loaded_on] if r.loaded else row
+    row = [r.template, r.variant, args, r.ints, r.floats, _encode_steps(r.steps), r.steps_on]
+    return [*row, _encode_steps(r.loaded), r.loaded_on] if r.loaded else row
 
 
 def _decode(row: list[Any]) -> KernelRequest:
-    template, variant, args, ints, floats, stages, stages_on, *loads = row
+    template, variant, args, ints, floats, steps, steps_on, *loads = row
     loaded, loaded_on = loads or ([], "")
     return KernelRequest(
         template,
@@ -84,19 +84,19 @@ def _decode(row: list[Any]) -> KernelRequest:
         tuple(_decode_arg(*arg) for arg in args),
         tuple(ints),
         tuple(floats),
-        _decode_stages(stages),
-        stages_on,
-        _decode_stages(loaded),
+        _decode_steps(steps),
+        steps_on,
+        _decode_steps(loaded),
         loaded_on,
     )
 
 
-def _encode_stages(stages: Iterable[Stage]) -> list[Any]:
-    return [[s.expr, [[o.kind, o.name] for o in s.operands]] for s in stages]
+def _encode_steps(steps: Iterable[StepText]) -> list[Any]:
+    return [[s.expr, [[o.kind, o.name] for o in s.operands]] for s in steps]
 
 
-def _decode_stages(rows: list[Any]) -> tuple[Stage, ...]:
-    return tuple(Stage(expr, tuple(Operand(kind, name) for kind, name in operands)) for expr, operands in rows)
+def _decode_steps(rows: list[Any]) -> tuple[StepText, ...]:
+    return tuple(StepText(expr, tuple(Operand(kind, name) for kind, name in operands)) for expr, operands in rows)
 
 
 _DOUBLE = "double"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.conformance.native.calls import Broken, Calls, Pointer
-from weft.conformance.native.nodes import View, Work
+from weft.conformance.native.nodes import NodeWork, View
 from weft.core.contract.backend_options import Options
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
@@ -93,7 +93,7 @@ class Arena:
     On the host, with `least_aligned`, they are aligned for their elements and no more.
     """
 
-    def __init__(self, device: Device, work: Work, *, least_aligned: bool = False) -> None:
+    def __init__(self, device: Device, work: NodeWork, *, least_aligned: bool = False) -> None:
         self.device, self.work = device, work
         at, self._offsets = 0, dict[Tensor, int]()
         for tensor in work.tensors:
@@ -169,7 +169,7 @@ class Arena:
 class Prepared:
     """A node for which `create` was called; what `create` was shown has been overwritten since."""
 
-    def __init__(self, device: Device, work: Work, *, overwrites: bool = False, roomy: bool = False) -> None:
+    def __init__(self, device: Device, work: NodeWork, *, overwrites: bool = False, roomy: bool = False) -> None:
         self.device, self.work, self._is_roomy = device, work, roomy
         self._view = View(work, constants=True, roomy=roomy)
         before, made = self._view.content(), Pointer()

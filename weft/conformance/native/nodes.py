@@ -30,7 +30,7 @@ UNKNOWN_TYPE = 99
 
 
 @dataclass(frozen=True)
-class Work:
+class NodeWork:
     """One node with its inputs as arrays, and what it must compute."""
 
     name: str
@@ -57,21 +57,21 @@ class Work:
         return (*(t for t in self.inputs if t is not None), *self.outputs)
 
 
-def of_graph(name: str, graph: Graph, arrays: Sequence[Array | None]) -> Work:
+def of_graph(name: str, graph: Graph, arrays: Sequence[Array | None]) -> NodeWork:
     """Return the work of a graph of one node."""
     (node,) = graph.nodes
     inputs, outputs = described(graph, node)
     given = [None if t is None else a.astype(t.dtype.numpy) if a is not None else t.constant
              for t, a in zip(inputs, arrays, strict=True)]  # fmt: skip
-    return Work(name, node.op, tuple(inputs), tuple(outputs), tuple(given))
+    return NodeWork(name, node.op, tuple(inputs), tuple(outputs), tuple(given))
 
 
-def of_row(row: Case) -> Work:
+def of_row(row: Case) -> NodeWork:
     """Return the work of a row of the op table."""
     return of_graph(row.id, graph_of(row), row.arrays())
 
 
-def large_works() -> Iterable[Work]:
+def large_works() -> Iterable[NodeWork]:
     """Return nodes on some 300,000 elements of float32, one for each op that networks are made of, and each shape."""
     for form in FORMS:
         for name, step in STEPS.items():
@@ -90,7 +90,7 @@ class View(NodeView):
     If it is `roomy`, other structures follow each, as if a later version of Weft had longer structures.
     """
 
-    def __init__(self, work: Work, *, constants: bool, roomy: bool = False) -> None:
+    def __init__(self, work: NodeWork, *, constants: bool, roomy: bool = False) -> None:
         self._texts: list[Any] = []
         self._numbers: list[Any] = []
         self._values: list[Array] = []

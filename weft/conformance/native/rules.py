@@ -20,7 +20,7 @@ from weft.conformance.checks.table import all_rows
 from weft.conformance.kit import Untried, same_bits
 from weft.conformance.native.calls import Broken, Calls
 from weft.conformance.native.memory import GUARD, Arena, Device, Library, Prepared
-from weft.conformance.native.nodes import DECOY, UNKNOWN_TYPE, View, Work, large_works, of_row
+from weft.conformance.native.nodes import DECOY, UNKNOWN_TYPE, NodeWork, View, large_works, of_row
 from weft.conformance.report import is_sentence
 from weft.errors import listing
 from weft.plugins.native import MOST_DEVICES, MOST_OPTIONS
@@ -61,8 +61,8 @@ class Trial:
     def __init__(self, library: Library) -> None:
         self.library, self.calls = library, library.calls
         self._table = self.table_now()
-        self._works: list[Work] | None = None
-        self._large: Work | None = None
+        self._works: list[NodeWork] | None = None
+        self._large: NodeWork | None = None
 
     def table_now(self) -> bytes:
         """Return the bytes of the library's own table, as far as this version knows them."""
@@ -86,16 +86,16 @@ class Trial:
         finally:
             opened.close()
 
-    def takes(self, device: Device, work: Work) -> bool:
+    def takes(self, device: Device, work: NodeWork) -> bool:
         """Ask whether the library takes a node."""
         status, _ = self.calls.message("supports", device.handle, ctypes.byref(View(work, constants=True).node))
         return status == 1
 
     @property
-    def works(self) -> list[Work]:
+    def works(self) -> list[NodeWork]:
         """Return some rows that the library takes, one of each op, and one with constants; Untried if it takes none."""
         if self._works is None:
-            found: dict[tuple[str, bool], Work] = {}
+            found: dict[tuple[str, bool], NodeWork] = {}
             with self.device() as device:
                 for work in _rows():
                     kind = (work.op.type, any(t is not None and t.constant is not None for t in work.inputs))
@@ -108,7 +108,7 @@ class Trial:
         return self._works
 
     @property
-    def large(self) -> Work:
+    def large(self) -> NodeWork:
         """Return a node on 1.2 MB; a small one if the library takes none."""
         if self._large is None:
             with self.device() as device:
@@ -132,11 +132,11 @@ def look(trial: Trial, subject: str) -> tuple[str, str]:
 
 
 @cache
-def _rows() -> tuple[Work, ...]:
+def _rows() -> tuple[NodeWork, ...]:
     return tuple(of_row(row) for row in all_rows())
 
 
-def _ran(device: Device, work: Work, node: Prepared, *, least_aligned: bool = False) -> str:
+def _ran(device: Device, work: NodeWork, node: Prepared, *, least_aligned: bool = False) -> str:
     """Run a node once and return what is wrong with its outputs."""
     arena = Arena(device, work, least_aligned=least_aligned)
     node.execute(arena)
@@ -312,7 +312,7 @@ def opening(trial: Trial) -> str:
     return f"while it was open twice, or one of both was closed: {problem}" if problem else ""
 
 
-def _life(device: Device, work: Work) -> str:
+def _life(device: Device, work: NodeWork) -> str:
     """Create a node, run it, and destroy it."""
     node = Prepared(device, work)
     problem = _ran(device, work, node)
@@ -525,7 +525,7 @@ def several(trial: Trial) -> str:
     return problem
 
 
-def _again(device: Device, work: Work, node: Prepared) -> str:
+def _again(device: Device, work: NodeWork, node: Prepared) -> str:
     """Run a node for some time, and compare its bits, which is quick."""
     arena = Arena(device, work)
     node.execute(arena)

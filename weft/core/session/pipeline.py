@@ -62,11 +62,11 @@ class _Names:
     """For each node the values that no later one reads, and how they are stored."""
 
 
-Form = tuple[Shape, DType, Layout]
+TensorForm = tuple[Shape, DType, Layout]
 
 
 def _serves(
-    old: Task, node: Node, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], changed: Mapping[str, Form]
+    old: Task, node: Node, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], changed: Mapping[str, TensorForm]
 ) -> bool:
     """Tell whether an existing execution serves a node as it is now; `changed` are the old forms of old tensors."""
     if old.node is not node and old.node.op != node.op:  # a resize keeps most nodes, and comparing ops takes time
@@ -83,7 +83,7 @@ def _serves(
     return all((a and changed.get(a.name, _form(a))) == (b and _form(b)) for a, b in pairs)
 
 
-def _form(tensor: Tensor) -> Form:
+def _form(tensor: Tensor) -> TensorForm:
     return tensor.shape, tensor.dtype, tensor.layout
 
 
@@ -257,12 +257,12 @@ class Pipeline:
             raise NodeRefused(refused, self.device)
         self.tasks = [made[node.name] for node in self.graph.nodes]
 
-    def _reshape(self, replaced: set[str]) -> dict[str, Form]:
+    def _reshape(self, replaced: set[str]) -> dict[str, TensorForm]:
         """Give the tensors of the last shape the forms of this one, and return the old forms of those that changed.
 
         A tensor is replaced, and its name added, if it is of another constant.
         """
-        graph, kept, changed = self.graph, dict[str, Tensor](), dict[str, Form]()
+        graph, kept, changed = self.graph, dict[str, Tensor](), dict[str, TensorForm]()
         specs, constants, layouts = graph.specs, graph.constants, graph.layouts
         for name, tensor in self.tensors.items():
             spec, value, held = specs.get(name), constants.get(name), tensor.constant

@@ -51,7 +51,7 @@ from weft.core.session.pipeline import NodeRefused, Pipeline, Progress
 from weft.core.session.prefetch import Prefetch
 from weft.core.session.refused import until_taken
 from weft.core.session.report import Report, joined
-from weft.core.session.stage_loader import LoadsStages
+from weft.core.session.stage_loader import LoadedStages
 from weft.core.session.stage_runner import Rest, Rows, StageRunner, tensor
 from weft.core.session.stages_ahead import foresee
 from weft.errors import BackendError, ClosedError, ConfigError, InputError
@@ -165,7 +165,7 @@ class Session:
         self._cache = NetworkCache()
         self._progress = progress
         known = None if fixed is None else fixed.tail
-        self._stages = StageRunner(LoadsStages(choices, host, self.options, self._profile, known))
+        self._stages = StageRunner(LoadedStages(choices, host, self.options, self._profile, known))
         self._open: OpenNetworks | None = None
         """What prepares the graph for one shape after the other; None where weights are not kept for a second one."""
         self._divides_alone = self.options.debug is not None

@@ -35,7 +35,7 @@ class Ahead:
     """When a run comes to the stage."""
 
 
-class StageLoader(Protocol):
+class StageSource(Protocol):
     """Plans a stage, and loads it where that is wanted."""
 
     @property
@@ -48,7 +48,7 @@ class StageLoader(Protocol):
         ...
 
 
-class LoadsStages:
+class LoadedStages:
     """Loads stages for a session.
 
     `tail` holds stages that were planned before, as in a saved network: those are loaded as they are.
@@ -118,7 +118,7 @@ class LoadsStages:
 
 
 @dataclass(frozen=True)
-class PlansStages:
+class CollectedStages:
     """Plans stages for backends that are asked and load nothing, and collects them."""
 
     backends: Backends

@@ -35,7 +35,7 @@ from weft.core.placement.stage_split import Corner, Stage, chosen, split, withou
 from weft.core.session.loaded_network import LoadedNetwork, forget
 from weft.core.session.pipeline import Pipeline
 from weft.core.session.report import Report
-from weft.core.session.stage_loader import Ahead, StageLoader, later_stage
+from weft.core.session.stage_loader import Ahead, StageSource, later_stage
 from weft.errors import ExecutionError, ModelError
 
 log = logging.getLogger("weft.session")
@@ -102,7 +102,7 @@ class _Body:
 
 
 @dataclass(eq=False)
-class Plan:
+class ReadyStage:
     """A stage that is ready to run; without a network if no node of it is left, or if it was only looked at ahead."""
 
     graph: Graph
@@ -131,9 +131,9 @@ class Unforeseen(Exception):
 class StageRunner:
     """Runs what comes after the first stage of one session; owns the networks that it loads for it."""
 
-    def __init__(self, loader: StageLoader) -> None:
+    def __init__(self, loader: StageSource) -> None:
         self._loader = loader
-        self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self._plans: OrderedDict[Hashable, ReadyStage] = OrderedDict()
         self._rests: OrderedDict[Hashable, Rest] = OrderedDict()
         self._bodies: OrderedDict[Hashable, _Body] = OrderedDict()
         self._used: dict[int, Report] = {}
@@ -177,7 +177,7 @@ class StageRunner:
 
     def take(
         self,
-        plan: Plan,
+        plan: ReadyStage,
         counted: Counted | None,
         made: dict[str, Array],
         known: dict[str, Value],
@@ -274,7 +274,7 @@ class StageRunner:
 
     def planned(
         self, rest: Rest, known: Mapping[str, Value], rows: Rows, ahead: Ahead | None = None
-    ) -> tuple[Plan, Counted | None]:
+    ) -> tuple[ReadyStage, Counted | None]:
         """Return the plan of the next stage, and what its rows count if it serves more than one count.
 
         ModelError if a node cannot be planned, UnsupportedOps if no device takes it. Unforeseen, only `ahead`, if that
@@ -286,7 +286,7 @@ class StageRunner:
 
     def _padded_plan(
         self, rest: Rest, known: Mapping[str, Value], counted: Counted, ahead: Ahead | None
-    ) -> Plan | None:
+    ) -> ReadyStage | None:
         """Return a plan for all counts of this size class; None if rows depend on each other."""
         graph, axes, size = rest.graph, counted.axes, size_class(counted.count)
         tensors = {i: value for i in graph.inputs if isinstance(value := known.get(i), np.ndarray)}
@@ -321,7 +321,7 @@ class StageRunner:
             rest.most[others, rowed] = _Most(size)
         return plan
 
-    def _plan(self, rest: Rest, known: Mapping[str, Value], ahead: Ahead | None) -> Plan:
+    def _plan(self, rest: Rest, known: Mapping[str, Value], ahead: Ahead | None) -> ReadyStage:
         graph = rest.graph
         tensors = {i: value for i in graph.inputs if isinstance(value := known.get(i), np.ndarray)}
         while True:
@@ -357,13 +357,13 @@ class StageRunner:
         ahead: Ahead | None,
         size: int = 0,
         rows: Mapping[str, int | None] | None = None,
-    ) -> Plan:
+    ) -> ReadyStage:
         """Return the plan of a stage, loaded and kept; ahead, it may be neither."""
         graph, following = stage.graph, None if stage.rest is None else self.rest(stage.rest)
         network = self._loader.load(graph, rest.same_nodes, ahead) if graph.nodes or graph.outputs else None
         specs = {o: graph.specs[o] for o in graph.outputs}
         inputs, outputs = tuple(graph.inputs), tuple(graph.outputs)
-        plan = Plan(graph, inputs, outputs, stage.corners, following, network, size, rows or {}, specs)
+        plan = ReadyStage(graph, inputs, outputs, stage.corners, following, network, size, rows or {}, specs)
         if network is not None or ahead is None:
             self._plans[key] = plan
             self._evict()

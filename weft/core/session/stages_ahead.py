@@ -25,7 +25,7 @@ from weft.core.placement.optimizer import OptimizerOptions, divide_first
 from weft.core.placement.prepare import PreparedNetwork
 from weft.core.placement.stage_split import Corner
 from weft.core.session.pipeline import Progress
-from weft.core.session.stage_loader import Ahead, PlansStages, total_bytes
+from weft.core.session.stage_loader import Ahead, CollectedStages, total_bytes
 from weft.core.session.stage_runner import Rest, Rows, StageRunner, Unforeseen, lasting_captures
 from weft.errors import UnsupportedOps, WeftError, brief
 
@@ -54,7 +54,7 @@ def optimize_stages(
     if first.tail is None:
         return first
     found, unforeseen = dict[str, LaterStage](), dict[str, None]()
-    runner = StageRunner(PlansStages(backends, options, host, found))
+    runner = StageRunner(CollectedStages(backends, options, host, found))
     foresee(runner, first.tail, first.graph, lambda text: unforeseen.update({text: None}))
     tail = replace(first.tail, stages=tuple(found.values()), unforeseen=tuple(unforeseen))
     return replace(first, tail=tail)

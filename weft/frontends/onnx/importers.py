@@ -1,6 +1,6 @@
-"""The differences between opsets: each importer lifts a node of an older opset to the newest form.
+"""The differences between opsets: each importer lifts a node of an older opset to the newest node.
 
-Weft's ops know only the newest form. Where an attribute has become an input since, the importer adds a
+Weft's ops know only the newest node. Where an attribute has become an input since, the importer adds a
 constant; where a default or a meaning has changed, it writes the old one out. What the newest form cannot
 express is refused with a reason.
 """
@@ -34,7 +34,7 @@ class Scope(Protocol):
 
 
 @dataclass
-class Form:
+class ImportedNode:
     """A node on its way from the form in the file to the newest one."""
 
     name: str
@@ -70,7 +70,7 @@ class Form:
         return self.scope.dtype(self.inputs[0]) or DType.FLOAT32
 
 
-Importer = Callable[[Form], None]
+Importer = Callable[[ImportedNode], None]
 ALWAYS = 10**6
 RENAMED = {"Upsample": "Resize", "Scatter": "ScatterElements"}
 """Ops that ONNX withdrew, and what their importers make of them."""
@@ -90,11 +90,11 @@ def importer(*op_types: str, before: int = ALWAYS) -> Callable[[Importer], Impor
     return register
 
 
-def lift(form: Form) -> None:
-    """Bring a node to the newest form, step by step; ModelError where that is not possible."""
-    for before, function in _IMPORTERS.get(form.type, ()):
-        if form.opset < before:
-            function(form)
+def lift(node: ImportedNode) -> None:
+    """Bring a node to the newest node, step by step; ModelError where that is not possible."""
+    for before, function in _IMPORTERS.get(node.type, ()):
+        if node.opset < before:
+            function(node)
 
 
 @importer("Squeeze", "Unsqueeze", "ReduceSum", before=13)
@@ -110,172 +110,172 @@ def lift(form: Form) -> None:
     "ReduceSumSquare",
     before=18,
 )
-def _axes(form: Form) -> None:
-    form.input_from("axes", 1)
+def _axes(node: ImportedNode) -> None:
+    node.input_from("axes", 1)
 
 
 @importer("Slice", before=10)
-def _slice(form: Form) -> None:
-    form.input_from("starts", 1)
-    form.input_from("ends", 2)
-    form.input_from("axes", 3)
+def _slice(node: ImportedNode) -> None:
+    node.input_from("starts", 1)
+    node.input_from("ends", 2)
+    node.input_from("axes", 3)
 
 
 @importer("Split", before=13)
-def _split_sizes(form: Form) -> None:
-    form.input_from("split", 1)
+def _split_sizes(node: ImportedNode) -> None:
+    node.input_from("split", 1)
 
 
 @importer("Split")
-def _split_count(form: Form) -> None:
-    wanted = form.take("num_outputs")
-    if wanted is not None and wanted != len(form.outputs):
-        raise ModelError(f"num_outputs is {wanted}, but the node has {len(form.outputs)} outputs")
+def _split_count(node: ImportedNode) -> None:
+    wanted = node.take("num_outputs")
+    if wanted is not None and wanted != len(node.outputs):
+        raise ModelError(f"num_outputs is {wanted}, but the node has {len(node.outputs)} outputs")
 
 
 @importer("TopK", before=10)
-def _topk(form: Form) -> None:
-    form.set_input(1, "k", np.asarray([form.take("k")], np.int64))
+def _topk(node: ImportedNode) -> None:
+    node.set_input(1, "k", np.asarray([node.take("k")], np.int64))
 
 
 @importer("Pad", before=11)
-def _pad(form: Form) -> None:
-    form.input_from("pads", 1)
-    form.input_from("value", 2, form.data_type())
+def _pad(node: ImportedNode) -> None:
+    node.input_from("pads", 1)
+    node.input_from("value", 2, node.data_type())
 
 
 @importer("Clip", before=11)
-def _clip(form: Form) -> None:
-    form.input_from("min", 1, form.data_type())
-    form.input_from("max", 2, form.data_type())
+def _clip(node: ImportedNode) -> None:
+    node.input_from("min", 1, node.data_type())
+    node.input_from("max", 2, node.data_type())
 
 
 @importer("Dropout", before=12)
-def _dropout(form: Form) -> None:
+def _dropout(node: ImportedNode) -> None:
     # The ratio matters only in training, which a node cannot ask for before opset 12.
-    form.take("ratio")
-    if len(form.outputs) > 1:
+    node.take("ratio")
+    if len(node.outputs) > 1:
         raise ModelError("what the mask of Dropout holds in inference is only defined from opset 12 on")
 
 
 @importer("Softmax", "LogSoftmax", "Hardmax", before=13)
-def _flattening(form: Form) -> None:
-    form.attributes["flatten"] = True
+def _flattening(node: ImportedNode) -> None:
+    node.attributes["flatten"] = True
 
 
 @importer("BatchNormalization")
-def _batch_normalization(form: Form) -> None:
-    if form.opset < 14 and len(form.outputs) > 1:
+def _batch_normalization(node: ImportedNode) -> None:
+    if node.opset < 14 and len(node.outputs) > 1:
         raise ModelError("training mode before opset 14 is not supported", why="several outputs ask for it")
-    if form.take("training_mode"):
-        form.type = "TrainingBatchNormalization"
+    if node.take("training_mode"):
+        node.type = "TrainingBatchNormalization"
 
 
 @importer("Upsample", before=9)
-def _upsample_scales(form: Form) -> None:
-    form.input_from("scales", 1, DType.FLOAT32)
+def _upsample_scales(node: ImportedNode) -> None:
+    node.input_from("scales", 1, DType.FLOAT32)
 
 
 @importer("Upsample", before=10)
-def _upsample(form: Form) -> None:
-    form.type = RENAMED["Upsample"]
-    if form.attributes.get("mode") in ("bilinear", "trilinear"):
-        form.attributes["mode"] = "linear"
-    _asymmetric(form)
+def _upsample(node: ImportedNode) -> None:
+    node.type = RENAMED["Upsample"]
+    if node.attributes.get("mode") in ("bilinear", "trilinear"):
+        node.attributes["mode"] = "linear"
+    _asymmetric(node)
 
 
 @importer("Resize", before=11)
-def _asymmetric(form: Form) -> None:
-    form.inputs.insert(1, "")
-    form.attributes["coordinate_transformation_mode"] = "asymmetric"
+def _asymmetric(node: ImportedNode) -> None:
+    node.inputs.insert(1, "")
+    node.attributes["coordinate_transformation_mode"] = "asymmetric"
     # The old specification leaves the nearest pixel open; ONNX Runtime takes the lower one when it enlarges and
     # the upper one when it shrinks.
-    scales = form.scope.value(form.inputs[2])
+    scales = node.scope.value(node.inputs[2])
     shrinks = scales is not None and bool((scales < 1).any())
     if (
         shrinks
         and bool((np.asarray(scales) > 1).any())
-        and form.attributes.get("mode", "nearest") == "nearest"
+        and node.attributes.get("mode", "nearest") == "nearest"
     ):
         raise ModelError(
             "before opset 11, to enlarge along one axis and shrink along another is not supported"
         )
-    form.attributes["nearest_mode"] = "ceil" if shrinks else "floor"
+    node.attributes["nearest_mode"] = "ceil" if shrinks else "floor"
 
 
 @importer("Resize")
-def _empty_inputs(form: Form) -> None:
+def _empty_inputs(node: ImportedNode) -> None:
     # An input of no elements stands for one that is not given: opset 11 has no other way to say it.
-    for index in range(1, len(form.inputs)):
-        value = form.scope.value(form.inputs[index])
+    for index in range(1, len(node.inputs)):
+        value = node.scope.value(node.inputs[index])
         if value is not None and not value.size:
-            form.inputs[index] = ""
+            node.inputs[index] = ""
 
 
 @importer("Cast")
-def _cast(form: Form) -> None:
-    target = form.attributes.get("to")
+def _cast(node: ImportedNode) -> None:
+    target = node.attributes.get("to")
     if isinstance(target, str):
         codes = dict(TensorProto.DataType.items())
         if target.upper() not in codes:
             raise ModelError(f"there is no element type {target!r}")
-        form.attributes["to"] = int(codes[target.upper()])
+        node.attributes["to"] = int(codes[target.upper()])
 
 
 @importer("CastLike")
-def _cast_like(form: Form) -> None:
+def _cast_like(node: ImportedNode) -> None:
     # A cast of a constant is a constant, whatever the values are like which it is cast.
-    target = form.scope.dtype(form.inputs[1])
+    target = node.scope.dtype(node.inputs[1])
     if target is not None:
-        form.type, form.inputs = "Cast", form.inputs[:1]
-        form.attributes["to"] = target
+        node.type, node.inputs = "Cast", node.inputs[:1]
+        node.attributes["to"] = target
 
 
 @importer("ConstantOfShape")
-def _constant_of_shape(form: Form) -> None:
-    value = form.take("value")
+def _constant_of_shape(node: ImportedNode) -> None:
+    value = node.take("value")
     filling = np.zeros(1, np.float32) if value is None else np.asarray(value)
     if filling.size != 1:
         raise ModelError(f"attribute 'value' has {filling.size} elements; it must have one")
-    form.attributes["value"] = filling.reshape(-1)[0].item()
-    form.attributes["dtype"] = DType.of(filling.dtype)
+    node.attributes["value"] = filling.reshape(-1)[0].item()
+    node.attributes["dtype"] = DType.of(filling.dtype)
 
 
 @importer("Scatter", before=11)
-def _scatter(form: Form) -> None:
-    form.type = RENAMED["Scatter"]
+def _scatter(node: ImportedNode) -> None:
+    node.type = RENAMED["Scatter"]
 
 
 @importer("GridSample", before=20)
-def _grid_sample(form: Form) -> None:
-    mode = form.attributes.get("mode", "bilinear")
-    form.attributes["mode"] = {"bilinear": "linear", "bicubic": "cubic"}.get(str(mode), mode)
+def _grid_sample(node: ImportedNode) -> None:
+    mode = node.attributes.get("mode", "bilinear")
+    node.attributes["mode"] = {"bilinear": "linear", "bicubic": "cubic"}.get(str(mode), mode)
 
 
 @importer("RoiAlign", before=16)
-def _roi_align(form: Form) -> None:
-    form.attributes["coordinate_transformation_mode"] = "output_half_pixel"
+def _roi_align(node: ImportedNode) -> None:
+    node.attributes["coordinate_transformation_mode"] = "output_half_pixel"
 
 
 @importer("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial")
-def _seed(form: Form) -> None:
+def _seed(node: ImportedNode) -> None:
     # 24 bits: the attribute is a float.
-    form.attributes.setdefault("seed", float(crc32(form.name.encode()) % 2**24))
+    node.attributes.setdefault("seed", float(crc32(node.name.encode()) % 2**24))
 
 
 @importer("DFT", before=20)
-def _dft(form: Form) -> None:
-    axis = form.take("axis")
-    form.set_input(2, "axis", np.asarray(1 if axis is None else axis, np.int64))
+def _dft(node: ImportedNode) -> None:
+    axis = node.take("axis")
+    node.set_input(2, "axis", np.asarray(1 if axis is None else axis, np.int64))
 
 
 @importer("Scan", before=9)
-def _scan(form: Form) -> None:
-    form.attributes["batched"] = True
-    if form.inputs[0]:
-        form.attributes["lengths"] = True
+def _scan(node: ImportedNode) -> None:
+    node.attributes["batched"] = True
+    if node.inputs[0]:
+        node.attributes["lengths"] = True
     else:
-        del form.inputs[0]
-    directions = form.take("directions")
+        del node.inputs[0]
+    directions = node.take("directions")
     if directions is not None:
-        form.attributes["scan_input_directions"] = directions
+        node.attributes["scan_input_directions"] = directions

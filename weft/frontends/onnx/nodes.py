@@ -13,7 +13,7 @@ from weft.core.graph.op import Op, find_op
 from weft.errors import ModelError, UnsupportedOps, WeftError, listed
 from weft.frontends.onnx.attributes import make_op, op_fields, read_attribute
 from weft.frontends.onnx.external import ExternalFiles
-from weft.frontends.onnx.importers import RENAMED, Form, Scope, lift
+from weft.frontends.onnx.importers import RENAMED, ImportedNode, Scope, lift
 from weft.frontends.onnx.reading import NEWEST_OPSET, domain_of
 from weft.frontends.onnx.schemas import (
     check_node,
@@ -122,7 +122,7 @@ class NodeReader:
             raise ModelError(REFUSED.get(proto.op_type, "Weft has no such op"))
         outputs, attributes = self._outputs(proto), self._attributes(proto)
         captured = self._bodies(proto, name, attributes)
-        form = Form(name, proto.op_type, opset, list(proto.input), outputs, attributes, self.scope)
+        form = ImportedNode(name, proto.op_type, opset, list(proto.input), outputs, attributes, self.scope)
         lift(form)
         return self._lifted(form, defaults(proto.op_type, opset), captured)
 
@@ -140,7 +140,7 @@ class NodeReader:
         attributes["captures"] = len(captured)
         return captured
 
-    def _lifted(self, form: Form, implied: Mapping[str, object], captured: tuple[str, ...] = ()) -> Node:
+    def _lifted(self, form: ImportedNode, implied: Mapping[str, object], captured: tuple[str, ...] = ()) -> Node:
         op = find_op(form.type)
         assert op is not None
         inputs = _without_tail(form.inputs)

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from weft.backends.gpu.device.device import GpuDevice
-from weft.backends.gpu.device.varying import NONE, Planned, Sizes, Varying
+from weft.backends.gpu.device.varying import NONE, LaunchLike, Sizes, Varying
 from weft.errors import CompileError
 from weft.kernels.launch import FOR_SHAPES
 from weft.kernels.source import KernelSource
@@ -108,8 +108,8 @@ class Builds:
         self._begun: list[tuple[str, Build]] = []
         self._early: dict[Hashable, deque[Build]] = {}
         """What was prefetched and nobody asked for yet."""
-        self._made: dict[int, tuple[Planned, Build]] = {}
-        self._made_before: dict[int, tuple[Planned, Build]] = {}
+        self._made: dict[int, tuple[LaunchLike, Build]] = {}
+        self._made_before: dict[int, tuple[LaunchLike, Build]] = {}
         """The launches of this shape and of the one before, by id, with their builds."""
         self._held: object = None
         """What was built together, until builds have asked for it."""
@@ -138,7 +138,7 @@ class Builds:
         """Tell whether the nodes were made ready for other sizes than these before."""
         return self._varying.knows_others(sizes)
 
-    def note(self, launches: Iterable[Planned], sizes: Sizes) -> None:
+    def note(self, launches: Iterable[LaunchLike], sizes: Sizes) -> None:
         """Note all launches of a shape, before any of them is made a build; without threads, build them together."""
         noted = list(launches)
         self._only_looks_up = self.knows_a_shape
@@ -146,12 +146,12 @@ class Builds:
         self._varying.note(noted, sizes)
         self.together(each for each in noted if id(each) not in self._made_before)
 
-    def together(self, wanted: Iterable[Planned | Build]) -> None:
+    def together(self, wanted: Iterable[LaunchLike | Build]) -> None:
         """Without threads, have the device build what `add` will ask for together, and hold it until `drop`."""
         if thread_count(self._device) == 1:
             self._held = self._device.compile_together([(each.source, each.values) for each in wanted])
 
-    def build(self, launch: Planned) -> Build:
+    def build(self, launch: LaunchLike) -> Build:
         """Return the build of a launch's kernel, in the form that the shapes so far ask for.
 
         Kernels for special hardware always know their constants: their self-tests say nothing of another form. A launch

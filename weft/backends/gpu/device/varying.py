@@ -28,7 +28,7 @@ def sizes_of(graph: Graph) -> Sizes:
     return tuple(graph.specs[name].shape for name in graph.inputs)
 
 
-class Planned(Protocol):
+class LaunchLike(Protocol):
     """A launch that is planned, as `PlannedLaunch` is."""
 
     @property
@@ -70,7 +70,7 @@ class Varying:
         """Tell whether the launches of other sizes were noted; the same sizes come again in other types."""
         return self._change or self._sizes not in (None, sizes)
 
-    def note(self, launches: Iterable[Planned], sizes: Sizes) -> None:
+    def note(self, launches: Iterable[LaunchLike], sizes: Sizes) -> None:
         """Compare the launches of a shape with those of the last one, before any kernel is built for it.
 
         These may be of one pipeline of several, each of which has its own labels.

@@ -26,7 +26,7 @@ from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, KernelBuilder, Prologue
 from weft.kernels.places import map_constants, through_map
 from weft.kernels.source import LOCAL_SIZE, Arg, ArgKind
 from weft.kernels.special import wrong_templates
-from weft.kernels.template import KernelRequest, Operand, Stage, render
+from weft.kernels.template import KernelRequest, Operand, StepText, render
 from weft.ops.elementwise import Elementwise
 
 
@@ -73,7 +73,7 @@ def _places(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 class _Steps:
     """Fused steps as a kernel has them: before its first store, or behind its loads."""
 
-    stages: tuple[Stage, ...] = ()
+    steps: tuple[StepText, ...] = ()
     reads: dict[str, Tensor] = field(default_factory=dict)
     ints: dict[str, int] = field(default_factory=dict)
     floats: dict[str, float] = field(default_factory=dict)
@@ -183,10 +183,10 @@ class NodeBuilder(KernelBuilder):
             tuple(args),
             tuple(ints),
             tuple(floats),
-            extra.stages,
-            target if extra.stages else "",
-            before.stages,
-            prologue.on if prologue is not None and before.stages else "",
+            extra.steps,
+            target if extra.steps else "",
+            before.steps,
+            prologue.on if prologue is not None and before.steps else "",
         )
         source = render(request, self._device.dialect)
         sizes = dict(zip(LOCAL_SIZE, local, strict=True))
@@ -342,11 +342,11 @@ class NodeBuilder(KernelBuilder):
         return self.constant(f"{tensor.name}.{tensor.layout.value}", lambda: value, tensor.layout)
 
     def _prologue(self, prologue: Prologue) -> _Steps:
-        out, stages = _Steps(), []
+        out, texts = _Steps(), []
         for s, step in enumerate(prologue.steps):
             expr = _expression(step, prologue.inputs)
-            stages.append(Stage(expr, tuple(self._loaded(prologue, i, s, out) for i in step.operands)))
-        out.stages = tuple(stages)
+            texts.append(StepText(expr, tuple(self._loaded(prologue, i, s, out) for i in step.operands)))
+        out.steps = tuple(texts)
         return out
 
     def _loaded(self, prologue: Prologue, position: int, step: int, out: _Steps) -> Operand:
@@ -366,11 +366,11 @@ class NodeBuilder(KernelBuilder):
     def _epilogue(self, target: Tensor, fours: bool) -> _Steps:
         out = _Steps()
         steps = self._op.steps if isinstance(self._op, Fused) else ()
-        stages = []
+        texts = []
         for s, step in enumerate(steps):
             operands = tuple(self._operand(i, s, target, fours, out) for i in step.operands)
-            stages.append(Stage(_expression(step, self._inputs), operands))
-        out.stages = tuple(stages)
+            texts.append(StepText(_expression(step, self._inputs), operands))
+        out.steps = tuple(texts)
         return out
 
     def _operand(self, position: int, step: int, target: Tensor, fours: bool, out: _Steps) -> Operand:

@@ -19,7 +19,7 @@ from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, pieces, vectors_spe
 from weft.ops.gpu.conv.split_k import (
     InParts,
     Sums,
-    Work,
+    TileWork,
     better,
     by_turns,
     offer_parts,
@@ -157,12 +157,12 @@ def bytes_of_block(problem: ConvProblem) -> int:
     return steps_of(problem) * STEP * PACK * PACK * problem.weights.itemsize
 
 
-def work_of(problem: ConvProblem, tile: GemmTile) -> Work:
+def work_of(problem: ConvProblem, tile: GemmTile) -> TileWork:
     """Return the work in tiles of this size."""
     steps, pixels, count = steps_of(problem), problem.pixels, problem.count
     groups = -(-pixels // tile.rows) * -(-count // tile.columns)
     read = steps * STEP * PACK * (tile.rows + PACK * tile.columns) * problem.weights.itemsize
-    return Work(groups, -(-steps // tile.lz), read, pixels * count * PACK)
+    return TileWork(groups, -(-steps // tile.lz), read, pixels * count * PACK)
 
 
 def _packed(plan: ConvPlan, steps: int) -> Tensor:

@@ -23,7 +23,7 @@ from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem, vectors_s
 from weft.ops.gpu.conv.split_k import (
     InParts,
     Sums,
-    Work,
+    TileWork,
     better,
     by_turns,
     offer_parts,
@@ -200,11 +200,11 @@ def packed_size(problem: ConvProblem, tile: MatrixTile) -> int:
     return -(-depth // step) * step * -(-problem.channels_out // tile.columns) * tile.columns
 
 
-def work_of(pixels: int, channels: int, depth: int, tile: MatrixTile) -> Work:
+def work_of(pixels: int, channels: int, depth: int, tile: MatrixTile) -> TileWork:
     """Return the work in tiles of this size, for `sum_parts`."""
     groups, steps = -(-pixels // tile.rows) * -(-channels // tile.columns), -(-depth // (PACK * tile.kb))
     read = 2 * PACK * tile.kb * steps * (tile.rows + tile.columns)
-    return Work(groups, -(-steps // tile.lz), read, pixels * channels)
+    return TileWork(groups, -(-steps // tile.lz), read, pixels * channels)
 
 
 def effort_of(problem: ConvProblem, tile: MatrixTile, parts: int, sums: int) -> Effort:

@@ -47,7 +47,7 @@ class InParts(Generic[TileT_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TileWork:
     """The work of a problem in tiles of one size, for a model of its time.
 
     It takes `groups` work-groups. Each does `rounds` of steps along K, and reads `read` bytes in all of them. Together
@@ -76,14 +76,14 @@ class Work:
         return [p for p in PARTS if self.groups * p <= FILLED * caps.compute_units and self.rounds >= LEAST * p]
 
 
-def offer_parts(caps: DeviceCaps, tiles: Sequence[TileT], work_of: Callable[[TileT], Work]) -> list[InParts[TileT]]:
+def offer_parts(caps: DeviceCaps, tiles: Sequence[TileT], work_of: Callable[[TileT], TileWork]) -> list[InParts[TileT]]:
     """Return tiles in parts that may be faster than any whole tile, the most promising first."""
     every = [InParts(t, p) for t in tiles for p in work_of(t).possible_parts(caps)]
     return promising(caps, every, tiles, work_of)[:MOST]
 
 
 def promising(
-    caps: DeviceCaps, parted: Sequence[InParts[TileT]], whole: Sequence[TileT], work_of: Callable[[TileT], Work]
+    caps: DeviceCaps, parted: Sequence[InParts[TileT]], whole: Sequence[TileT], work_of: Callable[[TileT], TileWork]
 ) -> list[InParts[TileT]]:
     """Return the tiles in parts that take little more than the best whole tile, by the model; the fastest first."""
     least = min((work_of(t).microseconds(caps) for t in whole), default=0.0)
@@ -98,7 +98,7 @@ def by_turns(parted: Sequence[InParts[TileT]], whole: Sequence[TileT]) -> list[T
 
 
 def better(
-    caps: DeviceCaps, whole: TileT, offered: Sequence[InParts[TileT]], work_of: Callable[[TileT], Work]
+    caps: DeviceCaps, whole: TileT, offered: Sequence[InParts[TileT]], work_of: Callable[[TileT], TileWork]
 ) -> TileT | InParts[TileT]:
     """Return the first of the offered tiles if it clearly beats the whole tile, by the model; else the whole tile.
 
@@ -117,7 +117,7 @@ def tile_and_parts(chosen: TileT | InParts[TileT]) -> tuple[TileT, int]:
     return (chosen.tile, chosen.parts) if isinstance(chosen, InParts) else (chosen, 1)
 
 
-def time_of(caps: DeviceCaps, work_of: Callable[[Any], Work], each: Any) -> float:
+def time_of(caps: DeviceCaps, work_of: Callable[[Any], TileWork], each: Any) -> float:
     """Return the time of a tile, whole or in parts, by the model of `Work`."""
     tile, parts = tile_and_parts(each)
     return work_of(tile).microseconds(caps, parts)

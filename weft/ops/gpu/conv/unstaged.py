@@ -22,7 +22,7 @@ from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, vectors_spec
 from weft.ops.gpu.conv.split_k import (
     InParts,
     Sums,
-    Work,
+    TileWork,
     better,
     by_turns,
     offer_parts,
@@ -154,11 +154,11 @@ def choose_tile(caps: DeviceCaps, pixels: int, channels: int, chunks: int) -> Un
     return fitting[-1] if fitting else None
 
 
-def work_of(pixels: int, channels: int, chunks: int, tile: UnstagedTile) -> Work:
+def work_of(pixels: int, channels: int, chunks: int, tile: UnstagedTile) -> TileWork:
     """Return what a tile leaves to do, for `sum_parts`."""
     groups = -(-pixels // tile.rows) * -(-channels // tile.columns)
     read = 2 * CHUNK * chunks * (tile.rows + tile.columns)
-    return Work(groups, -(-chunks // (tile.lz * tile.ahead)), read, pixels * channels)
+    return TileWork(groups, -(-chunks // (tile.lz * tile.ahead)), read, pixels * channels)
 
 
 def pack_weights(weight: Array, fn: int) -> Array:

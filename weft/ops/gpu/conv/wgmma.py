@@ -22,7 +22,7 @@ from weft.ops.gpu.conv.split_k import (
     PARTS,
     InParts,
     Sums,
-    Work,
+    TileWork,
     better,
     by_turns,
     promising,
@@ -186,11 +186,11 @@ def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int =
     return tuple(sorted(found, key=partial(_cost, caps, pixels, channels, steps, parts)))
 
 
-def work_of(pixels: int, channels: int, steps: int, tile: WgmmaTile) -> Work:
+def work_of(pixels: int, channels: int, steps: int, tile: WgmmaTile) -> TileWork:
     """Return the work in tiles of this size, for `split_k`."""
     groups = -(-pixels // tile.rows) * -(-channels // tile.cols)
     read = 2 * STEP * steps * (tile.rows + tile.cols)
-    return Work(groups, -(-steps // tile.wz), read, pixels * channels)
+    return TileWork(groups, -(-steps // tile.wz), read, pixels * channels)
 
 
 def _room(caps: DeviceCaps) -> int:
