@@ -247,11 +247,12 @@ def _ended(shift: Shift, run: Run, child: Child, said: dict[str, Any]) -> None:
 
 
 def _key(kind: str, text: str, tail: str) -> str:
-    """Return the innermost function of Weft in the trace of a dying process."""
-    lines = [line.strip() for line in tail.splitlines() if "/weft/" in line and "File " in line]
+    """Return the innermost function of Weft in the trace of a dying process, which begins with it, or of an exception."""
     if kind in ("growth", "memory"):
         return kind
-    first = text.partition("\n")[0]
+    first, _, trace = text.partition("\n")
+    frames = reversed(trace.splitlines()) if kind == "fault" else tail.splitlines()
+    lines = [line.strip() for line in frames if "/weft/" in line and "File " in line]
     return f"{first} in {lines[0].partition('/weft/')[2]}" if lines else first
 
 

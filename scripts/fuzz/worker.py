@@ -43,7 +43,7 @@ def main() -> None:
             work(order, lambda **said: answers.write(json.dumps(said) + "\n"))
         except Exception:
             answers.write(json.dumps({"fault": traceback.format_exc()}) + "\n")
-            raise
+            sys.exit(1)  # the parent may read what stderr has of a second account before it is whole
 
 
 def quiet() -> None:
