@@ -247,7 +247,7 @@ def _ended(shift: Shift, run: Run, child: Child, said: dict[str, Any]) -> None:
 
 
 def _key(kind: str, text: str, tail: str) -> str:
-    """Return the innermost function of Weft in the trace of a dying process, which begins with it, or of an exception."""
+    """Return the innermost function of Weft in an exception, or in the trace of a dying process: its first."""
     if kind in ("growth", "memory"):
         return kind
     first, _, trace = text.partition("\n")
