@@ -65,13 +65,8 @@ class PoolOnGpu(GpuOp):
         window = op.window(x.shape)
         blocks = -(-y.shape[1] // PACK)
         total = y.shape[0] * blocks * prod(window.outputs)
-        ints = window_constants(window) | {"BLOCKS": blocks, "TOTAL": total}
-        mode, floats = "max", {}
-        if isinstance(op, AveragePool):
-            mode = "average"
-            ints |= _counted(op, window)
-        elif isinstance(op, LpPool):
-            mode, floats = "norm", {"EXPONENT": float(op.p)}
+        mode, own_ints, floats = _kind(op, window)
+        ints = window_constants(window) | {"BLOCKS": blocks, "TOTAL": total} | own_ints
         grid, local = k.for_items(total)
         k.launch(
             "pool",
@@ -83,6 +78,13 @@ class PoolOnGpu(GpuOp):
             grid=grid,
             local=local,
         )
+
+
+def _kind(op: Pool, window: Window) -> tuple[str, dict[str, int], dict[str, float]]:
+    """Return what the templates call the kind of pool, and its own integers and floats."""
+    if isinstance(op, AveragePool):
+        return "average", _counted(op, window), {}
+    return ("norm", {}, {"EXPONENT": float(op.p)}) if isinstance(op, LpPool) else ("max", {}, {})
 
 
 def _counted(op: AveragePool, window: Window) -> dict[str, int]:
@@ -111,12 +113,8 @@ class PlanarPoolOnGpu(GpuOp):
         x, y = inputs[0], outputs[0]
         assert x is not None
         window = op.window(x.shape)
-        ints = window_constants(window) | {"TOTAL": prod(y.shape)}
-        mode, floats = "average", dict[str, float]()
-        if isinstance(op, AveragePool):
-            ints |= _counted(op, window)
-        elif isinstance(op, LpPool):
-            mode, floats = "norm", {"EXPONENT": float(op.p)}
+        mode, own_ints, floats = _kind(op, window)
+        ints = window_constants(window) | {"TOTAL": prod(y.shape)} | own_ints
         grid, local = k.for_items(prod(y.shape))
         k.launch(
             "pool_planar",
