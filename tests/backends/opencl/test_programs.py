@@ -14,7 +14,15 @@ from tests.helpers.opencl_kernels import HALF, NO_DIALECT, SCALE, SOURCE, free, 
 from weft.backends.gpu.device.device import LaunchCommand
 from weft.backends.opencl import programs
 from weft.backends.opencl.device import OpenCLDevice, open_device
-from weft.backends.opencl.programs import BUILD_OPTIONS, build_options, defines, late_define, literal
+from weft.backends.opencl.discovery import raw_device
+from weft.backends.opencl.programs import (
+    BUILD_OPTIONS,
+    build_options,
+    defines,
+    disk_key,
+    late_define,
+    literal,
+)
 from weft.core.graph.dtypes import DType
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError
@@ -65,7 +73,7 @@ def _result(device: OpenCLDevice, source: KernelSource = SOURCE) -> float:
 
 def key_of(device: OpenCLDevice, source: KernelSource) -> str:
     """Return the key of the binary of `_result`'s kernel."""
-    return device.programs.disk_key(source, defines(source, values(1, 3.0)) + late_define([]))
+    return disk_key(raw_device(device.info.index), source, defines(source, values(1, 3.0)) + late_define([]))
 
 
 def _fresh(source: KernelSource = SOURCE) -> tuple[float, int, int]:

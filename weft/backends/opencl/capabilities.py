@@ -32,10 +32,10 @@ def caps_of(device: cl.Device) -> DeviceCaps:
         doubles=bool(device.double_fp_config),
         channels_last=_has_matrix_units(device),
         matrix_units=_has_matrix_units(device),
-        shuffles=_capability(device) >= (7, 0),
-        warpgroup_units=_capability(device) == (9, 0),
-        resident_groups=int(device.max_compute_units) if _capability(device) >= (7, 0) else 0,
-        partial_barriers=_capability(device) >= (7, 0),
+        shuffles=capability(device) >= (7, 0),
+        warpgroup_units=capability(device) == (9, 0),
+        resident_groups=int(device.max_compute_units) if capability(device) >= (7, 0) else 0,
+        partial_barriers=capability(device) >= (7, 0),
         compute_units=int(device.max_compute_units),
         software=bool(device.type & cl.device_type.CPU),
     )
@@ -43,10 +43,10 @@ def caps_of(device: cl.Device) -> DeviceCaps:
 
 def _has_matrix_units(device: cl.Device) -> bool:
     """Tell whether it is an NVIDIA GPU of compute capability 8.0 or later, whose compiler accepts PTX in C."""
-    return _capability(device) >= (8, 0)
+    return capability(device) >= (8, 0)
 
 
-def _capability(device: cl.Device) -> tuple[int, int]:
+def capability(device: cl.Device) -> tuple[int, int]:
     """Return the compute capability of an NVIDIA GPU; (0, 0) for other devices."""
     try:
         if "NVIDIA" in device.platform.name:

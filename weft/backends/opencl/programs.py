@@ -37,6 +37,8 @@ No option loosens arithmetic: precision HIGH means fp32 with the errors that the
 `-cl-mad-enable` would allow less accurate intermediate results. It gains nothing where contraction to fma
 is already on, which is the language's default.
 """
+CACHE = "opencl"
+"""The folder of binaries inside the cache."""
 _CACHE_FORMAT = "1"
 _NVIDIA_REGISTERS = 1 << 16
 """Registers of an NVIDIA multiprocessor; its compiler ignores the work-group size and may give each item too many."""
@@ -125,7 +127,7 @@ class Programs:
         all_late: bool | None = None,
     ) -> None:
         self._context, self._device, self._compilers = context, device, compilers
-        self._disk = DiskCache("opencl")
+        self._disk = DiskCache(CACHE)
         # A CPU's compiler takes a second a kernel, so one program serves all shapes there. A GPU's is fast, and
         # its kernels gain from known constants.
         self._is_cpu = bool(device.type & cl.device_type.CPU)
@@ -194,7 +196,7 @@ class Programs:
             why = words(e.code) if isinstance(e, cl.Error) else str(e)
             log.info("%d kernels cannot be built together: %s", len(wanted), why)
             return none
-        keys = [self.disk_key(one.source, one.header) for one, _ in wanted]
+        keys = [disk_key(self._device, one.source, one.header) for one, _ in wanted]
         shared_key = "\n".join((_CACHE_FORMAT, "together", *keys))
         binary = self._keep(shared_key, program)
         if binary is None:
@@ -214,7 +216,7 @@ class Programs:
         return made
 
     def _is_on_disk(self, wanted: _Wanted) -> bool:
-        path = self._disk.path(self.disk_key(wanted.source, wanted.header))
+        path = self._disk.path(disk_key(self._device, wanted.source, wanted.header))
         return path is not None and path.exists()
 
     @staticmethod
@@ -223,14 +225,6 @@ class Programs:
     ) -> _Key:
         early = [c for c in source.constants if c not in late]
         return (source.digest, source.entry, defines(source, values, early) + late_define(late))
-
-    def disk_key(self, source: KernelSource, header: str) -> str:
-        """Return the disk cache key: everything that the binary depends on."""
-        device, platform = self._device, self._device.platform
-        where = (platform.name, platform.version, device.name, device.driver_version)
-        patch = (ptx.VERSION,) if ptx.MARK in source.text else ()
-        options = _language_options(source)
-        return "\n".join((_CACHE_FORMAT, *patch, *where, *options, source.digest, source.entry, header))
 
     def close(self) -> None:
         """Forget all kernels."""
@@ -246,7 +240,7 @@ class Programs:
         return len(self._programs)
 
     def _make(self, wanted: _Wanted, values: Mapping[str, int | float], varying: frozenset[str]) -> Built:
-        key = self.disk_key(wanted.source, wanted.header)
+        key = disk_key(self._device, wanted.source, wanted.header)
         built = self._kept(key, wanted)
         from_disk = built is not None
         if built is None:
@@ -392,6 +386,15 @@ class Programs:
         return kernel_refused(
             source.entry, source.text, build_log, where=where, suffix=".cl", reason=reason, head=header
         )
+
+
+def disk_key(device: cl.Device, source: KernelSource, header: str) -> str:
+    """Return the key of a kernel's binary in the disk cache: everything that the binary depends on."""
+    platform = device.platform
+    where = (platform.name, platform.version, device.name, device.driver_version)
+    patch = (ptx.VERSION,) if ptx.MARK in source.text else ()
+    options = _language_options(source)
+    return "\n".join((_CACHE_FORMAT, *patch, *where, *options, source.digest, source.entry, header))
 
 
 def _wanted(source: KernelSource, values: Mapping[str, int | float], header: str, late: int) -> _Wanted:

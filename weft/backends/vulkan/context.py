@@ -9,7 +9,14 @@ from typing import Any
 from weft.backends.gpu.device.device import DeviceStats
 from weft.backends.vulkan import workgroup_matrices
 from weft.backends.vulkan._vk import NULL, Arena, check, create, failure, ffi, lib, vk
-from weft.backends.vulkan.physical import EXTERNAL_HOST, MATRIX_EXTENSIONS, MATRIX_FEATURES, Physical
+from weft.backends.vulkan.physical import (
+    ADDRESSES,
+    EXTERNAL_HOST,
+    MATRIX_EXTENSIONS,
+    MATRIX_FEATURES,
+    PTX_EXTENSION,
+    Physical,
+)
 from weft.errors import NoDevice
 
 SPIN_SECONDS = 0.002
@@ -53,6 +60,9 @@ class Context:
         if physical.matrix_units():
             extensions += sorted(MATRIX_EXTENSIONS)
             storage |= MATRIX_FEATURES
+        if physical.imports_ptx:
+            extensions.append(PTX_EXTENSION)
+            storage[ADDRESSES] = "bufferDeviceAddress"
         if physical.workgroup_matrices:
             extensions.append(workgroup_matrices.EXTENSION)
             storage["VkPhysicalDeviceMaintenance4Features"] = "maintenance4"
@@ -78,15 +88,25 @@ class Context:
         """Prepare the two pipeline barriers: between commands, and at the end of every command buffer."""
         writes = vk.VK_ACCESS_SHADER_WRITE_BIT | vk.VK_ACCESS_TRANSFER_WRITE_BIT
         both = writes | vk.VK_ACCESS_SHADER_READ_BIT | vk.VK_ACCESS_TRANSFER_READ_BIT
-        self._stages = vk.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT | vk.VK_PIPELINE_STAGE_TRANSFER_BIT
+        self._compute = vk.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT
+        self._stages = self._compute | vk.VK_PIPELINE_STAGE_TRANSFER_BIT
+        shader = vk.VK_ACCESS_SHADER_WRITE_BIT
+        self._between_launches = self._arena.new(
+            "VkMemoryBarrier", srcAccessMask=shader, dstAccessMask=shader | vk.VK_ACCESS_SHADER_READ_BIT
+        )
         self._between = self._arena.new("VkMemoryBarrier", srcAccessMask=writes, dstAccessMask=both)
         self._last = self._arena.new(
             "VkMemoryBarrier", srcAccessMask=writes, dstAccessMask=both | vk.VK_ACCESS_HOST_READ_BIT
         )
 
-    def barrier(self, commands: Any) -> None:
-        """Record a pipeline barrier: everything before it is finished and visible before anything after it begins."""
-        lib.vkCmdPipelineBarrier(commands, self._stages, self._stages, 0, 1, self._between, 0, NULL, 0, NULL)
+    def barrier(self, commands: Any, *, launches_only: bool) -> None:
+        """Record a pipeline barrier: everything before it is finished and visible before anything after it begins.
+
+        `launches_only` says that no copies stand between it and the barriers before and after it: kernels by PTX then
+        follow each other 3 us earlier on NVIDIA.
+        """
+        stages, memory = (self._compute, self._between_launches) if launches_only else (self._stages, self._between)
+        lib.vkCmdPipelineBarrier(commands, stages, stages, 0, 1, memory, 0, NULL, 0, NULL)
 
     def last_barrier(self, commands: Any) -> None:
         """Record the end of a command buffer: the host and all later submits see its results."""

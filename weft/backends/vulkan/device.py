@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from weft.backends.gpu.device import fork_guard
 from weft.backends.gpu.device.device import Command, GpuBuffer, GpuDevice, MemoryKind
@@ -19,23 +20,30 @@ from weft.backends.vulkan.physical import physical_devices
 from weft.backends.vulkan.pipeline_builder import Kernel
 from weft.backends.vulkan.pipelines import Pipelines, PushedKernel
 from weft.backends.vulkan.probe import absent_reason
+from weft.backends.vulkan.ptx_kernels import PtxKernel, PtxKernels, with_ptx
 from weft.backends.vulkan.recording import Recording
 from weft.backends.vulkan.transfer import Transfer
 from weft.core.contract.backend import DeviceInfo
 from weft.core.graph.layout import Array
 from weft.core.host import shutdown
-from weft.errors import ClosedError, DeviceLost, NoDevice, WeftError
+from weft.errors import ClosedError, DeviceError, DeviceLost, NoDevice, WeftError
 from weft.kernels.dialect import Dialect
 from weft.kernels.source import KernelSource
 
 __all__ = ["VulkanDevice", "absent_reason", "enumerate_devices", "open_device", "validation_messages"]
 
+K = TypeVar("K", Kernel, PushedKernel, PtxKernel, Kernel | PushedKernel)
+
 
 class _Parts:
     """What a device owns; a separate object, so that the device is closed when it is garbage collected."""
 
-    def __init__(self, context: Context, memory: Memory, pipelines: Pipelines, transfer: Transfer) -> None:
+    def __init__(
+        self, context: Context, memory: Memory, pipelines: Pipelines, transfer: Transfer, ptx: PtxKernels | None
+    ) -> None:
         self.context = context
+        self.ptx = ptx
+        """Kernels by PTX; None where the device runs none."""
         self.memory = memory
         self.pipelines = pipelines
         self.transfer = transfer
@@ -58,10 +66,17 @@ class _Parts:
         self.transfer.destroy()
         self.memory.destroy()
         try:
+            if self.ptx is not None:
+                self.ptx.destroy()
             self.pipelines.destroy()
         finally:
             if self.memory.is_empty:
                 self.context.destroy()
+
+    @property
+    def held_kernels(self) -> int:
+        """Return the number of kernels in use or kept."""
+        return self.pipelines.held + (0 if self.ptx is None else self.ptx.held)
 
     def free_after_close(self, buffer: GpuBuffer) -> None:
         """Free a buffer that a caller held beyond the close; the last one takes the logical device with it."""
@@ -74,7 +89,8 @@ class VulkanDevice(GpuDevice):
     """An open Vulkan device; `open_device` makes one."""
 
     def __init__(self, info: DeviceInfo, parts: _Parts, dialect: Dialect) -> None:
-        super().__init__(info, parts.context.physical.caps(), dialect, parts.context.stats)
+        caps = replace(parts.context.physical.caps(), warpgroup_units=parts.ptx is not None)
+        super().__init__(info, caps, dialect, parts.context.stats)
         self._held = parts
         self.stores_to_host = True
         self._learn()
@@ -137,22 +153,34 @@ class VulkanDevice(GpuDevice):
         """Copy bytes of a DEVICE buffer into the contiguous array `out`, after all earlier work."""
         self.parts.transfer.download(buffer, offset, out)
 
-    def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> Kernel:
-        """Return the pipeline with these constants, from memory or newly built from its SPIR-V."""
+    def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> Kernel | PtxKernel:
+        """Return the kernel with these constants, from memory or newly built from its SPIR-V or PTX."""
         check_kernel(source, values, self.caps, self.info.name)
-        pipelines = self.parts.pipelines
-        kernel = pipelines.kernel(source, values)
-        self.stats.live_kernels = pipelines.held
-        return kernel
+        parts = self.parts
+        if source.language:
+            return self._counted(self._ptx(parts).kernel(source, values))
+        return self._counted(parts.pipelines.kernel(source, values))
 
     def compile_for_shapes(
         self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]
-    ) -> Kernel | PushedKernel:
-        """Return the pipeline with these constants, into which those that vary are pushed."""
+    ) -> Kernel | PushedKernel | PtxKernel:
+        """Return the kernel with these constants; those that vary are pushed into a pipeline."""
+        if source.language:
+            return self.compile(source, values)
         check_kernel(source, values, self.caps, self.info.name)
-        pipelines = self.parts.pipelines
-        kernel = pipelines.kernel_for_shapes(source, values, varying)
-        self.stats.live_kernels = pipelines.held
+        return self._counted(self.parts.pipelines.kernel_for_shapes(source, values, varying))
+
+    def _ptx(self, parts: _Parts) -> PtxKernels:
+        if parts.ptx is None:
+            raise DeviceError(
+                f"{self.info.name} runs no kernels by PTX",
+                why="the driver, or NVIDIA's OpenCL that compiles them, cannot",
+                fix="render the kernel with this device's dialect",
+            )
+        return parts.ptx
+
+    def _counted(self, kernel: K) -> K:
+        self.stats.live_kernels = self.parts.held_kernels
         return kernel
 
     @property
@@ -160,21 +188,26 @@ class VulkanDevice(GpuDevice):
         """Tell whether several threads compile faster than one: those of each logical device do."""
         return True
 
-    def building(self) -> AbstractContextManager[None]:
-        """Let a driver that compiles one kernel at a time do so on several logical devices."""
-        return self.parts.pipelines.building()
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Let drivers that compile one kernel at a time do so on several logical devices, or in child processes."""
+        parts = self.parts
+        with parts.pipelines.building(), nullcontext() if parts.ptx is None else parts.ptx.building():
+            yield
 
     def hold_kernels(self, count: int) -> None:
-        """Keep the `count` most recently used pipelines, besides those in use."""
-        pipelines = self.parts.pipelines
-        pipelines.hold(count)
-        self.stats.live_kernels = pipelines.held
+        """Keep the `count` most recently used kernels of each kind, besides those in use."""
+        parts = self.parts
+        parts.pipelines.hold(count)
+        if parts.ptx is not None:
+            parts.ptx.hold(count)
+        self.stats.live_kernels = parts.held_kernels
 
     def record(self, commands: Sequence[Command], profile: bool = False) -> Recording:
         """Return the commands as a command buffer that can be submitted many times."""
         parts = self.parts
         parts.pipelines.settle()
-        recording = Recording(parts.context, parts.memory, self.caps, commands, profile)
+        recording = Recording(parts.context, parts.memory, parts.ptx, self.caps, commands, profile)
         with parts.lock:
             parts.recordings.add(recording)
         parts.context.count(live_recordings=1)
@@ -270,8 +303,9 @@ def open_device(index: int, dialect: Dialect) -> VulkanDevice:
     context = Context(found[index])
     try:
         memory = Memory(context)
-        parts = _Parts(context, memory, Pipelines(context, memory), Transfer(context, memory))
+        ptx = PtxKernels.open(context)
+        parts = _Parts(context, memory, Pipelines(context, memory), Transfer(context, memory), ptx)
     except Exception:
         context.destroy()
         raise
-    return VulkanDevice(found[index].info(index), parts, dialect)
+    return VulkanDevice(found[index].info(index), parts, dialect if ptx is None else with_ptx(dialect))

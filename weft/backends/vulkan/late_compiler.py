@@ -194,7 +194,7 @@ class _EmptyDispatches:
         def record(commands: Any) -> None:
             for kernel in kernels:
                 self._record(commands, kernel)
-                self._context.barrier(commands)  # they are bound to one buffer
+                self._context.barrier(commands, launches_only=True)  # they are bound to one buffer
 
         self._now.run(record)
 

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ class Block:
     visible: bool
     mapped: Any = None
     """The device's real memory, if a profile pretends that it is not coherent; the host then has a copy."""
+    address: int = 0
+    """Where the device has it, for kernels by PTX; 0 if it has none."""
     window: Any = None
     """The bytes of a DEVICE buffer, if its memory is such that the host may write them in place."""
 
@@ -95,6 +98,9 @@ class Memory:
         local = [self._heaps[heap] for flags, heap in self._types if flags & _LOCAL]
         self._largest_local = max(local, default=0)
         self.max_count = int(context.physical.limits.maxMemoryAllocationCount)
+        has_addresses = context.physical.imports_ptx
+        self._addressed = vk.VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT if has_addresses else 0
+        """What a buffer's usage says if kernels take its address."""
 
     def allocate(self, nbytes: int, kind: MemoryKind, *, counted: bool = True) -> GpuBuffer:
         """Return a buffer of at least `nbytes`; staging buffers are not `counted` in the device's stats."""
@@ -146,7 +152,7 @@ class Memory:
         """Return a buffer bound to memory of the process, or None where the driver refuses any step."""
         device, arena, kind = self._context.device, Arena(), vk.VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT
         pointer = ffi.cast("void*", host.ctypes.data)
-        usage = vk.VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | vk.VK_BUFFER_USAGE_TRANSFER_DST_BIT
+        usage = vk.VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | vk.VK_BUFFER_USAGE_TRANSFER_DST_BIT | self._addressed
         shared = arena.new("VkExternalMemoryBufferCreateInfo", handleTypes=kind)
         info = arena.new("VkBufferCreateInfo", pNext=shared, size=host.nbytes, usage=usage)
         buffer, memory = ffi.new("VkBuffer*"), ffi.new("VkDeviceMemory*")
@@ -155,7 +161,8 @@ class Memory:
         needs = ffi.new("VkMemoryRequirements*")
         lib.vkGetBufferMemoryRequirements(device, buffer[0], needs)
         index = self._importing(pointer, kind, int(needs.memoryTypeBits))
-        pinned = arena.new("VkImportMemoryHostPointerInfoEXT", handleType=kind, pHostPointer=pointer)
+        flags = self._flags(arena)
+        pinned = arena.new("VkImportMemoryHostPointerInfoEXT", pNext=flags, handleType=kind, pHostPointer=pointer)
         info = arena.new(
             "VkMemoryAllocateInfo", pNext=pinned, allocationSize=host.nbytes, memoryTypeIndex=max(index, 0)
         )
@@ -166,7 +173,7 @@ class Memory:
         if lib.vkBindBufferMemory(device, buffer[0], memory[0], 0) != 0:
             self._destroy(block)
             return None
-        return block
+        return self._with_address(block)
 
     def _importing(self, pointer: Any, kind: int, bits: int) -> int:
         """Return the driver's index of a coherent, cached memory type that takes the process's memory; -1 for none."""
@@ -286,6 +293,7 @@ class Memory:
             vk.VK_BUFFER_USAGE_STORAGE_BUFFER_BIT
             | vk.VK_BUFFER_USAGE_TRANSFER_SRC_BIT
             | vk.VK_BUFFER_USAGE_TRANSFER_DST_BIT
+            | self._addressed
         )
         info = Arena().new("VkBufferCreateInfo", size=size, usage=usage)
         out = ffi.new("VkBuffer*")
@@ -304,7 +312,7 @@ class Memory:
         if result != 0:
             self._destroy(block)
             raise failure(result, "memory cannot be bound to a buffer", self._context.physical.name)
-        return block
+        return self._with_address(block)
 
     def _memory(self, buffer: Any, size: int, kind: MemoryKind) -> tuple[Any, int]:
         """Return memory for a buffer and the index of its type; if a heap is full, the next choice is tried."""
@@ -316,13 +324,33 @@ class Memory:
             if needs.size > self._heaps[self._types[index][1]]:
                 continue
             real = self._real.get(index, index)
-            info = Arena().new("VkMemoryAllocateInfo", allocationSize=needs.size, memoryTypeIndex=real)
+            arena = Arena()
+            flags = self._flags(arena)
+            info = arena.new("VkMemoryAllocateInfo", pNext=flags, allocationSize=needs.size, memoryTypeIndex=real)
             result = lib.vkAllocateMemory(self._context.device, info, NULL, out)
             if result == 0:
                 return out[0], index
         if result in _OUT_OF_MEMORY:
             raise self._refusal(size, kind, words(result))
         raise failure(result, "device memory cannot be allocated", self._context.physical.name)
+
+    def _flags(self, arena: Arena) -> Any:
+        """Return what an allocation says if kernels take addresses in it, else NULL."""
+        if not self._addressed:
+            return NULL
+        return arena.new("VkMemoryAllocateFlagsInfo", flags=vk.VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT)
+
+    def _with_address(self, block: Block) -> Block:
+        """Return the block with its address, if kernels take addresses."""
+        if not self._addressed:
+            return block
+        info = Arena().new("VkBufferDeviceAddressInfo", buffer=block.buffer)
+        return replace(block, address=int(self._address_of(self._context.device, info)))
+
+    @cached_property
+    def _address_of(self) -> Any:
+        name = ffi.new("char[]", b"vkGetBufferDeviceAddress")
+        return ffi.cast("PFN_vkGetBufferDeviceAddress", lib.vkGetDeviceProcAddr(self._context.device, name))
 
     def _with_window(self, block: Block, size: int) -> Block:
         """Return the block of a DEVICE buffer, with a window if its memory is such that the host may write it.

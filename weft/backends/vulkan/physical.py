@@ -24,6 +24,11 @@ _LLVMPIPE_ROUNDS = 65535
 """Mesa's LP_MAX_TGSI_LOOP_ITERATIONS: the most iterations of all loops of one work-item; then it skips the rest."""
 EXTERNAL_HOST = "VK_EXT_external_memory_host"
 """The extension by which a device adopts memory of the process."""
+PTX_EXTENSION = "VK_NVX_binary_import"
+"""The extension by which a device runs PTX; its kernels take the addresses of buffers."""
+ADDRESSES = "VkPhysicalDeviceBufferDeviceAddressFeatures"
+"""The features of addresses of buffers."""
+_NVIDIA = 0x10DE
 MATRIX_EXTENSIONS = {"VK_KHR_cooperative_matrix", "VK_KHR_vulkan_memory_model", "VK_KHR_shader_float16_int8"}
 MATRIX_FEATURES = {
     "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": "cooperativeMatrix",
@@ -156,6 +161,7 @@ class Physical:
             names += MATRIX_FEATURES
         if self.api >= _API_1_3:
             names.append("VkPhysicalDeviceMaintenance4Features")
+            names.append(ADDRESSES)
         base = self._arena.new("VkPhysicalDeviceFeatures2")
         found = {}
         for name in names:
@@ -202,6 +208,13 @@ class Physical:
             return False
         steps = {g.items: g for g in workgroup_matrices.granularities(self.handle)}
         return all(i in steps and max(steps[i].m, steps[i].n, steps[i].k) <= 64 for i in (128, 256))
+
+    @cached_property
+    def imports_ptx(self) -> bool:
+        """Tell whether NVIDIA's driver runs PTX in command buffers."""
+        addresses = self.features().get(ADDRESSES)
+        known = PTX_EXTENSION in self.extensions and self.pci_ids[0] == _NVIDIA
+        return known and addresses is not None and bool(addresses.bufferDeviceAddress)
 
     def shuffles(self) -> bool:
         """Tell whether subgroups always have 32 work-items, in the order of their numbers, that can exchange values."""

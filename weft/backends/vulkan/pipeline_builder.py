@@ -60,7 +60,7 @@ class Kernel(Owned):
 
     def __init__(self, context: Context, pipeline: Any, interface: Interface, name: str) -> None:
         super().__init__(context, lib.vkDestroyPipeline, pipeline)
-        self.pipeline, self.interface, self.name = pipeline, interface, name
+        self.pipeline, self.interface, self.name, self.count = pipeline, interface, name, interface.count
 
     pushed = b""
     """The values of pushed constants: none."""

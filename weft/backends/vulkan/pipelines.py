@@ -44,6 +44,7 @@ class PushedKernel:
         self._kernel, self.pushed = kernel, pushed
         """The pipeline must live as long as this does."""
         self.pipeline, self.interface, self.name = kernel.pipeline, kernel.interface, kernel.name
+        self.count = kernel.count
 
 
 class Pipelines:

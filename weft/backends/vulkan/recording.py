@@ -19,6 +19,7 @@ from weft.backends.gpu.device.limits import check_launch
 from weft.backends.vulkan._vk import NULL, Arena, check, create, ffi, lib, vk
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.memory import Memory
+from weft.backends.vulkan.ptx_kernels import PtxKernel, PtxKernels
 from weft.core.contract.error_context import is_error
 from weft.errors import BackendError
 
@@ -29,10 +30,16 @@ class Recording:
     """A command buffer with its descriptor sets, its fence and the prebuilt data of its submit."""
 
     def __init__(
-        self, context: Context, memory: Memory, caps: DeviceCaps, commands: Sequence[Command], profile: bool
+        self,
+        context: Context,
+        memory: Memory,
+        ptx: PtxKernels | None,
+        caps: DeviceCaps,
+        commands: Sequence[Command],
+        profile: bool,
     ) -> None:
         self._context = context
-        self._memory = memory
+        self._memory, self._ptx = memory, ptx
         self._caps = caps
         self._arena = Arena()
         self._pool = self._descriptors = self._queries = self._fence = NULL
@@ -47,7 +54,9 @@ class Recording:
         try:
             self._check(commands)
             self._create_objects()
-            self._write_sets([c for c in commands if isinstance(c, LaunchCommand)])
+            self._write_sets(
+                [c for c in commands if isinstance(c, LaunchCommand) and not isinstance(c.kernel, PtxKernel)]
+            )
             self._record(commands)
             self._prepare_submit(commands)
         except Exception:
@@ -73,10 +82,10 @@ class Recording:
     def _check_launch(self, command: LaunchCommand) -> None:
         name = command.kernel.name
         where = f"{command.label or name} (kernel {name})"
-        if len(command.bindings) != command.kernel.interface.count:
+        if len(command.bindings) != command.kernel.count:
             raise BackendError(
                 f"{len(command.bindings)} buffers are bound to a kernel that takes "
-                f"{command.kernel.interface.count}",
+                f"{command.kernel.count}",
                 where=where,
                 fix="bind one for each argument of the kernel's source, in its order",
             )
@@ -143,13 +152,18 @@ class Recording:
         if self._profiled:
             lib.vkCmdResetQueryPool(target, self._queries, 0, 2 * len(self._timed))
         bound, query = None, 0
-        for command in commands:
+        copies = _barriers_by_copies(commands)
+        for place, command in enumerate(commands):
             if isinstance(command, BarrierCommand):
-                self._context.barrier(target)
+                self._context.barrier(target, launches_only=place not in copies)
                 continue
             query = self._timestamp(query)
             if isinstance(command, CopyCommand):
                 self._copy(command)
+            elif isinstance(command.kernel, PtxKernel):
+                assert self._ptx is not None, "its kernels come from there"
+                self._ptx.record(target, command)
+                bound = None
             else:
                 if command.kernel.pipeline != bound:
                     bound = command.kernel.pipeline
@@ -277,6 +291,19 @@ class Recording:
         lib.vkDestroyCommandPool(device, self._pool, NULL)
         self._pool = self._descriptors = self._queries = self._fence = NULL
         self._kernels = []
+
+
+def _barriers_by_copies(commands: Sequence[Command]) -> set[int]:
+    """Return the places of barriers next to a copy: those between which and it there is no other barrier."""
+    found: set[int] = set()
+    last, copied = -1, False
+    for place, command in enumerate(commands):
+        if isinstance(command, BarrierCommand):
+            if copied:
+                found |= {last, place}
+            last, copied = place, False
+        copied = copied or isinstance(command, CopyCommand)
+    return found | ({last} if copied else set())
 
 
 def _set_key(command: LaunchCommand) -> tuple[Any, ...]:

@@ -1,0 +1,67 @@
+"""Kernels as PTX, compiled by NVIDIA's OpenCL driver for another API that runs PTX.
+
+Of NVIDIA's drivers that Weft finds without an SDK, only OpenCL's has a compiler from C to PTX. What it writes lies in
+the cache of OpenCL's own kernels, so a kernel that both APIs use is compiled once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from functools import cached_property
+from typing import Any, cast
+
+import pyopencl as cl
+
+from weft.backends.opencl.capabilities import capability
+from weft.backends.opencl.compilers import Compilers, process_count
+from weft.backends.opencl.discovery import describe, raw_devices
+from weft.backends.opencl.programs import CACHE, Programs, defines, disk_key, late_define
+from weft.core.host.disk_cache import DiskCache
+from weft.kernels.source import KernelSource
+
+
+class PtxWriter:
+    """Compiles for one of NVIDIA's devices. Several threads may use it."""
+
+    def __init__(self, device: Any, index: int) -> None:
+        info = describe(device, index)
+        self._device = device
+        self.capability = capability(device)
+        self._disk = DiskCache(CACHE)
+        self._compilers = Compilers({"index": index, "name": info.name, "driver": info.driver}, process_count())
+
+    @classmethod
+    def find(cls, name: str) -> PtxWriter | None:
+        """Return the writer for NVIDIA's device of this name; None if OpenCL does not list it."""
+        for index, device in enumerate(raw_devices()):
+            if device.name.strip() == name and capability(device) > (0, 0):
+                return cls(device, index)
+        return None
+
+    def write(self, source: KernelSource, values: Mapping[str, int | float]) -> bytes:
+        """Return the PTX of a kernel with these constants; CompileError if the driver refuses it."""
+        key = disk_key(self._device, source, defines(source, values) + late_define(()))
+        found = self._disk.get(key)
+        if found is None:
+            with self._compilers.compiled(source, values) as done:
+                found = (self._disk.get(key) if done else None) or self._written_here(source, values)
+        return found.rstrip(b"\0")
+
+    def _written_here(self, source: KernelSource, values: Mapping[str, int | float]) -> bytes:
+        kernel = self._programs.get(source, values)
+        return bytes(cast("list[bytes]", kernel.built.program.get_info(cl.program_info.BINARIES))[0])
+
+    @cached_property
+    def _programs(self) -> Programs:
+        """Kernels of a context in this process, which takes half a second and device memory: for the first kernels."""
+        return Programs(cl.Context([self._device]), self._device)
+
+    def hold(self) -> AbstractContextManager[None]:
+        """Let child processes compile, and keep them, while a block runs."""
+        return self._compilers.hold()
+
+    def close(self) -> None:
+        """End the child processes, and forget the context."""
+        self._compilers.close()
+        self.__dict__.pop("_programs", None)
