@@ -27,6 +27,8 @@ _COHERENT = 0x4
 _CACHED = 0x8
 _SPECIAL = 0x10 | 0x20 | 0x40 | 0x80
 """Memory types that are lazily allocated, protected or AMD's uncached: each needs a feature that is not enabled."""
+_USED_BY_ADDRESS, _HAS_ADDRESSES = 0x20000, 0x2
+"""Flags of a buffer's usage and of an allocation, for which the vulkan package has no values."""
 _OUT_OF_MEMORY = (-1, -2)
 _MIB = 1 << 20
 
@@ -99,7 +101,7 @@ class Memory:
         self._largest_local = max(local, default=0)
         self.max_count = int(context.physical.limits.maxMemoryAllocationCount)
         has_addresses = context.physical.imports_ptx
-        self._addressed = vk.VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT if has_addresses else 0
+        self._addressed = _USED_BY_ADDRESS if has_addresses else 0
         """What a buffer's usage says if kernels take its address."""
 
     def allocate(self, nbytes: int, kind: MemoryKind, *, counted: bool = True) -> GpuBuffer:
@@ -338,7 +340,7 @@ class Memory:
         """Return what an allocation says if kernels take addresses in it, else NULL."""
         if not self._addressed:
             return NULL
-        return arena.new("VkMemoryAllocateFlagsInfo", flags=vk.VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT)
+        return arena.new("VkMemoryAllocateFlagsInfo", flags=_HAS_ADDRESSES)
 
     def _with_address(self, block: Block) -> Block:
         """Return the block with its address, if kernels take addresses."""
