@@ -112,11 +112,6 @@ class Dialect(ABC):
     reinterprets: ClassVar[tuple[str, str, str]] = ("", "", "")
     """The bits of the f32 `v` as `uint`, the f32 of which `v` are the bits, and the number `v` as `uint`."""
 
-    @property
-    def second(self) -> Dialect | None:
-        """Return the dialect for templates that this one lacks, if the device runs kernels of both."""
-        return None
-
     def formats(self, parts: KernelParts) -> str:
         """Return the functions for element types that the language lacks, and what gives the bits of floats.
 

@@ -86,8 +86,6 @@ class KernelSource:
     """The subgroup size that the kernel requires; 0 if it works with any."""
     warpgroup: bool = False
     """Whether the kernel needs four subgroups together and their memory (`DeviceCaps.warpgroup_units`)."""
-    language: str = ""
-    """The name of the dialect that wrote it, if that is the device's second one (`Dialect.second`)."""
 
     @property
     def computes_double(self) -> bool:

@@ -13,7 +13,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -530,9 +530,6 @@ def render(request: KernelRequest, dialect: Dialect) -> KernelSource:
     Sources are kept on disk, so a process that finds all of them there need not import Mako.
     """
     entry = request.template.replace(".", "_")
-    second = dialect.second
-    if second is not None and not _has_template(request.template, dialect):
-        return replace(render(request, second), language=second.name)
     cache, key = DiskCache("sources"), f"{writers_hash(dialect)} {request!r}"
     held = _held(cache.get(key), entry, request)
     if held is not None:
@@ -541,11 +538,6 @@ def render(request: KernelRequest, dialect: Dialect) -> KernelSource:
     facts = {"text": source.text, "shared": source.shared, "subgroup": source.subgroup, "warpgroup": source.warpgroup}
     cache.put(key, json.dumps(facts).encode())
     return source
-
-
-def _has_template(name: str, dialect: Dialect) -> bool:
-    """Tell whether a dialect can render a template, without importing Mako."""
-    return any((folder / f"{name}{of}.mako").exists() for folder in _folders for of in ("", f".{dialect.name}"))
 
 
 def _held(blob: bytes | None, entry: str, request: KernelRequest) -> KernelSource | None:

@@ -13,16 +13,10 @@ import pytest
 from tests.helpers.opencl_kernels import HALF, NO_DIALECT, SCALE, SOURCE, free, run, values, whole
 from weft.backends.gpu.device.device import LaunchCommand
 from weft.backends.opencl import programs
+from weft.backends.opencl.constants import defines, header, literal
 from weft.backends.opencl.device import OpenCLDevice, open_device
 from weft.backends.opencl.discovery import raw_device
-from weft.backends.opencl.programs import (
-    BUILD_OPTIONS,
-    build_options,
-    defines,
-    disk_key,
-    late_define,
-    literal,
-)
+from weft.backends.opencl.programs import BUILD_OPTIONS, build_options, disk_key
 from weft.core.graph.dtypes import DType
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError
@@ -73,7 +67,7 @@ def _result(device: OpenCLDevice, source: KernelSource = SOURCE) -> float:
 
 def key_of(device: OpenCLDevice, source: KernelSource) -> str:
     """Return the key of the binary of `_result`'s kernel."""
-    return disk_key(raw_device(device.info.index), source, defines(source, values(1, 3.0)) + late_define([]))
+    return disk_key(raw_device(device.info.index), source, header(source, values(1, 3.0), []))
 
 
 def _fresh(source: KernelSource = SOURCE) -> tuple[float, int, int]:

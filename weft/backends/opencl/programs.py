@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pyopencl as cl
@@ -21,12 +20,13 @@ from weft.backends.gpu.device.device import Size3
 from weft.backends.opencl import ptx
 from weft.backends.opencl.cl_errors import words
 from weft.backends.opencl.compilers import Compilers
+from weft.backends.opencl.constants import as_arguments, header, late_constants
 from weft.backends.opencl.joining import Part, joined
 from weft.config import opencl_build_options
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError
 from weft.kernels.refused import kernel_refused
-from weft.kernels.source import LOCAL_SIZE, ConstantKind, KernelSource
+from weft.kernels.source import ConstantKind, KernelSource
 
 log = logging.getLogger("weft.opencl")
 
@@ -43,16 +43,11 @@ _CACHE_FORMAT = "1"
 _NVIDIA_REGISTERS = 1 << 16
 """Registers of an NVIDIA multiprocessor; its compiler ignores the work-group size and may give each item too many."""
 _ITEMS_WITH_ALL_REGISTERS = 256
-_INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
 _NONE: frozenset[str] = frozenset()
 _MOST_TOGETHER = 16
 """Kernels in one program: with 32 each took a tenth less time, and twice as long an interrupt waits."""
 _TOGETHER = b"a kernel of the program\n"
 """Begins what is kept on disk for a kernel of a program of several: its name there and the program's key follow."""
-_NUMPY: dict[ConstantKind, Callable[[Any], np.number[Any]]] = {
-    "int": np.int32, "float": np.float32, "double": np.float64,
-}  # fmt: skip
-_WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _Key = tuple[str, str, str]
 """A source's digest, its kernel's name, and the constants that are known, as macros."""
 
@@ -158,8 +153,7 @@ class Programs:
         key = self._key(source, values, late)
         wanted = _wanted(source, values, key[2], len(late))
         built = self._programs.get(key, lambda: self._make(wanted, values, varying))
-        given = tuple(_NUMPY[kind](values[n]) for n, kind in late)
-        return OpenCLKernel(built, source.entry, wanted.local, len(source.args), given)
+        return OpenCLKernel(built, source.entry, wanted.local, len(source.args), as_arguments(late, values))
 
     def build_together(self, kernels: Iterable[tuple[KernelSource, Mapping[str, int | float]]]) -> list[Built]:
         """Build the kernels that are not there yet, several in a program, and return them: hold them until `get` has.
@@ -223,8 +217,7 @@ class Programs:
     def _key(
         source: KernelSource, values: Mapping[str, int | float], late: Sequence[tuple[str, ConstantKind]]
     ) -> _Key:
-        early = [c for c in source.constants if c not in late]
-        return (source.digest, source.entry, defines(source, values, early) + late_define(late))
+        return (source.digest, source.entry, header(source, values, late))
 
     def close(self) -> None:
         """Forget all kernels."""
@@ -421,63 +414,6 @@ def _groups(missing: Mapping[_Key, tuple[_Wanted, Part]]) -> Iterator[list[_Key]
 
 def _same(built: Built) -> Built:
     return built
-
-
-def late_constants(source: KernelSource, varying: frozenset[str] | None) -> list[tuple[str, ConstantKind]]:
-    """Return which constants of a kernel are arguments, if these vary between shapes, or any may (None).
-
-    The local size must be known to the compiler, and what functions beside the kernel read: they do not see its
-    arguments. A source that was not written for this has none.
-    """
-    beside, found, _ = source.text.rpartition("LATE_CONSTANTS")
-    if not found or varying == _NONE:
-        return []
-    known = {*LOCAL_SIZE, *(_WORD.findall(beside) if varying is not None else ())}
-    return [c for c in source.constants if c[0] not in known and (varying is None or c[0] in varying)]
-
-
-def late_define(late: Sequence[tuple[str, ConstantKind]]) -> str:
-    """Return the macro that adds the late constants to the kernel's signature, as arguments."""
-    return f"#define LATE_CONSTANTS {''.join(f', const {kind} {name}' for name, kind in late)}\n"
-
-
-def defines(
-    source: KernelSource, values: Mapping[str, int | float], early: Sequence[tuple[str, ConstantKind]] | None = None
-) -> str:
-    """Return one `#define` line for each constant of the kernel, or for those in `early`."""
-    missing = [name for name, _ in source.constants if name not in values]
-    if missing:
-        raise CompileError(
-            f"the kernel {source.entry!r} lacks values for its constants",
-            why=f"no value was given for {', '.join(missing)}",
-            fix="give one for each of " + ", ".join(name for name, _ in source.constants),
-        )
-    chosen = source.constants if early is None else early
-    return "".join(f"#define {name} {literal(values[name], kind)}\n" for name, kind in chosen)
-
-
-def literal(value: int | float, kind: ConstantKind) -> str:
-    """Return a constant as exact OpenCL C: 32-bit ints, floats rounded to the kind."""
-    if kind == "int":
-        number = int(value)
-        if not _INT_MIN <= number <= _INT_MAX:
-            raise CompileError(
-                f"the constant {number} does not fit",
-                why="constants of kernels are 32-bit ints",
-                fix="use a smaller batch, or put the node on another device with `hints`",
-            )
-        if number == _INT_MIN:
-            return f"({_INT_MIN + 1} - 1)"  # in C, the literal 2147483648 is not an int
-        return str(number) if number >= 0 else f"({number})"
-    with np.errstate(over="ignore"):
-        rounded = float(_NUMPY[kind](value))
-    if math.isnan(rounded):
-        return "NAN"
-    if math.isinf(rounded):
-        return "INFINITY" if rounded > 0 else "(-INFINITY)"
-    # So many digits identify every number of the type.
-    text = f"{rounded:.16e}" if kind == "double" else f"{rounded:.8e}f"
-    return f"({text})" if text.startswith("-") else text
 
 
 def _language_options(source: KernelSource) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ the cache of OpenCL's own kernels, so a kernel that both APIs use is compiled on
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -13,10 +14,11 @@ from typing import Any, cast
 
 import pyopencl as cl
 
-from weft.backends.opencl.capabilities import capability
+from weft.backends.opencl.capabilities import capability, caps_of
 from weft.backends.opencl.compilers import Compilers, process_count
+from weft.backends.opencl.constants import header, late_constants
 from weft.backends.opencl.discovery import describe, raw_devices
-from weft.backends.opencl.programs import CACHE, Programs, defines, disk_key, late_define
+from weft.backends.opencl.programs import CACHE, Programs, disk_key
 from weft.core.host.disk_cache import DiskCache
 from weft.kernels.source import KernelSource
 
@@ -28,7 +30,10 @@ class PtxWriter:
         info = describe(device, index)
         self._device = device
         self.capability = capability(device)
+        self.caps = caps_of(device)
+        """What kernels in OpenCL C may rely on."""
         self._disk = DiskCache(CACHE)
+        self._lock = threading.Lock()
         self._compilers = Compilers({"index": index, "name": info.name, "driver": info.driver}, process_count())
 
     @classmethod
@@ -39,18 +44,28 @@ class PtxWriter:
                 return cls(device, index)
         return None
 
-    def write(self, source: KernelSource, values: Mapping[str, int | float]) -> bytes:
-        """Return the PTX of a kernel with these constants; CompileError if the driver refuses it."""
-        key = disk_key(self._device, source, defines(source, values) + late_define(()))
+    def write(
+        self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str] = frozenset()
+    ) -> bytes:
+        """Return the PTX of a kernel with these constants, of which those that vary may be parameters.
+
+        CompileError if the driver refuses it.
+        """
+        key = disk_key(self._device, source, header(source, values, late_constants(source, varying)))
         found = self._disk.get(key)
         if found is None:
-            with self._compilers.compiled(source, values) as done:
-                found = (self._disk.get(key) if done else None) or self._written_here(source, values)
+            with self._compilers.compiled(source, values, varying) as done:
+                found = (self._disk.get(key) if done else None) or self._written_here(source, values, varying)
         return found.rstrip(b"\0")
 
-    def _written_here(self, source: KernelSource, values: Mapping[str, int | float]) -> bytes:
-        kernel = self._programs.get(source, values)
-        return bytes(cast("list[bytes]", kernel.built.program.get_info(cl.program_info.BINARIES))[0])
+    def _written_here(
+        self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]
+    ) -> bytes:
+        with self._lock:
+            kernel = self._programs.get(source, values, varying)
+            binaries = cast("list[bytes]", kernel.built.program.get_info(cl.program_info.BINARIES))
+            self._programs.close()  # what it still held could stand in for a kernel with other arguments
+        return bytes(binaries[0])
 
     @cached_property
     def _programs(self) -> Programs:
@@ -60,6 +75,10 @@ class PtxWriter:
     def hold(self) -> AbstractContextManager[None]:
         """Let child processes compile, and keep them, while a block runs."""
         return self._compilers.hold()
+
+    def expect(self) -> None:
+        """Start the processes that compile, which takes a second or two."""
+        self._compilers.expect()
 
     def close(self) -> None:
         """End the child processes, and forget the context."""

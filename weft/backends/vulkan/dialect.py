@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from weft.core.graph.dtypes import DType
@@ -44,13 +44,6 @@ class GlslDialect(Dialect):
     reinterprets: ClassVar[tuple[str, str, str]] = ("floatBitsToUint(v)", "uintBitsToFloat(v)", "uint(v)")
     exchange_extensions: ClassVar[tuple[str, ...]] = ("GL_KHR_shader_subgroup_shuffle",)
     kept_loop: ClassVar[tuple[str, tuple[str, ...]]] = ("[[dont_unroll]] ", ("GL_EXT_control_flow_attributes",))
-    also: Dialect | None = field(default=None, kw_only=True)
-    """The dialect of kernels that a device runs as PTX."""
-
-    @property
-    def second(self) -> Dialect | None:
-        """Return the dialect of kernels that the device runs as PTX; None if it runs none."""
-        return self.also
 
     def assemble(self, parts: KernelParts) -> str:
         """Return version, extensions, constants, buffers, prelude, work-group arrays, functions and main."""
