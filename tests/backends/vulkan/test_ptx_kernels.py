@@ -1,21 +1,27 @@
-"""Kernels by PTX on Vulkan: the text that the driver gets, and which templates become such kernels.
+"""Kernels by PTX on Vulkan: the text that the driver gets, and what is launched.
 
 No device of the tests runs PTX: `weft selftest` compares each such kernel by value where one does.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import weft
-from tests.helpers.cards import VULKAN
+from tests.helpers.cards import OPENCL
+from tests.helpers.launches import kernels
 from tests.helpers.nets import Net
-from tests.helpers.null_gpu import null_gpu
-from weft.backends.opencl.dialect import OpenCLDialect
-from weft.backends.vulkan.dialect import GlslDialect
-from weft.backends.vulkan.ptx_kernels import for_vulkan
+from weft.backends.vulkan import context, ptx_kernels
+from weft.backends.vulkan._vk import ffi
+from weft.backends.vulkan.physical import Physical
+from weft.backends.vulkan.ptx_kernels import CAPABILITY, for_vulkan
+from weft.core.graph.graph import Graph
 from weft.kernels.source import KernelSource
 
 PTX = """.version 9.0
@@ -44,20 +50,77 @@ def test_a_special_register_that_is_not_known_is_named() -> None:
         for_vulkan(PTX.replace("envreg8", "envreg31"))
 
 
-def test_templates_that_glsl_lacks_are_written_in_the_second_language(monkeypatch: pytest.MonkeyPatch) -> None:
+class StandIn:
+    """Stands in for what no device of the tests has: the driver's calls for PTX, and NVIDIA's compiler."""
+
+    capability, caps = CAPABILITY, OPENCL
+
+    def __init__(self) -> None:
+        self.written: list[str] = []
+        self.launched: list[tuple[tuple[int, ...], int]] = []
+
+    def hold(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def expect(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def write(self, source: KernelSource, values: object, varying: frozenset[str]) -> bytes:
+        self.written.append(source.entry)
+        return PTX.encode()
+
+    def function(self, device: object, name: str) -> Callable[..., int]:
+        """Return what takes the place of a function of the extension."""
+
+        def create(device: object, info: object, allocator: object, out: Any) -> int:
+            out[0] = ffi.cast(ffi.typeof(out).item, 1)
+            return 0
+
+        def launch(commands: object, info: Any) -> int:
+            assert all(ffi.cast("uint64_t*", info.pParams[i])[0] for i in range(2)), "buffers have addresses"
+            grid = (info.gridDimX, info.gridDimY, info.gridDimZ, info.blockDimX, info.blockDimY, info.blockDimZ)
+            self.launched.append((grid, int(info.paramCount)))
+            return 0
+
+        return create if "Create" in name else launch if "Launch" in name else lambda *_: 0
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StandIn]:
+    made = StandIn()
+    monkeypatch.setenv("WEFT_SELFTEST", "off")
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(Physical, "imports_ptx", True)
+    monkeypatch.setattr(context, "PTX_EXTENSION", "VK_KHR_buffer_device_address")
+    monkeypatch.setattr(ptx_kernels, "_writer", lambda physical: made)
+    monkeypatch.setattr(ptx_kernels, "_function", made.function)
+    yield made
+
+
+def _load(graph: Graph, memory_limit: int, **options: object) -> weft.Session:
+    """Load on a device that no other test opens."""
+    given = {"vulkan": {"memory_limit": memory_limit, **options}}
+    return weft.load(graph, "vulkan", precision="low", fallback="error", backend_options=given)
+
+
+def test_a_device_that_runs_ptx_launches_what_opencl_compiles(stand_in: StandIn) -> None:
     net = Net()
     graph = net.finish(net.conv(net.input("x", 1, 64, 28, 28), 256, 3, name="y"))
-    monkeypatch.setenv("WEFT_SELFTEST", "off")
-    with null_gpu() as device:
-        device.dialect = GlslDialect(also=OpenCLDialect())
-        device.caps = replace(VULKAN, warpgroup_units=True)
-        languages: dict[str, str] = {}
+    with _load(graph, 1 << 30) as session:
+        assert "conv_wgmma" in stand_in.written
+        session.run(np.zeros((1, 64, 28, 28), np.float32))
+        assert len(stand_in.launched) == len(kernels(session)) and stand_in.launched[0][1] == 2
+    stand_in.written.clear()
+    with _load(graph, (1 << 30) + 1) as session:
+        assert stand_in.written == [], "its PTX is kept on disk"
 
-        def compiled(source: KernelSource, values: object) -> str:
-            languages[source.entry] = source.language
-            return source.digest
 
-        device.compile = compiled  # type: ignore[method-assign,assignment]
-        weft.load(graph, "null", precision="low", fallback="error").close()
-    assert languages.pop("conv_wgmma") == "opencl"
-    assert set(languages.values()) == {""}, "the rest is GLSL"
+def test_kernels_are_glsl_where_the_option_says_so(stand_in: StandIn) -> None:
+    net = Net()
+    graph = net.finish(net.add("Relu", net.input("x", 1, 8, 4, 4), name="y"))
+    with _load(graph, (1 << 30) + 2, ptx=False) as session:
+        x = np.full((1, 8, 4, 4), -1.0, np.float32)
+        assert not session.run(x)[0].any() and stand_in.launched == [] == stand_in.written

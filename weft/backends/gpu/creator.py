@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 PROFILE = BackendOption(
     "device_profile", "", 'What the device pretends to be, "adreno" or "items=128"; empty: WEFT_DEVICE_PROFILE says it.'
 )
-
+CHAINS = BackendOption("chains", True, "Let consecutive small launches share one, where a GPU runs that right.")
+"""For APIs whose devices may have `DeviceCaps.resident_groups`."""
 
 IDLE = 4
 """Most devices that stay open with options that no session uses at the moment."""
@@ -55,6 +56,10 @@ class GpuCreator(BackendCreator):
     @abstractmethod
     def open(self, index: int) -> GpuDevice:
         """Open the device of that index."""
+
+    def open_with(self, index: int, options: Options) -> GpuDevice:
+        """Open the device of that index with these options; by default they do not change what is opened."""
+        return self.open(index)
 
     def backend_class(self) -> type[GpuBackend]:
         """Return the class of the backends; with its own class, an API has its own execution creators."""
@@ -107,7 +112,7 @@ class GpuCreator(BackendCreator):
                 self._gone.append(self._runtimes.pop(key))
             if key not in self._runtimes:
                 self._close_idle()
-                self._runtimes[key] = GpuRuntime(self._opened(index, str(key[1][PROFILE.name]), where), key[1])
+                self._runtimes[key] = GpuRuntime(self._opened(index, key[1], where), key[1])
             self._runtimes[key].users.add(lease)
             return self._runtimes[key]
 
@@ -123,11 +128,11 @@ class GpuCreator(BackendCreator):
         for key in idle[: max(len(idle) - (IDLE - 1), 0)]:
             self._runtimes.pop(key).close()
 
-    def _opened(self, index: int, text: str, where: str) -> GpuDevice:
+    def _opened(self, index: int, options: Options, where: str) -> GpuDevice:
         from weft.backends.gpu.device.profiles import parse_profile
 
-        profile = parse_profile(text, where)
-        device = self.open(index)
+        profile = parse_profile(str(options[PROFILE.name]), where)
+        device = self.open_with(index, options)
         if profile is not None:
             device.pretend(profile)
         return device

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from weft.backends.gpu.creator import GpuCreator
+from weft.backends.gpu.creator import CHAINS, GpuCreator
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.backends.opencl.discovery import absent_reason, enumerate_devices, why_unusable
 from weft.core.contract.backend import BackendOption, DeviceInfo, ForwardType
@@ -21,10 +21,7 @@ class OpenCLCreator(GpuCreator):
     id = "opencl"
     forward_type = ForwardType.OPENCL
     auto_rank = 2
-    options: Sequence[BackendOption] = (
-        *GpuCreator.options,
-        BackendOption("chains", True, "Let consecutive small launches share one, where a GPU runs that right."),
-    )
+    options: Sequence[BackendOption] = (*GpuCreator.options, CHAINS)
 
     def missing(self) -> str | None:
         """Return why OpenCL is missing here, or None."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from weft.backends.gpu.creator import GpuCreator
+from weft.backends.gpu.creator import CHAINS, GpuCreator
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.backends.vulkan.probe import absent_reason
-from weft.core.contract.backend import DeviceInfo, ForwardType
+from weft.core.contract.backend import BackendOption, DeviceInfo, ForwardType
+from weft.core.contract.backend_options import NO_OPTIONS, Options
 
 if TYPE_CHECKING:
     from weft.backends.gpu.backend import GpuBackend
     from weft.backends.gpu.device.device import GpuDevice
+
+
+PTX = BackendOption("ptx", True, "On a Hopper GPU, run OpenCL's kernels, which NVIDIA's OpenCL driver compiles.")
 
 
 class VulkanCreator(GpuCreator):
@@ -20,6 +25,7 @@ class VulkanCreator(GpuCreator):
     id = "vulkan"
     forward_type = ForwardType.VULKAN
     auto_rank = 1
+    options: Sequence[BackendOption] = (*GpuCreator.options, CHAINS, PTX)
 
     def missing(self) -> str | None:
         """Return why Vulkan is missing here, or None."""
@@ -39,6 +45,10 @@ class VulkanCreator(GpuCreator):
 
     def open(self, index: int) -> GpuDevice:
         """Open a device; imports the `vulkan` package."""
+        return self.open_with(index, NO_OPTIONS)
+
+    def open_with(self, index: int, options: Options) -> GpuDevice:
+        """Open a device, with or without kernels by PTX."""
         from weft.backends.vulkan.device import open_device
 
-        return open_device(index, GlslDialect())
+        return open_device(index, GlslDialect(), ptx=bool(options.get(PTX.name, PTX.default)))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 from weft.backends.gpu.device import fork_guard
@@ -20,19 +19,19 @@ from weft.backends.vulkan.physical import physical_devices
 from weft.backends.vulkan.pipeline_builder import Kernel
 from weft.backends.vulkan.pipelines import Pipelines, PushedKernel
 from weft.backends.vulkan.probe import absent_reason
-from weft.backends.vulkan.ptx_kernels import PtxKernel, PtxKernels, with_ptx
+from weft.backends.vulkan.ptx_kernels import DIALECT, PtxKernel, PtxKernels
 from weft.backends.vulkan.recording import Recording
 from weft.backends.vulkan.transfer import Transfer
 from weft.core.contract.backend import DeviceInfo
 from weft.core.graph.layout import Array
 from weft.core.host import shutdown
-from weft.errors import ClosedError, DeviceError, DeviceLost, NoDevice, WeftError
+from weft.errors import ClosedError, DeviceLost, NoDevice, WeftError
 from weft.kernels.dialect import Dialect
 from weft.kernels.source import KernelSource
 
 __all__ = ["VulkanDevice", "absent_reason", "enumerate_devices", "open_device", "validation_messages"]
 
-K = TypeVar("K", Kernel, PushedKernel, PtxKernel, Kernel | PushedKernel)
+K = TypeVar("K", bound=Kernel | PushedKernel | PtxKernel)
 
 
 class _Parts:
@@ -74,9 +73,9 @@ class _Parts:
                 self.context.destroy()
 
     @property
-    def held_kernels(self) -> int:
-        """Return the number of kernels in use or kept."""
-        return self.pipelines.held + (0 if self.ptx is None else self.ptx.held)
+    def builds(self) -> Pipelines | PtxKernels:
+        """Return what builds the kernels."""
+        return self.pipelines if self.ptx is None else self.ptx
 
     def free_after_close(self, buffer: GpuBuffer) -> None:
         """Free a buffer that a caller held beyond the close; the last one takes the logical device with it."""
@@ -89,8 +88,9 @@ class VulkanDevice(GpuDevice):
     """An open Vulkan device; `open_device` makes one."""
 
     def __init__(self, info: DeviceInfo, parts: _Parts, dialect: Dialect) -> None:
-        caps = replace(parts.context.physical.caps(), warpgroup_units=parts.ptx is not None)
-        super().__init__(info, caps, dialect, parts.context.stats)
+        ptx = parts.ptx
+        caps = parts.context.physical.caps() if ptx is None else ptx.caps
+        super().__init__(info, caps, dialect if ptx is None else DIALECT, parts.context.stats)
         self._held = parts
         self.stores_to_host = True
         self._learn()
@@ -156,31 +156,17 @@ class VulkanDevice(GpuDevice):
     def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> Kernel | PtxKernel:
         """Return the kernel with these constants, from memory or newly built from its SPIR-V or PTX."""
         check_kernel(source, values, self.caps, self.info.name)
-        parts = self.parts
-        if source.language:
-            return self._counted(self._ptx(parts).kernel(source, values))
-        return self._counted(parts.pipelines.kernel(source, values))
+        return self._counted(self.parts.builds.kernel(source, values))
 
     def compile_for_shapes(
         self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]
     ) -> Kernel | PushedKernel | PtxKernel:
-        """Return the kernel with these constants; those that vary are pushed into a pipeline."""
-        if source.language:
-            return self.compile(source, values)
+        """Return the kernel with these constants; those that vary are given to it at each launch."""
         check_kernel(source, values, self.caps, self.info.name)
-        return self._counted(self.parts.pipelines.kernel_for_shapes(source, values, varying))
-
-    def _ptx(self, parts: _Parts) -> PtxKernels:
-        if parts.ptx is None:
-            raise DeviceError(
-                f"{self.info.name} runs no kernels by PTX",
-                why="the driver, or NVIDIA's OpenCL that compiles them, cannot",
-                fix="render the kernel with this device's dialect",
-            )
-        return parts.ptx
+        return self._counted(self.parts.builds.kernel_for_shapes(source, values, varying))
 
     def _counted(self, kernel: K) -> K:
-        self.stats.live_kernels = self.parts.held_kernels
+        self.stats.live_kernels = self.parts.builds.held
         return kernel
 
     @property
@@ -188,20 +174,21 @@ class VulkanDevice(GpuDevice):
         """Tell whether several threads compile faster than one: those of each logical device do."""
         return True
 
-    @contextmanager
-    def building(self) -> Iterator[None]:
-        """Let drivers that compile one kernel at a time do so on several logical devices, or in child processes."""
-        parts = self.parts
-        with parts.pipelines.building(), nullcontext() if parts.ptx is None else parts.ptx.building():
-            yield
+    def building(self) -> AbstractContextManager[None]:
+        """Let a driver that compiles one kernel at a time do so on several logical devices, or in child processes."""
+        return self.parts.builds.building()
+
+    def expect_building(self) -> None:
+        """Start the processes that compile to PTX, which takes a second or two."""
+        ptx = self.parts.ptx
+        if ptx is not None:
+            ptx.expect_building()
 
     def hold_kernels(self, count: int) -> None:
-        """Keep the `count` most recently used kernels of each kind, besides those in use."""
-        parts = self.parts
-        parts.pipelines.hold(count)
-        if parts.ptx is not None:
-            parts.ptx.hold(count)
-        self.stats.live_kernels = parts.held_kernels
+        """Keep the `count` most recently used kernels, besides those in use."""
+        builds = self.parts.builds
+        builds.hold(count)
+        self.stats.live_kernels = builds.held
 
     def record(self, commands: Sequence[Command], profile: bool = False) -> Recording:
         """Return the commands as a command buffer that can be submitted many times."""
@@ -290,8 +277,11 @@ def enumerate_devices() -> list[DeviceInfo]:
         return []
 
 
-def open_device(index: int, dialect: Dialect) -> VulkanDevice:
-    """Open the device that `enumerate_devices` lists under `index`; NoDevice lists the present ones."""
+def open_device(index: int, dialect: Dialect, *, ptx: bool = True) -> VulkanDevice:
+    """Open the device that `enumerate_devices` lists under `index`; NoDevice lists the present ones.
+
+    Kernels are written in `dialect`, unless `ptx` and the device runs kernels by PTX faster (`ptx_kernels`).
+    """
     found = physical_devices()
     if not 0 <= index < len(found):
         listed = ", ".join(f"vulkan:{i} {p.name}" for i, p in enumerate(found)) or "there is none"
@@ -303,9 +293,9 @@ def open_device(index: int, dialect: Dialect) -> VulkanDevice:
     context = Context(found[index])
     try:
         memory = Memory(context)
-        ptx = PtxKernels.open(context)
-        parts = _Parts(context, memory, Pipelines(context, memory), Transfer(context, memory), ptx)
+        built = PtxKernels.open(context) if ptx else None
+        parts = _Parts(context, memory, Pipelines(context, memory), Transfer(context, memory), built)
     except Exception:
         context.destroy()
         raise
-    return VulkanDevice(found[index].info(index), parts, dialect if ptx is None else with_ptx(dialect))
+    return VulkanDevice(found[index].info(index), parts, dialect)

@@ -1,8 +1,9 @@
-"""Kernels by PTX inside Vulkan's command buffers (VK_NVX_binary_import), for instructions that GLSL lacks.
+"""Kernels by PTX inside Vulkan's command buffers (VK_NVX_binary_import), for what GLSL lacks.
 
-On a Hopper GPU, warpgroups multiply matrices twice as fast as what GLSL offers (benchmarks/NOTES.md). Their templates
-are OpenCL C, which NVIDIA's OpenCL driver compiles to PTX (`weft.backends.opencl.ptx_writer`) and Vulkan's driver
-assembles. Such a kernel takes the addresses of its buffers as parameters. Everything else runs as SPIR-V.
+On a Hopper GPU, warpgroups multiply matrices twice as fast as what GLSL offers, and launches by PTX may share one
+(benchmarks/NOTES.md). There a Vulkan device takes OpenCL's kernels: NVIDIA's OpenCL driver compiles them to PTX
+(`weft.backends.opencl.ptx_writer`), Vulkan's driver assembles that, and a kernel takes the addresses of its buffers as
+parameters. Where OpenCL is missing, kernels are GLSL as on every other device.
 
 The PTX is kept on disk, so a process that finds all of it there does not start OpenCL.
 """
@@ -15,20 +16,22 @@ import re
 import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft.backends.gpu.device.built_kernels import KERNELS_KEPT, Kept
-from weft.backends.gpu.device.device import LaunchCommand, Size3
+from weft.backends.gpu.device.device import DeviceCaps, LaunchCommand, Size3
+from weft.backends.opencl.constants import as_arguments, header, late_constants
+from weft.backends.opencl.dialect import OpenCLDialect
 from weft.backends.vulkan._vk import NULL, Arena, failure, ffi, lib
 from weft.backends.vulkan.context import Context
-from weft.backends.vulkan.dialect import GlslDialect
 from weft.backends.vulkan.physical import Physical
-from weft.backends.vulkan.pipeline_builder import Owned, pack_constants
+from weft.backends.vulkan.pipeline_builder import Owned
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError, WeftError
-from weft.kernels.dialect import Dialect
-from weft.kernels.source import KernelSource
+from weft.kernels.chain import CHAIN
+from weft.kernels.source import LOCAL_SIZE, KernelSource
 
 if TYPE_CHECKING:
     from weft.backends.opencl.ptx_writer import PtxWriter
@@ -36,9 +39,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("weft.vulkan")
 
 CAPABILITY = (9, 0)
-"""The compute capability that has warpgroups' instructions; no other has exactly these."""
+"""The compute capability where kernels by PTX were found faster than GLSL, and no slower."""
+DIALECT = OpenCLDialect()
+"""What these kernels are written in."""
 _VERSION = "1"
 """The version of `for_vulkan`, part of the key under which its text is cached."""
+_NONE: frozenset[str] = frozenset()
 _TARGET = re.compile(r"^(\s*\.target\s+\w+)\s*,\s*texmode_independent", re.MULTILINE)
 _SPECIAL = re.compile(r"%envreg(\d+)\b")
 _GROUPS = {"6": "%nctaid.x", "7": "%nctaid.y", "8": "%nctaid.z"}
@@ -62,15 +68,11 @@ def for_vulkan(text: str) -> str:
     return _SPECIAL.sub(register, _TARGET.sub(r"\1", text))
 
 
-class PtxKernel:
-    """A kernel ready to be recorded. Recordings refer to it as long as they may be submitted."""
+class Assembled:
+    """A kernel's PTX in the driver's form. It is destroyed with its last reference."""
 
-    pushed = b""
-    """The values of pushed constants: none."""
-
-    def __init__(self, module: Owned, function: Owned, source: KernelSource, local: Size3) -> None:
+    def __init__(self, module: Owned, function: Owned) -> None:
         self._module, self._function = module, function
-        self.name, self.local, self.count = source.entry, local, len(source.args)
 
     @property
     def handle(self) -> Any:
@@ -83,14 +85,34 @@ class PtxKernel:
         self._module.destroy()
 
 
+@dataclass(frozen=True, eq=False)
+class PtxKernel:
+    """A kernel ready to be recorded. Recordings refer to it as long as they may be submitted."""
+
+    assembled: Assembled
+    name: str
+    local: Size3
+    count: int
+    """How many buffers it takes."""
+    parameters: tuple[Any, ...]
+    """The values of the constants that are parameters after the buffers, as numpy's numbers."""
+
+    @property
+    def meets_groups(self) -> bool:
+        """Tell whether its work-groups wait for each other, so that no other such kernel may run beside it."""
+        return self.name == CHAIN
+
+
 class PtxKernels:
     """Builds and keeps the kernels by PTX of a device. Several threads may use it."""
 
-    def __init__(self, context: Context, writer: PtxWriter | None) -> None:
+    def __init__(self, context: Context, caps: DeviceCaps, writer: PtxWriter | None) -> None:
         self._context, self._writer = context, writer
+        self.caps = caps
+        """What these kernels may rely on."""
         self._lock = threading.Lock()
         self._disk = DiskCache("ptx")
-        self._kernels: Kept[tuple[str, bytes], PtxKernel] = Kept(KERNELS_KEPT)
+        self._assembled: Kept[tuple[str, str], Assembled] = Kept(KERNELS_KEPT)
         calls = ("CreateCuModule", "CreateCuFunction", "DestroyCuModule", "DestroyCuFunction", "CmdCuLaunchKernel")
         self._create_module, self._create_function, self._destroy_module, self._destroy_function, self._launch = (
             _function(context.device, f"vk{call}NVX") for call in calls
@@ -98,30 +120,52 @@ class PtxKernels:
 
     @classmethod
     def open(cls, context: Context) -> PtxKernels | None:
-        """Return the kernels of a device; None if it has no warpgroups, or OpenCL cannot compile for it."""
-        if not context.physical.imports_ptx:
+        """Return the kernels of a device; None if another capability or a missing compiler speaks against it."""
+        physical = context.physical
+        if not physical.imports_ptx:
             return None
-        disk, key = DiskCache("ptx"), _device_key(context.physical)
-        known = disk.get(key)
-        writer = None if known else _writer(context.physical)
-        if known is None:
+        disk, key = DiskCache("ptx"), "\n".join(("device", _VERSION, physical.name, physical.driver))
+        facts, writer = _facts(disk.get(key)), None
+        if facts is None:
+            writer = _writer(physical)
             if writer is None:
                 return None
-            known = json.dumps(writer.capability).encode()
-            disk.put(key, known)
-        return cls(context, writer) if known == json.dumps(CAPABILITY).encode() else None
+            facts = writer.capability, writer.caps
+            kept = {name: v for name, v in asdict(writer.caps).items() if name != "without"}
+            disk.put(key, json.dumps([writer.capability, kept]).encode())
+        found, caps = facts
+        return cls(context, _both(caps, physical.caps()), writer) if found == CAPABILITY else None
 
     def kernel(self, source: KernelSource, values: Mapping[str, int | float]) -> PtxKernel:
         """Return the kernel with these constants; a repeated call costs one look-up."""
-        constants = pack_constants(source, values)
-        return self._kernels.get((source.digest, constants), lambda: self._build(source, values, constants))
+        return self.kernel_for_shapes(source, values, _NONE)
 
-    def _build(self, source: KernelSource, values: Mapping[str, int | float], constants: bytes) -> PtxKernel:
+    def kernel_for_shapes(
+        self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]
+    ) -> PtxKernel:
+        """Return the kernel with these constants, of which those that vary between shapes are parameters if possible.
+
+        A kernel that was built for exactly these constants serves as well.
+        """
+        late = late_constants(source, varying)
+        exact = self._assembled.find((source.digest, header(source, values, ()))) if late else None
+        if exact is None:
+            known, chosen = header(source, values, late), varying if late else _NONE
+            make = partial(self._assemble, source, values, chosen, known)
+            assembled, parameters = self._assembled.get((source.digest, known), make), as_arguments(late, values)
+        else:
+            assembled, parameters = exact, ()
+        x, y, z = (int(values.get(name, 1)) for name in LOCAL_SIZE)
+        return PtxKernel(assembled, source.entry, (x, y, z), len(source.args), parameters)
+
+    def _assemble(
+        self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str], known: str
+    ) -> Assembled:
         physical = self._context.physical
-        key = "\n".join((_VERSION, physical.name, physical.driver, source.digest, source.entry, constants.hex()))
+        key = "\n".join((_VERSION, physical.name, physical.driver, source.digest, source.entry, known))
         text = self._disk.get(key)
         if text is None:
-            text = self._written(source, values)
+            text = self._written(source, values, varying)
             self._disk.put(key, text)
         arena = Arena()
         data = arena.keep(ffi.new("char[]", text + b"\0"))
@@ -130,10 +174,11 @@ class PtxKernels:
         info = arena.new("VkCuFunctionCreateInfoNVX", module=module.handle, pName=source.entry)
         function = self._made(self._create_function, info, "VkCuFunctionNVX", source, self._destroy_function)
         self._context.count(compiles=1)
-        x, y, z = (int(values.get(name, 1)) for name in ("LX", "LY", "LZ"))
-        return PtxKernel(module, function, source, (x, y, z))
+        return Assembled(module, function)
 
-    def _written(self, source: KernelSource, values: Mapping[str, int | float]) -> bytes:
+    def _written(
+        self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]
+    ) -> bytes:
         with self._lock:
             if self._writer is None:
                 self._writer = _writer(self._context.physical)
@@ -143,16 +188,16 @@ class PtxKernels:
                 f"the kernel {source.entry} cannot be compiled to PTX",
                 where=self._context.physical.name,
                 why="NVIDIA's OpenCL driver, which compiles it, is not found any more",
-                fix='pip install pyopencl, or empty the cache (`weft cache` says where it is)',
+                fix="pip install pyopencl, or load with the option vulkan.ptx=False",
             )
         try:
-            return for_vulkan(writer.write(source, values).decode("ascii")).encode()
+            return for_vulkan(writer.write(source, values, varying).decode("ascii")).encode()
         except ValueError as e:
             raise CompileError(
                 f"the PTX of kernel {source.entry} is of no use to Vulkan",
                 where=self._context.physical.name,
                 why=str(e),
-                fix="report this with the version of the driver, and use OpenCL meanwhile",
+                fix="load with the option vulkan.ptx=False, and report this with the version of the driver",
             ) from e
 
     def _made(self, create: Any, info: Any, kind: str, source: KernelSource, destroy: Any) -> Owned:
@@ -165,16 +210,19 @@ class PtxKernels:
     def record(self, commands: Any, command: LaunchCommand) -> None:
         """Record a launch of one of these kernels."""
         kernel: PtxKernel = command.kernel
-        addresses = ffi.new("uint64_t[]", [piece.buffer.handle.address + piece.offset for piece in command.bindings])
         arena = Arena()
+        given = [
+            *(ffi.new("uint64_t*", piece.buffer.handle.address + piece.offset) for piece in command.bindings),
+            *(arena.keep(ffi.from_buffer(value.tobytes())) for value in kernel.parameters),
+        ]
         (gx, gy, gz), (lx, ly, lz) = command.grid, kernel.local
         info = arena.new(
             "VkCuLaunchInfoNVX",
-            function=kernel.handle,
+            function=kernel.assembled.handle,
             gridDimX=gx, gridDimY=gy, gridDimZ=gz,
             blockDimX=lx, blockDimY=ly, blockDimZ=lz,
-            paramCount=len(addresses),
-            pParams=arena.keep(ffi.new("void*[]", [addresses + i for i in range(len(addresses))])),
+            paramCount=len(given),
+            pParams=arena.keep(ffi.new("void*[]", [ffi.cast("void*", each) for each in given])),
         )  # fmt: skip
         self._launch(commands, info)
 
@@ -182,28 +230,26 @@ class PtxKernels:
         """Let child processes compile while a block runs."""
         return self._writer.hold() if self._writer is not None else nullcontext()
 
+    def expect_building(self) -> None:
+        """Start the processes that compile, if anything was compiled before."""
+        if self._writer is not None:
+            self._writer.expect()
+
     def hold(self, count: int) -> None:
         """Keep `count` kernels besides those in use."""
-        self._kernels.limit(count)
+        self._assembled.limit(count)
 
     @property
     def held(self) -> int:
         """Return the number of kernels in use or kept."""
-        return len(self._kernels)
+        return len(self._assembled)
 
     def destroy(self) -> None:
         """Destroy every kernel, and end the processes that compile."""
-        for kernel in self._kernels.clear():
-            kernel.destroy()
+        for assembled in self._assembled.clear():
+            assembled.destroy()
         if self._writer is not None:
             self._writer.close()
-
-
-def with_ptx(dialect: Dialect) -> Dialect:
-    """Return Vulkan's dialect for a device that also runs PTX."""
-    from weft.backends.opencl.dialect import OpenCLDialect
-
-    return replace(dialect, also=OpenCLDialect()) if isinstance(dialect, GlslDialect) else dialect
 
 
 def _writer(physical: Physical) -> PtxWriter | None:
@@ -213,12 +259,28 @@ def _writer(physical: Physical) -> PtxWriter | None:
 
         return PtxWriter.find(physical.name)
     except (ImportError, WeftError) as e:
-        log.debug("kernels for warpgroups are left out on Vulkan: %s", e)
+        log.debug("kernels are GLSL, because OpenCL cannot compile them: %s", e)
         return None
 
 
-def _device_key(physical: Physical) -> str:
-    return "\n".join(("capability", physical.name, physical.driver))
+def _facts(blob: bytes | None) -> tuple[tuple[int, int], DeviceCaps] | None:
+    """Return the capability and what OpenCL says of the device, as `open` keeps them; None if that is not there."""
+    try:
+        (major, minor), caps = json.loads(blob or b"")
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in caps.items()}
+        return (major, minor), DeviceCaps(**values)
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def _both(caps: DeviceCaps, vulkan: DeviceCaps) -> DeviceCaps:
+    """Return what kernels of OpenCL may rely on in Vulkan's memory."""
+    return replace(
+        caps,
+        max_buffer_range=min(caps.max_buffer_range, vulkan.max_allocation),
+        max_allocation=min(caps.max_allocation, vulkan.max_allocation),
+        offset_alignment=max(caps.offset_alignment, vulkan.offset_alignment),
+    )
 
 
 def _function(device: Any, name: str) -> Any:

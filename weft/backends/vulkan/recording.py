@@ -151,19 +151,23 @@ class Recording:
         check(lib.vkBeginCommandBuffer(target, Arena().new("VkCommandBufferBeginInfo")), _NO_RECORDING)
         if self._profiled:
             lib.vkCmdResetQueryPool(target, self._queries, 0, 2 * len(self._timed))
-        bound, query = None, 0
+        bound, query, met = None, 0, False
         copies = _barriers_by_copies(commands)
         for place, command in enumerate(commands):
             if isinstance(command, BarrierCommand):
                 self._context.barrier(target, launches_only=place not in copies)
+                met = False
                 continue
             query = self._timestamp(query)
             if isinstance(command, CopyCommand):
                 self._copy(command)
             elif isinstance(command.kernel, PtxKernel):
+                if met and command.kernel.meets_groups:
+                    # Each has as many groups as run at once: side by side, some of both might wait for ever.
+                    self._context.barrier(target, launches_only=False)
+                met = met or command.kernel.meets_groups
                 assert self._ptx is not None, "its kernels come from there"
                 self._ptx.record(target, command)
-                bound = None
             else:
                 if command.kernel.pipeline != bound:
                     bound = command.kernel.pipeline

@@ -25,6 +25,7 @@ from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.selftest import child, value_check, verdict_store
 from weft.backends.gpu.tuning import tuner
 from weft.core.contract.backend import DeviceInfo
+from weft.core.contract.backend_options import Options
 from weft.core.graph.graph import Graph
 from weft.core.registry.backend_registry import registry
 from weft.errors import BackendError, CompileError, ConfigError, DeviceError, DeviceLost, OutOfMemory
@@ -121,9 +122,9 @@ def test_children_side_by_side_find_what_one_finds(beside: int, monkeypatch: pyt
     started: list[list[str]] = []
     start = child._start
 
-    def noted(device: DeviceInfo, kinds: Sequence[special.SpecialKernel], *pipes: Any) -> Any:
+    def noted(device: DeviceInfo, options: Options, kinds: Sequence[special.SpecialKernel], *pipes: Any) -> Any:
         started.append([kind.name for kind in kinds])
-        return start(device, kinds, *pipes)
+        return start(device, options, kinds, *pipes)
 
     monkeypatch.setattr(child, "_start", noted)
     device = _runtime("opencl").device.info
@@ -285,7 +286,9 @@ def test_what_did_not_run_says_nothing_of_portable_kernels(monkeypatch: pytest.M
 def test_special_and_portable_kernels_share_one_round_of_children(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds: list[tuple[int, list[float], list[str]]] = []
 
-    def start(device: DeviceInfo, kinds: Sequence[special.SpecialKernel], timeout: float, count: int, _: Any) -> Any:
+    def start(
+        device: DeviceInfo, options: Options, kinds: Sequence[special.SpecialKernel], timeout: float, count: int, _: Any
+    ) -> Any:
         rounds.append((count, [kind.seconds for kind in kinds], sorted(kind.name for kind in kinds)))
         return [({kind.name: Verdict(None) for kind in kinds}, "")]
 

@@ -32,6 +32,7 @@ from weft.backends.gpu.runtime import GpuRuntime, OpensRuntimes
 from weft.backends.gpu.selftest import verdict_store
 from weft.backends.gpu.selftest.verdict_store import KEPT
 from weft.core.contract.backend import DeviceInfo
+from weft.core.contract.backend_options import NO_OPTIONS, Options
 from weft.core.host import child_process as processes
 from weft.core.registry.backend_registry import registry
 from weft.errors import WeftError
@@ -61,19 +62,21 @@ def verdicts(
     timeout: float,
     beside: int = 1,
     nearly_done: Callable[[], None] = lambda: None,
+    options: Options = NO_OPTIONS,
 ) -> dict[str, Verdict]:
     """Return the verdict on each kind: from up to `beside` children side by side, then one child after the other.
 
-    A thread calls `nearly_done` when about a third of the work of several children is left.
+    The children open the device with these options. A thread calls `nearly_done` when about a third of the work of
+    several children is left.
     """
     found: dict[str, Verdict] = {}
     if (count := min(beside, len(kinds))) > 1:
         longest_first = sorted(kinds, key=lambda kind: -kind.seconds)
-        for new, _ in _children(device, longest_first, timeout, count, nearly_done):
+        for new, _ in _children(device, options, longest_first, timeout, count, nearly_done):
             found |= {name: verdict for name, verdict in new.items() if not verdict.is_fault}
     left = [kind for kind in kinds if kind.name not in found]
     while left:
-        [(new, problem)] = _children(device, left, timeout)
+        [(new, problem)] = _children(device, options, left, timeout)
         found |= new
         left = [kind for kind in left if kind.name not in found]
         if left and not new:
@@ -84,6 +87,7 @@ def verdicts(
 
 def _children(
     device: DeviceInfo,
+    options: Options,
     kinds: Sequence[SpecialKernel],
     timeout: float,
     count: int = 1,
@@ -106,7 +110,7 @@ def _children(
         errors = [held.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
         queue = held.enter_context(_queue(len(kinds)))
         try:
-            children = [held.enter_context(_Child(_start(device, kinds, queue, e), e, heard)) for e in errors]
+            children = [held.enter_context(_Child(_start(device, options, kinds, queue, e), e, heard)) for e in errors]
         except OSError as e:
             return [({}, f"{sys.executable} cannot be started: {e.strerror}")] * count
         return [_judge(child.status(deadline), *child.printed(), timeout) for child in children]
@@ -185,11 +189,11 @@ class _Child:
 
 
 def _start(
-    device: DeviceInfo, kinds: Sequence[SpecialKernel], queue: int, error: IO[bytes]
+    device: DeviceInfo, options: Options, kinds: Sequence[SpecialKernel], queue: int, error: IO[bytes]
 ) -> subprocess.Popen[bytes]:
     """Start a child that reads from the queue which of the kinds to test next; OSError if that fails."""
     facts = {"id": device.id, "index": device.index, "name": device.name, "driver": device.driver}
-    task = {"device": facts, "kinds": [(kind.module, kind.name) for kind in kinds]}
+    task = {"device": facts, "options": dict(options), "kinds": [(kind.module, kind.name) for kind in kinds]}
     return processes.start(
         PROGRAM,
         json.dumps(task),
@@ -237,7 +241,7 @@ def main(text: str) -> None:
     task = json.loads(text)
     for module, _ in task["kinds"]:
         import_module(module)
-    runtime = _open(DeviceInfo(**task["device"]))
+    runtime = _open(DeviceInfo(**task["device"]), Options(task["options"]))
     known = {kind.name: kind for kind in (*special_kernels(), *kernel_families())}
     while number := os.read(sys.stdin.fileno(), NUMBER.size):
         name = task["kinds"][NUMBER.unpack(number)[0]][1]
@@ -250,13 +254,13 @@ def main(text: str) -> None:
     os._exit(0)  # do not test what the driver does at the end of a process
 
 
-def _open(device: DeviceInfo) -> GpuRuntime:
+def _open(device: DeviceInfo, options: Options) -> GpuRuntime:
     """Return the runtime of the parent's device; SystemExit, which blames no kernel, if it cannot be opened here."""
     try:
         creator = registry.find(device.id)
         if not isinstance(creator, OpensRuntimes):
             raise SystemExit(f"{device.id} is not a GPU backend there")
-        runtime = creator.runtime(device.index)
+        runtime = creator.runtime(device.index, options)
     except WeftError as e:
         raise SystemExit(e.what) from None
     own = runtime.device.info

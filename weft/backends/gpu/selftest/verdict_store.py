@@ -137,7 +137,8 @@ def _tested_in_children(
     # Each child compiles in threads itself; a CPU's compiler has the cores to itself already.
     cores = 1 if runtime.device.caps.software else os.cpu_count() or 1
     beside = min(MOST_CHILDREN, max(cores // 2, 1))
-    return child.verdicts(runtime.device.info, kinds, timeout, beside, runtime.device.expect_building)
+    device = runtime.device
+    return child.verdicts(device.info, kinds, timeout, beside, device.expect_building, runtime.options)
 
 
 def verdict(kind: SpecialKernel, runtime: GpuRuntime) -> Verdict:
