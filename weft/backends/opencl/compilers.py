@@ -240,10 +240,11 @@ def main(text: str) -> None:
     if (info.name, info.driver) != (meant["name"], meant["driver"]):
         raise SystemExit(f"it finds {info.name}, {info.driver}")
     programs = Programs(cl.Context([device]), device)
+    compile_one = programs.ptx if meant.get("ptx") else programs.get
     _say(b"ready")
     while (task := _next(sys.stdin.buffer)) is not None:
         try:
-            programs.get(*pickle.loads(task))
+            compile_one(*pickle.loads(task))
             _say(b"done")
         except Exception:  # the program compiles it again and reports the error
             _say(b"refused")

@@ -322,31 +322,43 @@ class Programs:
         why = words(e.code) if isinstance(e, cl.Error) else str(e)
         log.info("the binary of kernel %s is not used: %s", wanted.source.entry, why)
 
-    def _build(self, wanted: _Wanted) -> cl._cl._Program:
-        source, header, local = wanted.source, wanted.header, wanted.local
-        program = cl._cl._Program(self._context, wanted.text)
-        try:
-            _build(program, self._device, source, local)
-            cl.Kernel(program, source.entry)
-        except cl.Error as e:
-            raise self._refused(source, header, words(e.code), _log_of(program, self._device)) from e
-        return self._uncovered(program, source, header, local) if ptx.MARK in source.text else program
+    def ptx(
+        self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str] = _NONE
+    ) -> bytes:
+        """Return the PTX of a kernel, for an API that assembles it, and keep it on disk as `get` would."""
+        late = late_constants(source, varying)
+        wanted = _wanted(source, values, header(source, values, late), len(late))
+        text = self._ptx(self._compiled(wanted), wanted)
+        self._disk.put(disk_key(self._device, source, wanted.header), text)
+        return text
 
-    def _uncovered(
-        self, covered: cl._cl._Program, source: KernelSource, header: str, local: Size3
-    ) -> cl._cl._Program:
-        """Return the program with its hidden instructions uncovered; see `ptx`."""
-        binaries = cast("list[bytes]", covered.get_info(cl.program_info.BINARIES))
-        text = ptx.uncover(bytes(binaries[0]))
-        if text is None:
-            raise self._refused(source, header, "the compiler did not write PTX for sm_90", "")
-        program = cl._cl._Program(self._context, [self._device], [text])
+    def _build(self, wanted: _Wanted) -> cl._cl._Program:
+        """Return the program, its hidden instructions uncovered; see `ptx`."""
+        program = self._compiled(wanted)
+        if ptx.MARK not in wanted.source.text:
+            return program
+        return self._checked(cl._cl._Program(self._context, [self._device], [self._ptx(program, wanted)]), wanted)
+
+    def _compiled(self, wanted: _Wanted) -> cl._cl._Program:
+        return self._checked(cl._cl._Program(self._context, wanted.text), wanted)
+
+    def _checked(self, program: cl._cl._Program, wanted: _Wanted) -> cl._cl._Program:
+        """Have the driver build a program that has the kernel, and return it."""
         try:
-            _build(program, self._device, source, local)
-            cl.Kernel(program, source.entry)
+            _build(program, self._device, wanted.source, wanted.local)
+            cl.Kernel(program, wanted.source.entry)
         except cl.Error as e:
-            raise self._refused(source, header, words(e.code), _log_of(program, self._device)) from e
+            build_log = _log_of(program, self._device)
+            raise self._refused(wanted.source, wanted.header, words(e.code), build_log) from e
         return program
+
+    def _ptx(self, program: cl._cl._Program, wanted: _Wanted) -> bytes:
+        """Return a program's PTX, its hidden instructions uncovered."""
+        binary = bytes(cast("list[bytes]", program.get_info(cl.program_info.BINARIES))[0])
+        text = ptx.uncover(binary) if ptx.MARK in wanted.source.text else binary
+        if text is None:
+            raise self._refused(wanted.source, wanted.header, "the compiler did not write PTX for sm_90", "")
+        return text
 
     def _keep(self, key: str, program: cl._cl._Program) -> bytes | None:
         """Write the program's binary to disk and return it; None if the driver does not return it."""

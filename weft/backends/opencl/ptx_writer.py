@@ -6,11 +6,10 @@ the cache of OpenCL's own kernels, so a kernel that both APIs use is compiled on
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import pyopencl as cl
 
@@ -33,8 +32,8 @@ class PtxWriter:
         self.caps = caps_of(device)
         """What kernels in OpenCL C may rely on."""
         self._disk = DiskCache(CACHE)
-        self._lock = threading.Lock()
-        self._compilers = Compilers({"index": index, "name": info.name, "driver": info.driver}, process_count())
+        facts = {"index": index, "name": info.name, "driver": info.driver, "ptx": True}
+        self._compilers = Compilers(facts, process_count())
 
     @classmethod
     def find(cls, name: str) -> PtxWriter | None:
@@ -55,17 +54,8 @@ class PtxWriter:
         found = self._disk.get(key)
         if found is None:
             with self._compilers.compiled(source, values, varying) as done:
-                found = (self._disk.get(key) if done else None) or self._written_here(source, values, varying)
+                found = (self._disk.get(key) if done else None) or self._programs.ptx(source, values, varying)
         return found.rstrip(b"\0")
-
-    def _written_here(
-        self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]
-    ) -> bytes:
-        with self._lock:
-            kernel = self._programs.get(source, values, varying)
-            binaries = cast("list[bytes]", kernel.built.program.get_info(cl.program_info.BINARIES))
-            self._programs.close()  # what it still held could stand in for a kernel with other arguments
-        return bytes(binaries[0])
 
     @cached_property
     def _programs(self) -> Programs:
