@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+import numpy as np
+
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Shape
 from weft.core.graph.op import Op
@@ -13,6 +15,8 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.formats import SMALL_FLOATS, is_coded
 from weft.kernels.gpu_op import GpuOp, gpu_op
 from weft.kernels.launch import KernelBuilder
+from weft.kernels.self_test_cases import indices, noise, one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.binary import (
     Add,
     BitShift,
@@ -281,3 +285,29 @@ def _launch_conversion(
         local=local,
         epilogue=y.dtype.is_float,
     )
+register_family(
+    KernelFamily(
+        "integers", "integer arithmetic",
+        cases=lambda: (
+            one_node(Add(), indices((7, 13), 99).astype(np.int64), indices((1, 13), 99).astype(np.int64)),
+            one_node(Mul(), indices((5, 3), 9).astype(np.int32), indices((5, 3), 9).astype(np.int32)),
+        ),
+    )
+)
+register_family(
+    KernelFamily(
+        "conversions", "conversions of numbers and integers",
+        cases=lambda: (
+            one_node(Cast(to=DType.INT32), 50 * noise(7, 13)),
+            one_node(Cast(to=DType.FLOAT32), indices((7, 13), 99).astype(np.int64)),
+        ),
+        templates=("float_to_integers", "integers_to_float"),
+    )
+)
+register_family(
+    KernelFamily(
+        "exponents", "conversions to powers of two",
+        cases=lambda: (one_node(Cast(to=DType.FLOAT8E8M0), 50 * noise(7, 13)),),
+        templates=("float_to_exponent",),
+    )
+)

@@ -13,11 +13,13 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, computed
+from weft.kernels.self_test_cases import one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.elementwise import launch_expression
 from weft.ops.gpu.move import launch_expand
 from weft.ops.gpu.packing import Weights, as_image, seen_as, weights_of
 from weft.ops.gpu.reduce import LONG, choose_group, part_axes, walk_rounds, why_not_axes
-from weft.ops.gpu.teams import Team, choose_team
+from weft.ops.gpu.teams import WITHOUT_TEAMS, Team, choose_team
 from weft.ops.norm import (
     LRN,
     BatchNormalization,
@@ -397,3 +399,32 @@ class LrnOnGpu(GpuOp):
             grid=grid,
             local=local,
         )  # fmt: skip
+
+
+register_family(
+    KernelFamily(
+        "normalize_lines", "normalizations of lines",
+        cases=lambda: (
+            one_node(LayerNormalization(axis=1), (3, 4, 5), (4, 5), (4, 5), constants=(1, 2)),
+            one_node(LayerNormalization(), (5, 197), (197,), constants=(1,)),
+            one_node(LpNormalization(axis=1, p=1), (3, 50, 7)),
+        ),
+        forced=WITHOUT_TEAMS,
+    )
+)
+register_family(
+    KernelFamily(
+        "normalize_images", "normalizations of images",
+        cases=lambda: (
+            one_node(InstanceNormalization(), (3, 5, 7, 3), (5,), (5,), constants=(1, 2)),
+            one_node(GroupNormalization(num_groups=2), (2, 8, 5, 5), (8,), (8,), constants=(1, 2)),
+        ),
+        fallback="normalizations of lines",
+    )
+)
+register_family(
+    KernelFamily(
+        "lrn", "normalizations over channels",
+        cases=lambda: (one_node(LRN(size=3, alpha=0.5), (2, 7, 3, 5)),),
+    )
+)

@@ -11,16 +11,20 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from weft.core.graph.composite import Body
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
-from weft.core.graph.layout import Shape
+from weft.core.graph.layout import Array, Shape
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.decompose import decomposition
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.formats import SMALL_FLOATS
 from weft.kernels.gpu_op import GpuOp, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
+from weft.kernels.self_test_cases import indices, noise, one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.conversion import SATURATING
 from weft.ops.gpu.conv.problem import window_constants
 from weft.ops.gpu.elementwise import collapse
@@ -292,3 +296,32 @@ def _gather_quantised(op: GatherBlockQuantized, make: Body, node: Node) -> Seque
         return []
     whole = op.table(*[*held, None][:3])
     return [make.add("Gather", make.constant(whole), indices, axis=op.gather_axis)]
+
+
+def _bytes(shape: Shape) -> Array:
+    return np.asarray(indices(shape, 255), np.uint8)
+
+
+register_family(
+    KernelFamily(
+        "quantize", "conversions to and from quantised numbers",
+        cases=lambda: (
+            one_node(QuantizeLinear(axis=0), 9 * noise(3, 13), np.abs(noise(3)) + 0.1, np.array([0, 3, 9], np.uint8)),
+            one_node(
+                DequantizeLinear(axis=0),
+                indices((7, 13), 200).astype(np.uint8), np.abs(noise(7)), np.full(7, 3, np.uint8),
+            ),
+        ),
+        templates=("quantize", "dequantize"),
+    )
+)
+register_family(
+    KernelFamily(
+        "integer_sums", "products and convolutions of integers",
+        cases=lambda: (
+            one_node(MatMulInteger(), *map(_bytes, ((2, 3, 40), (40, 5), (), (5,)))),
+            one_node(ConvInteger(pads=(1,) * 4), *map(_bytes, ((1, 3, 5, 7), (4, 3, 3, 3)))),
+        ),
+        templates=("matmul_integer", "conv_integer"),
+    )
+)

@@ -8,6 +8,8 @@ from itertools import combinations
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from weft.core.graph.composite import Body
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
@@ -17,6 +19,8 @@ from weft.core.placement.decompose import decomposition
 from weft.kernels.device_caps import DeviceCaps, Size3
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, tree_items
+from weft.kernels.self_test_cases import indices, one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.integers import INTEGERS, halves
 from weft.ops.gpu.pool import launch_global
 from weft.ops.reduce import (
@@ -387,3 +391,37 @@ def _in_teams(shape: Shape, axis: int | None) -> bool:
     """Tell whether work-groups share lines: long ones, of which there are too few to fill a device."""
     length = max(shape) if axis is None else shape[axis]
     return length > SHORT and prod(shape) // length < MANY
+
+
+register_family(
+    KernelFamily(
+        "reduce", "reductions",
+        cases=lambda: (
+            one_node(ReduceSum(), (5, 300), np.array([1]), constants=(1,)),
+            one_node(ReduceMax(), (7, 3, 9, 5), np.array([0, 2]), constants=(1,)),
+            one_node(ReduceLogSumExp(), (70, 11), np.array([0]), constants=(1,)),
+        ),
+    )
+)
+register_family(
+    KernelFamily(
+        "integer_reductions", "reductions of integers",
+        cases=lambda: (
+            one_node(ReduceSum(), indices((5, 300), 99), np.array([1]), constants=(1,)),
+            one_node(ReduceMax(), indices((7, 3, 9), 99).astype(np.int32), np.array([1]), constants=(1,)),
+        ),
+        templates=("reduce_integers",),
+    )
+)
+register_family(
+    KernelFamily(
+        "arg_extreme", "places of extremes",
+        cases=lambda: (one_node(ArgMax(), (1003,)), one_node(ArgMax(axis=1), (3, 5, 7))),
+    )
+)
+register_family(
+    KernelFamily(
+        "scan", "running sums",
+        cases=lambda: (one_node(CumSum(reverse=1), (3, 5, 7), np.array(1), constants=(1,)),),
+    )
+)

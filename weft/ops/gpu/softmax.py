@@ -10,8 +10,10 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, gpu_op
 from weft.kernels.launch import KernelBuilder
+from weft.kernels.self_test_cases import one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.reduce import choose_group, walk_rounds
-from weft.ops.gpu.teams import choose_team
+from weft.ops.gpu.teams import WITHOUT_TEAMS, choose_team
 from weft.ops.softmax import AlongAxis, LogSoftmax, Softmax
 
 
@@ -63,3 +65,16 @@ def _lines(op: AlongAxis, shape: Shape) -> tuple[int, int, int]:
     axis = op.axis % max(len(shape), 1)
     length = prod(shape[axis:]) if op.flatten else prod(shape[axis : axis + 1])
     return prod(shape) // max(length, 1), length, 1 if op.flatten else prod(shape[axis + 1 :])
+
+
+register_family(
+    KernelFamily(
+        "softmax", "softmax",
+        cases=lambda: (
+            one_node(Softmax(axis=1), (2, 21, 9)),
+            one_node(LogSoftmax(), (5, 300)),
+            one_node(Softmax(axis=0), (70, 3)),
+        ),
+        forced=WITHOUT_TEAMS,
+    )
+)

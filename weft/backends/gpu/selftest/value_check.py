@@ -27,7 +27,8 @@ from weft.core.session.pipeline import Pipeline
 from weft.errors import CompileError, DeviceError, OutOfMemory, WeftError
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, WantedLayout, find_gpu_op
-from weft.kernels.special import KernelFamily, SelfTestCase, SpecialKernel
+from weft.kernels.self_test_cases import SelfTestCase
+from weft.kernels.special import KernelFamily, SpecialKernel
 
 
 class NotRun(WeftError):

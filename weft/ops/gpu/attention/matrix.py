@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import log, prod
 
 import numpy as np
 
+from weft.core.contract.session_config import Precision
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.self_test_cases import SelfTestCase, one_node
 from weft.kernels.source import SUBGROUP
-from weft.kernels.special import SelfTestCase, SpecialKernel, one_node, register_special
+from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.attention import Attention, Extents
 from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem
 
@@ -66,11 +69,12 @@ def _cases() -> Sequence[SelfTestCase]:
     """Return heads apart and side by side, with and without a mask, few and many keys, sizes that fill no tile."""
     hidden = np.zeros((1, 1, 130, 130), np.float16)
     hidden[..., 100:] = hidden[..., 7, 1:] = -np.inf
+    in_halves = partial(one_node, precision=Precision.LOW)
     return [
-        one_node(Attention(scale=0.2), (2, 3, 40, 32), (2, 3, 50, 32), (2, 3, 50, 32)),
-        one_node(Attention(scale=0.1, heads=4, packed=1), (1, 130, 3 * 4 * 64), hidden),
-        one_node(Attention(scale=0.1, heads=2), (1, 300, 2 * 104), (1, 77, 2 * 104), (1, 77, 2 * 104)),
-        one_node(Attention(scale=0.2), (40, 8, 128, 32), (40, 8, 128, 32), (40, 8, 128, 32)),
+        in_halves(Attention(scale=0.2), (2, 3, 40, 32), (2, 3, 50, 32), (2, 3, 50, 32)),
+        in_halves(Attention(scale=0.1, heads=4, packed=1), (1, 130, 3 * 4 * 64), hidden),
+        in_halves(Attention(scale=0.1, heads=2), (1, 300, 2 * 104), (1, 77, 2 * 104), (1, 77, 2 * 104)),
+        in_halves(Attention(scale=0.2), (40, 8, 128, 32), (40, 8, 128, 32), (40, 8, 128, 32)),
     ]
 
 

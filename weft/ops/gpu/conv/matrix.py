@@ -16,8 +16,9 @@ from weft.kernels.chooser import Algorithm, Candidate, Facts, candidates_of
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import PIECE
+from weft.kernels.self_test_cases import SelfTestCase
 from weft.kernels.source import SUBGROUP
-from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
+from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem, vectors_spec
 from weft.ops.gpu.conv.split_k import (

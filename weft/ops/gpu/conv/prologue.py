@@ -13,8 +13,9 @@ from dataclasses import replace
 from math import prod
 from typing import ClassVar, cast
 
+from weft.core.contract.session_config import Precision
 from weft.core.graph.dtypes import DType
-from weft.core.graph.fused_op import RUNNING, Step, earlier, pick_operands
+from weft.core.graph.fused_op import RUNNING, Fused, Step, earlier, pick_operands
 from weft.core.graph.layout import Array, Layout, Shape
 from weft.core.graph.op import Constants, Op, OpClass
 from weft.core.graph.op_class import op_dataclass
@@ -23,10 +24,12 @@ from weft.errors import ExecutionError
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import PIECE, KernelBuilder, Prologue
-from weft.kernels.special import SelfTestCase, SpecialKernel, one_node, register_special
+from weft.kernels.self_test_cases import SelfTestCase, noise, one_node, several_nodes
+from weft.kernels.special import KernelFamily, SpecialKernel, register_family, register_special
 from weft.ops.binary import Add, Div, Mul
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
+from weft.ops.gpu.conv.cases import RELU
 from weft.ops.gpu.conv.gemm import CONV_PROLOGUE, TiledConv
 from weft.ops.gpu.conv.matrix import MATRIX_PROLOGUE, MatrixConv
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, on_matrix_units
@@ -147,7 +150,7 @@ def _case(x: Shape, channels: int, steps: Sequence[Step], *, prefer: str) -> Sel
     read = max(i for step in steps for i in step.operands) - 3
     operands = ((*x[:2], 1, 1), *[(x[1], 1, 1)] * read)
     given = (x, (channels, x[1], 1, 1), (channels,), *operands)
-    return one_node(op, *given, constants=(1, 2, *range(4, len(given))), prefer=prefer)
+    return one_node(op, *given, constants=(1, 2, *range(4, len(given))), prefer=prefer, precision=Precision.LOW)
 
 
 SCALED = [Step(Mul(), (RUNNING, 3))]
@@ -200,5 +203,25 @@ register_special(
         claimed=lambda caps: caps.matrix_units,
         cases=_matrix_cases,
         template=MatrixConv.name,
+    )
+)
+
+
+register_family(
+    KernelFamily(
+        CONV_PROLOGUE, "convolutions that apply steps as they load",
+        cases=lambda: (
+            several_nodes(
+                "Conv of (2, 9, 5, 6) with (7, 9, 1, 1)",
+                [
+                    # Of the zeros behind the last channel, 0 / 0 is made.
+                    (Fused(Div(), 2, (RELU,)), ("x", "gate"), "r"),
+                    (Conv(kernel_shape=(1, 1)), ("r", "w"), "y"),
+                ],
+                {"x": noise(2, 9, 5, 6), "gate": noise(2, 9, 1, 1)},
+                {"w": noise(7, 9, 1, 1)},
+            ),
+        ),
+        templates=("conv_gemm",), whole=False, fallback="element-wise kernels before them", seconds=0.45,
     )
 )

@@ -15,8 +15,9 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.self_test_cases import SelfTestCase
 from weft.kernels.source import SUBGROUP
-from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
+from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.halves import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights, undoing
 from weft.ops.gpu.conv.matrix import MatrixTile, effort_of, fitting, packed_size, with_most_reuse

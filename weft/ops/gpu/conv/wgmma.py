@@ -15,7 +15,8 @@ from weft.kernels.chooser import Algorithm, Candidate, candidates_of
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import WARPGROUP_MEMORY, DeviceCaps
 from weft.kernels.launch import PIECE
-from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
+from weft.kernels.self_test_cases import SelfTestCase
+from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 from weft.ops.gpu.conv.split_k import (
@@ -124,7 +125,6 @@ def within_limit(kind: SpecialKernel) -> SpecialKernel:
     def claimed(caps: DeviceCaps) -> bool:
         return kind.claimed(caps) and kind.name in caps.without
 
-    claimed.__module__ = kind.module  # the process that tests the kind imports this module to register it
     title = f"{kind.title} within the limit of work-group memory"
     return replace(kind, name=f"{kind.name}_small", title=title, claimed=claimed)
 

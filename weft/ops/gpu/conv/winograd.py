@@ -39,6 +39,8 @@ from weft.kernels.chooser import NEVER, Algorithm, Candidate
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import Size3
 from weft.kernels.launch import MAX_ELEMENTS, KernelBuilder
+from weft.kernels.special import KernelFamily, on_few_units, register_family
+from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.gemm import STEP, GemmTile, legal_tiles, steps_of
 from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem
 
@@ -290,3 +292,13 @@ def _launch_products(plan: ConvPlan, tile: GemmTile, v: Tensor, m: Tensor, patch
         grid=(min(rows, k.caps.max_grid[0]), -(-p.blocks // tile.columns), READ * READ),
         local=(tile.lx, tile.ly, tile.lz),
     )  # fmt: skip
+
+
+register_family(
+    KernelFamily(
+        "conv_winograd", "convolutions by Winograd's method",
+        cases=lambda: (conv_with((1, 65, 15, 17), (67, 65, 3, 3), pads=(1, 1, 1, 1), prefer="WinogradTile("),),
+        templates=("conv_winograd_input", "conv_winograd_gemm", "conv_winograd_output"),
+        fallback="tiled convolutions", forced=on_few_units, seconds=0.45,
+    )
+)

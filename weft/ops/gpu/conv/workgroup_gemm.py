@@ -14,7 +14,8 @@ from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
+from weft.kernels.self_test_cases import SelfTestCase
+from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, vectors_spec
 from weft.ops.gpu.conv.unstaged import UnstagedConv

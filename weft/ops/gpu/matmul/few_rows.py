@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.chooser import Algorithm, Candidate
+from weft.kernels.self_test_cases import one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem, why_not_packed
+from weft.ops.matmul import Gemm, MatMul
 
 FEW_ROWS = 4
 
@@ -57,3 +60,15 @@ class ProductOfFewRows(Algorithm[ProductProblem, ProductPlan, OneColumn]):
 
 def _rows(matrix: Array, first: int, count: int) -> Array:
     return matrix[first : first + count].reshape(count, -1, 1)
+
+
+register_family(
+    KernelFamily(
+        "matmul_rows", "products of few rows",
+        cases=lambda: (
+            one_node(MatMul(), (1, 131), (131, 37), constants=(1,)),
+            one_node(Gemm(transB=1), (3, 260), (17, 260), (17,), constants=(1, 2)),
+        ),
+        fallback="products by tiles",
+    )
+)

@@ -8,7 +8,10 @@ from math import prod
 
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
+from weft.kernels.self_test_cases import one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem
+from weft.ops.matmul import Gemm, MatMul
 
 ITEMS = 8
 """Work-items along each side of a tile."""
@@ -90,3 +93,15 @@ def _launch(
         grid=(max(1, min(total, k.caps.max_grid[0])), 1, 1),
         local=(ITEMS, ITEMS, 1),
     )
+
+
+register_family(
+    KernelFamily(
+        "matmul", "products by tiles",
+        cases=lambda: (
+            one_node(MatMul(), (65, 33), (33, 67)),
+            one_node(MatMul(), (2, 1, 5, 7), (3, 7, 4)),
+            one_node(Gemm(transA=1, transB=1, alpha=2.0, beta=-1.5), (7, 5), (3, 7), (1, 3)),
+        ),
+    )
+)
