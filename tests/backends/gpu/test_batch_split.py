@@ -16,6 +16,7 @@ from tests.helpers.nets import Net, feeds
 from tests.helpers.opened import STARTS, opened
 from tests.helpers.random_nets import SLOW, assert_session_is_right, networks
 from weft.backends.gpu.lowering import batch_split
+from weft.backends.gpu.lowering.batch_split import FrontFigures
 from weft.backends.gpu.recording import chunked_upload
 from weft.backends.gpu.recording.pipeline_recording import PipelineRecording
 from weft.backends.gpu.tuning.tuner import open_problems
@@ -42,7 +43,7 @@ def small_batches_count(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (chunked_upload, batch_split):
         monkeypatch.setattr(module, "LEAST", 1 << 10)
     monkeypatch.setattr(chunked_upload, "CHUNK", 3_000)
-    set_figures(monkeypatch, front_pixels=1)
+    set_figures(monkeypatch, FrontFigures, pixels=1)
 
 
 def recorded(session: weft.Session) -> PipelineRecording:
@@ -250,7 +251,7 @@ def test_no_parts_with_a_profile_or_little_memory(device: str) -> None:
 
 
 def test_a_driver_that_does_not_tell_its_units_has_a_typical_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_figures(monkeypatch, front_pixels=20)  # half of the batch has 1024 pixels, 256 after the pool
+    set_figures(monkeypatch, FrontFigures, pixels=20)  # half of the batch has 1024 pixels, 256 after the pool
     device = opened("vulkan")
     for units, nodes in ((16, 2), (1, 2), (2, 3)):
         monkeypatch.setattr(device, "caps", replace(device.caps, compute_units=units))
@@ -259,7 +260,7 @@ def test_a_driver_that_does_not_tell_its_units_has_a_typical_number(monkeypatch:
 
 
 def test_no_parts_where_they_would_not_fill_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_figures(monkeypatch, front_pixels=1 << 20)
+    set_figures(monkeypatch, FrontFigures, pixels=1 << 20)
     with weft.load(chain(), device="vulkan", fallback="error") as session:
         assert not recorded(session).front_launches
 

@@ -26,7 +26,14 @@ from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, render
 from weft.ops.gpu.conv import split_floats, split_floats_wgmma
 from weft.ops.gpu.conv.halves import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights, undoing
-from weft.ops.gpu.conv.split_floats import TILES, SplitTile, choose_tile, legal_tiles, packed_weights
+from weft.ops.gpu.conv.split_floats import (
+    TILES,
+    SplitFigures,
+    SplitTile,
+    choose_tile,
+    legal_tiles,
+    packed_weights,
+)
 from weft.ops.gpu.conv.wgmma import STEP
 
 
@@ -170,7 +177,7 @@ def test_only_normal_splits_and_only_on_matrix_units(
     units: bool, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verdict_store, "examine", lambda *_, **__: [])
-    set_figures(monkeypatch, split_products=0)
+    set_figures(monkeypatch, SplitFigures, least_products=0)
     with null_gpu() as device:
         device.caps, device.dialect = replace(H200, matrix_units=units), GlslDialect()
         with weft.load(matrices(), "null", precision=precision, fallback="error") as session:

@@ -23,6 +23,7 @@ from weft.core.graph.graph import Graph, Node, depths
 from weft.core.graph.layout import PACK
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.gpu_op import find_gpu_op
 from weft.ops.concat import Concat
 from weft.ops.elementwise import Elementwise
@@ -32,6 +33,14 @@ PARTS = 2
 fast as two on Vulkan and slower on OpenCL (benchmarks/NOTES.md)."""
 LEAST_IMAGES = 2
 """Least images of a part."""
+
+
+@dataclass(frozen=True)
+class FrontFigures(AlgorithmFigures, section="batch_front"):
+    """When a part of a batch is enough work."""
+
+    pixels: int
+    """A part must have at least so many pixels for each unit."""
 
 
 def find_front(graph: Graph, views: Mapping[str, ValueView], is_custom: IsCustom, device: GpuDevice) -> Front:
@@ -84,7 +93,7 @@ class _Finder:
         if any(c.ndim >= rank and c.shape[0] != 1 for c in operands):
             return False  # a constant for each image
         pixels = prod(specs[outputs[0]].dims[2:]) * self.images // self.parts
-        return pixels >= self.device.caps.model.front_pixels * self.device.caps.likely_units
+        return pixels >= self.device.caps.model.of(FrontFigures).pixels * self.device.caps.likely_units
 
     def _weights(self, node: Node) -> int:
         """Return how many of the first inputs are the image and weights; what follows has the layout of the values."""

@@ -31,7 +31,7 @@ from weft.backends.gpu.lowering.layouts import (
     splits_products,
     values_read,
 )
-from weft.backends.gpu.lowering.merge_convolutions import merge_siblings, products_in_vain
+from weft.backends.gpu.lowering.merge_convolutions import merge_where_faster
 from weft.backends.gpu.lowering.prologues import fuse_prologues
 from weft.backends.gpu.memory.slots import Spot
 from weft.backends.gpu.recording.batch_front import NO_FRONT, Front
@@ -257,7 +257,7 @@ def _rewritten(graph: Graph, target: Target, journal: _Notes) -> Graph:
     device, is_custom, split = target.device, target.is_custom, target.split_products
     caps = device.caps
     if target.config.fusing and not target.thrifty:
-        merged = merge_siblings(graph, is_custom, products_in_vain(device), caps.model.reused_pixels)
+        merged = merge_where_faster(graph, is_custom, device)
         purpose = "Compute convolutions of one image as one"
         graph = journal.rewrite("merge_convolutions", purpose, graph, merged)
     if target.config.fusing:

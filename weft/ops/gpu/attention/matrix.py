@@ -12,6 +12,7 @@ import numpy as np
 from weft.core.contract.session_config import Precision
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.self_test_cases import SelfTestCase, one_node
 from weft.kernels.source import SUBGROUP
 from weft.kernels.special import SpecialKernel, register_special
@@ -24,6 +25,14 @@ WIDE = 8
 """Elements that are loaded or stored at once: 16 bytes."""
 CHUNK = 32
 """Elements of a head that the items of a subgroup load at once."""
+
+
+@dataclass(frozen=True)
+class MatrixAttentionFigures(AlgorithmFigures, section="attention_matrix"):
+    """How tiles are chosen."""
+
+    subgroups: int
+    """More subgroups than this on a unit slow each other down."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +121,7 @@ def choose_tile(caps: DeviceCaps, each: Extents) -> AttentionTile | None:
     """Return the tile with the fewest slices that keeps the device busy, else one with the most; None if none fits."""
     fitting = legal_tiles(caps, each)
     usual = [t for t in fitting if t.keys == USUAL] or fitting
-    wanted = caps.model.attention_subgroups * caps.compute_units
+    wanted = caps.model.of(MatrixAttentionFigures).subgroups * caps.compute_units
     for tile in usual:
         if prod(each.lead) * -(-each.queries // QUERIES) * tile.slices >= wanted:
             return tile

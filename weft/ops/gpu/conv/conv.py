@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 from weft.core.graph.layout import PACK
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.kernels.self_test_cases import noise, several_nodes
@@ -17,6 +19,14 @@ from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.problem import ConvPlan, on_matrix_units, why_not_computed, why_not_empty
 from weft.ops.gpu.packing import weights_of
 from weft.ops.unary import Relu
+
+
+@dataclass(frozen=True)
+class PlanarFigures(AlgorithmFigures, section="conv_planar"):
+    """When an image is read as NCHW."""
+
+    most_products: int
+    """Up to so many products, reading an image as NCHW beats packing it for matrix units."""
 
 
 @gpu_op(Conv)
@@ -56,7 +66,7 @@ class ConvOnGpu(GpuOp):
             return False
         if not on_matrix_units(caps, x.dtype, split_products):
             return True
-        return prod(output.dims) * prod(w.dims[2:]) * PACK <= caps.model.planar_products
+        return prod(output.dims) * prod(w.dims[2:]) * PACK <= caps.model.of(PlanarFigures).most_products
 
     def launches(self, op: Conv, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Launch the algorithm that the chooser takes."""

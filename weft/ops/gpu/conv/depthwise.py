@@ -10,6 +10,7 @@ from typing import NamedTuple
 from weft.core.graph.layout import Layout
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import Algorithm, Candidate, Facts, candidates_of, waves
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import SMALL_GROUP
 from weft.kernels.special import KernelFamily, in_place_of, register_family
 from weft.ops.gpu.conv.cases import conv_with
@@ -18,6 +19,14 @@ from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 
 MOST_PRODUCTS = 200
 """Most vector products of one work-item: the kernel's text writes out each."""
+
+
+@dataclass(frozen=True)
+class DepthwiseFigures(AlgorithmFigures, section="conv_depthwise_tile"):
+    """How tiles are chosen."""
+
+    items: int
+    """A tile must give each unit at least so many work-items."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,7 @@ def facts_of_depthwise(problem: ConvProblem) -> Facts:
 def choose_tile(problem: ConvProblem) -> DepthwiseTile:
     """Return the tile with the most reuse that fills the device."""
     offered = CHANNELS_LAST if problem.layout is Layout.NHWC4 else CHANNELS_FIRST
-    wanted = problem.caps.model.depthwise_items * problem.caps.likely_units
+    wanted = problem.caps.model.of(DepthwiseFigures).items * problem.caps.likely_units
     for tile in offered:
         if problem.taps * tile.rows * tile.columns <= MOST_PRODUCTS and items_of(problem, tile) >= wanted:
             return tile

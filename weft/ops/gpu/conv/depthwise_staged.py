@@ -13,6 +13,7 @@ from math import prod
 
 from weft.core.graph.layout import PACK, Layout
 from weft.kernels.chooser import NEVER, Algorithm, Candidate, candidates_of
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import LARGE_GROUP, SECTOR, VECTOR_BYTES
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.conv.cases import conv_with
@@ -27,6 +28,16 @@ MOST_PRODUCTS = 50
 """Most vector products of an item that the kernel's text writes out; of more, it has a loop over the window's rows."""
 CANDIDATES = 3
 """Most tiles that are offered of those whose items compute the same number of pixels."""
+
+
+@dataclass(frozen=True)
+class DepthwiseStagedFigures(AlgorithmFigures, section="conv_depthwise_staged"):
+    """When staging pays."""
+
+    taps: int
+    """Staging is the default if the window has at least so many taps."""
+    cost: float
+    """Its share of the portable kernel's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +128,9 @@ class DepthwiseStaged(Algorithm[ConvProblem, ConvPlan, StagedTile]):
         ranked = sorted(legal, key=times.__getitem__)
         kept = {tile for pixels in PIXELS for tile in [t for t in ranked if t.pixels == pixels][:CANDIDATES]}
         best = [tile for tile in ranked if tile in kept]
-        first = not caps.software and problem.taps >= caps.model.depthwise_staged_taps
-        return candidates_of(best, times.__getitem__, caps.model.costs[self.name] if first else NEVER)
+        known = caps.model.of(DepthwiseStagedFigures)
+        first = not caps.software and problem.taps >= known.taps
+        return candidates_of(best, times.__getitem__, known.cost if first else NEVER)
 
     def launch(self, plan: ConvPlan, tile: StagedTile) -> None:
         """Launch the kernel; a group reads all taps of its blocks, which adjoin in NC4HW4."""

@@ -14,6 +14,7 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import NEVER, Algorithm, Candidate, candidates_of
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import VECTOR_BYTES
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.conv.cases import conv_with
@@ -53,6 +54,18 @@ def pack_weights(weight: Array, first: int, count: int) -> Array:
     out = np.zeros((rows, packed.shape[1]), weight.dtype)
     out[: packed.shape[0]] = packed
     return out.reshape(1, -1, PACK).transpose(0, 2, 1)
+
+
+@dataclass(frozen=True)
+class GemmFigures(AlgorithmFigures, section="conv_gemm"):
+    """How tiles are chosen."""
+
+    items: int
+    """A tile must give each unit at least so many work-items."""
+    sliced_items: int
+    """The same for a tile with slices of K."""
+    long_steps: int
+    """With more steps of K, a tile of few items that each compute more is faster."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +121,7 @@ WIDE_TILES = (
 )
 """For tuning alone: items that compute more, or share more of what is staged, which pays or not by the shape."""
 LONG_TILE = GemmTile(4, 2, 8, 8, 1)
-"""For sums of many steps (`DeviceModel.gemm_long_steps`): shorter ones are faster where more groups fit on a unit."""
+"""For sums of many steps (`GemmFigures.long_steps`): shorter ones are faster where more groups fit on a unit."""
 TILES = (
     LONG_TILE,
     GemmTile(4, 1, 8, 8, 1),
@@ -139,12 +152,12 @@ def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmT
     """
     if caps.software:
         return SOFTWARE_TILE if _has_room(caps, SOFTWARE_TILE) else None
-    model, units = caps.model, caps.likely_units
-    without = WIDE_TILES if steps > model.gemm_long_steps else (LONG_TILE, *WIDE_TILES)
+    known, units = caps.model.of(GemmFigures), caps.likely_units
+    without = WIDE_TILES if steps > known.long_steps else (LONG_TILE, *WIDE_TILES)
     fitting = [t for t in legal_tiles(caps, steps) if t not in without]
     for tile in fitting:
         groups = -(-pixels // tile.rows) * -(-blocks // tile.columns)
-        wanted = model.gemm_items if tile.lz == 1 else model.gemm_sliced_items
+        wanted = known.items if tile.lz == 1 else known.sliced_items
         if groups * tile.lx * tile.ly * tile.lz >= wanted * units:
             return tile
     return fitting[-1] if fitting else None

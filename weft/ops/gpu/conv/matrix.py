@@ -15,6 +15,7 @@ from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.chooser import Algorithm, Candidate, Facts, candidates_of
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import PIECE
 from weft.kernels.self_test_cases import SelfTestCase
 from weft.kernels.source import SUBGROUP
@@ -36,6 +37,14 @@ MATRIX_PROLOGUE = "conv_matrix_prologue"
 """The kernel that applies element-wise steps as it loads; `DeviceCaps.without` names it where it is wrong."""
 SIDE = 16
 """Rows and columns of the tiles that a subgroup multiplies, with and without work-group memory."""
+
+
+@dataclass(frozen=True)
+class MatrixFigures(AlgorithmFigures, section="conv_matrix"):
+    """What estimates know of matrix units."""
+
+    cost: float
+    """Its share of the portable kernel's time."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +257,7 @@ class MatrixConv(Algorithm[ConvProblem, ConvPlan, "MatrixTile | InParts[MatrixTi
             return []
         parted = offer_parts(caps, legal, work)
         best = better(caps, default, parted, work)
-        every, cost = [best, *by_turns(parted, legal)], caps.model.costs[self.name]
+        every, cost = [best, *by_turns(parted, legal)], caps.model.of(MatrixFigures).cost
         return candidates_of(every, partial(time_of, caps, work), cost)
 
     def effort(self, problem: ConvProblem, tile: MatrixTile | InParts[MatrixTile]) -> Effort:

@@ -17,6 +17,7 @@ from weft.core.graph.op import Constants, Op, OpClass
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, Prologue, power_of_two
 from weft.kernels.self_test_cases import noise, several_nodes
@@ -78,6 +79,14 @@ class ConvPair(Op):
         return both + len(self.steps) * prod(between)
 
 
+@dataclass(frozen=True)
+class PairFigures(AlgorithmFigures, section="conv_pair"):
+    """When two convolutions should be one launch."""
+
+    products: int
+    """Up to so many products, each work-group computes the first convolution itself."""
+
+
 def pairing_pays(first: Conv, second: Conv, x: Shape, weight: Shape, after: Shape, caps: DeviceCaps) -> bool:
     """Tell whether two convolutions of single pixels are better one launch."""
     if CONV_PAIR in caps.without or prod(x[2:]) != 1 or len(x) not in (3, 4):
@@ -91,7 +100,7 @@ def pairing_pays(first: Conv, second: Conv, x: Shape, weight: Shape, after: Shap
     largest = 4 * hidden * PACK * max(-(-channels // PACK), -(-after[0] // PACK))
     shared = 4 * (power_of_two(-(-channels // PACK)) * PACK + power_of_two(hidden) + (PACK + 1) * _most_items(caps))
     fits = shared <= caps.local_memory and largest <= caps.max_buffer_range
-    return fits and hidden * channels <= caps.model.pair_products
+    return fits and hidden * channels <= caps.model.of(PairFigures).products
 
 
 def _most_items(caps: DeviceCaps) -> int:

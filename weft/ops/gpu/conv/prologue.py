@@ -9,7 +9,7 @@ load through registers apply them there, in fp32, and round the result once, as 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar, cast
 
@@ -22,6 +22,7 @@ from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.errors import ExecutionError
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import PIECE, KernelBuilder, Prologue
 from weft.kernels.self_test_cases import SelfTestCase, noise, one_node, several_nodes
@@ -67,6 +68,14 @@ class PrologueConv(Op):
         return self.conv.flops(inputs[: self.arity], outputs) + len(self.steps) * prod(inputs[0] or ())
 
 
+@dataclass(frozen=True)
+class PrologueFigures(AlgorithmFigures, section="conv_prologue"):
+    """When the portable GEMM should apply steps as it loads."""
+
+    channels: int
+    """The most output channels of the convolution: each group applies the steps again."""
+
+
 def why_no_prologue(
     conv: Conv, x: TensorSpec, weight: Shape, steps: int, caps: DeviceCaps, split_products: bool
 ) -> str | None:
@@ -79,7 +88,7 @@ def why_no_prologue(
         return _why_not_on_matrix_units(conv, x, weight, steps, caps)
     if {CONV_PROLOGUE, TiledConv.name} & caps.without:
         return "its kernels failed their self-test"
-    if weight[0] > caps.model.prologue_channels:
+    if weight[0] > caps.model.of(PrologueFigures).channels:
         return f"its groups would apply the steps again for each few of its {weight[0]} output channels"
     return None
 

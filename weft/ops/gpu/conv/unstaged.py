@@ -13,6 +13,7 @@ from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import PIECE
 from weft.kernels.self_test_cases import SelfTestCase
 from weft.kernels.source import SUBGROUP
@@ -35,6 +36,16 @@ UNSTAGED_PROLOGUE = "conv_unstaged_prologue"
 """The kernel that applies element-wise steps as it loads; `DeviceCaps.without` names it where it is wrong."""
 CHUNK = 4 * PIECE
 """Elements along K that a subgroup loads at a time: a piece for each of four items."""
+
+
+@dataclass(frozen=True)
+class UnstagedFigures(AlgorithmFigures, section="conv_unstaged"):
+    """When no staging pays."""
+
+    squares: int
+    """Up to so many tiles of 16 x 16 for each unit, matrix units are faster without staging."""
+    cost: float
+    """Its share of the portable kernel's time."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +155,7 @@ def choose_tile(caps: DeviceCaps, pixels: int, channels: int, chunks: int) -> Un
 
     It has as many slices of K as the chunks allow.
     """
-    if squares(pixels, channels) > caps.model.unstaged_squares * caps.compute_units:
+    if squares(pixels, channels) > caps.model.of(UnstagedFigures).squares * caps.compute_units:
         return None
     lz = next(lz for least, lz in SLICES if chunks >= least)
     fitting = legal_tiles(caps, pixels, chunks)
@@ -192,7 +203,7 @@ class UnstagedConv(Algorithm[ConvProblem, ConvPlan, "UnstagedTile | InParts[Unst
         packed = (problem.channels_out + largest) * chunks_of(problem) * CHUNK * problem.weights.itemsize
         if packed > problem.caps.max_buffer_range:
             return "its weights exceed what one kernel argument may span"
-        most = problem.caps.model.unstaged_squares * problem.caps.compute_units
+        most = problem.caps.model.of(UnstagedFigures).squares * problem.caps.compute_units
         if squares(problem.pixels, problem.channels_out) > most:
             return "the product is large enough for groups to share what they load"
         return None
@@ -206,7 +217,7 @@ class UnstagedConv(Algorithm[ConvProblem, ConvPlan, "UnstagedTile | InParts[Unst
             return []
         parted = offer_parts(caps, legal, work)
         best = better(caps, default, parted, work)
-        every, cost = [best, *by_turns(parted, legal)], caps.model.costs[self.name]
+        every, cost = [best, *by_turns(parted, legal)], caps.model.of(UnstagedFigures).cost
         return candidates_of(every, partial(time_of, caps, work), cost)
 
     def effort(self, problem: ConvProblem, tile: UnstagedTile | InParts[UnstagedTile]) -> Effort:
