@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.core.graph.tensor import Tensor
-from weft.kernels.chooser import NEVER, Algorithm, Candidate, candidates_of
+from weft.kernels.chooser import NEVER, Candidate
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
@@ -19,17 +19,9 @@ from weft.kernels.launch import VECTOR_BYTES
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.direct import DIRECT
+from weft.ops.gpu.conv.implicit_gemm import ImplicitGemm
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, pieces, vectors_spec
-from weft.ops.gpu.conv.split_k import (
-    InParts,
-    Sums,
-    TileWork,
-    better,
-    by_turns,
-    offer_parts,
-    tile_and_parts,
-    time_of,
-)
+from weft.ops.gpu.conv.split_k import InParts, Sums, TileWork, tile_and_parts
 from weft.ops.gpu.packing import pack_in_run
 
 CONV_PROLOGUE = "conv_prologue"
@@ -173,14 +165,6 @@ def bytes_of_block(problem: ConvProblem) -> int:
     return steps_of(problem) * STEP * PACK * PACK * problem.weights.itemsize
 
 
-def work_of(problem: ConvProblem, tile: GemmTile) -> TileWork:
-    """Return the work in tiles of this size."""
-    steps, pixels, count = steps_of(problem), problem.pixels, problem.count
-    groups = -(-pixels // tile.rows) * -(-count // tile.columns)
-    read = steps * STEP * PACK * (tile.rows + PACK * tile.columns) * problem.weights.itemsize
-    return TileWork(groups, -(-steps // tile.lz), read, pixels * count * PACK)
-
-
 def _packed(plan: ConvPlan, steps: int) -> Tensor:
     """Return the weights of the plan's piece as the kernel reads them."""
     p = plan.problem
@@ -191,17 +175,12 @@ def _packed(plan: ConvPlan, steps: int) -> Tensor:
     return plan.k.constant(f"gemm.{plan.first}", pack, Layout.NC4HW4, spec)
 
 
-def _for_tuning(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return candidates of which only tuning may take the wide ones."""
-    return [replace(c, cost=NEVER) if tile_and_parts(c.tile)[0] in WIDE_TILES else c for c in candidates]
-
-
 @dataclass(frozen=True)
-class TiledConv(Algorithm[ConvProblem, ConvPlan, "GemmTile | InParts[GemmTile]"]):
-    """The implicit GEMM, which computes in fp32 whatever is stored."""
+class TiledConv(ImplicitGemm[GemmTile]):
+    """The portable GEMM, which computes in fp32 whatever is stored."""
 
     name, prologue = "conv_gemm", CONV_PROLOGUE
-    in_parts: bool = True
+    splits_k: bool = True
     """Whether groups may share the K of a tile."""
 
     def why_not(self, problem: ConvProblem) -> str | None:
@@ -214,27 +193,37 @@ class TiledConv(Algorithm[ConvProblem, ConvPlan, "GemmTile | InParts[GemmTile]"]
             return "its weights exceed what one kernel argument may span"
         return None
 
-    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
-        """Return the tiles, whole and in parts; the first is `choose_tile`'s, or one in parts that clearly beats it."""
+    def tiles(self, problem: ConvProblem) -> tuple[GemmTile | None, Sequence[GemmTile]]:
+        """Return the best tile, and all that fit."""
         caps, steps = problem.caps, steps_of(problem)
-        legal, default = legal_tiles(caps, steps), choose_tile(caps, problem.pixels, problem.count, steps)
-        if default is None:
-            return []
-        work = partial(work_of, problem)
-        if not (self.in_parts and problem.whole):
-            return _for_tuning(candidates_of([default, *legal], lambda tile: work(tile).microseconds(caps)))
-        parted = offer_parts(caps, legal, work)
-        # Without slices of K a group has 64 work-items, and a round takes longer than the model says.
-        sliced = [each for each in parted if each.tile.lz > 1]
-        best = better(caps, default, sliced, work)
-        return _for_tuning(candidates_of([best, *by_turns(parted, legal)], partial(time_of, caps, work)))
+        return choose_tile(caps, problem.pixels, problem.count, steps), legal_tiles(caps, steps)
+
+    def work(self, problem: ConvProblem, tile: GemmTile) -> TileWork:
+        """Return the work in tiles of this size."""
+        steps, pixels, count = steps_of(problem), problem.pixels, problem.count
+        groups = -(-pixels // tile.rows) * -(-count // tile.columns)
+        read = steps * STEP * PACK * (tile.rows + PACK * tile.columns) * problem.weights.itemsize
+        return TileWork(groups, -(-steps // tile.lz), read, pixels * count * PACK)
+
+    def in_parts(self, problem: ConvProblem, tiles: Sequence[GemmTile]) -> Sequence[InParts[GemmTile]]:
+        """Return tiles in parts, but none for a piece of the weights."""
+        return super().in_parts(problem, tiles) if self.splits_k and problem.whole else []
+
+    def needs_no_tuning(self, tile: InParts[GemmTile]) -> bool:
+        """Accept slices: without them a group has 64 work-items, and a round takes longer than the model says."""
+        return tile.tile.lz > 1
+
+    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
+        """Return the tiles, whole and in parts, of which only tuning may take the wide ones."""
+        every = super().candidates(problem)
+        return [replace(c, cost=NEVER) if tile_and_parts(c.tile)[0] in WIDE_TILES else c for c in every]
 
     def effort(self, problem: ConvProblem, tile: GemmTile | InParts[GemmTile]) -> Effort | None:
         """Return the work of a tile; None for tiles that only tuning takes."""
         p, (chosen, parts) = problem, tile_and_parts(tile)
         if chosen in WIDE_TILES:
             return None
-        work, rows, columns = work_of(p, chosen), chosen.rows, PACK * chosen.columns
+        work, rows, columns = self.work(p, chosen), chosen.rows, PACK * chosen.columns
         return Effort(
             groups=work.groups * parts,
             items=chosen.items,
@@ -251,13 +240,12 @@ class TiledConv(Algorithm[ConvProblem, ConvPlan, "GemmTile | InParts[GemmTile]"]
             results=work.stored,
         )
 
-    def launch(self, plan: ConvPlan, tile: GemmTile | InParts[GemmTile]) -> None:
-        """Launch the GEMM, and the sum of the parts if there are several."""
-        k, p, (chosen, parts) = plan.k, plan.problem, tile_and_parts(tile)
+    def multiply(self, plan: ConvPlan, tile: GemmTile, sums: Sums) -> None:
+        """Launch the GEMM."""
+        k, p = plan.k, plan.problem
         steps = steps_of(p)
-        sums = Sums(plan, parts, -(-steps // chosen.lz))
         packed = _packed(plan, steps)
-        tiles = -(-p.pixels // chosen.rows)
+        tiles = -(-p.pixels // tile.rows)
         reading, channels = p.reading
         k.launch(
             "conv_gemm",
@@ -268,14 +256,13 @@ class TiledConv(Algorithm[ConvProblem, ConvPlan, "GemmTile | InParts[GemmTile]"]
                 "COUNT": p.count, "TILES": tiles, **channels, **sums.ints,
             },
             variant={
-                "rp": chosen.pixels, "rc": chosen.blocks, "lx": chosen.lx, "ly": chosen.ly,
-                "buffers": chosen.buffers(k.caps), "pointwise": p.pointwise, **reading, **sums.variant,
+                "rp": tile.pixels, "rc": tile.blocks, "lx": tile.lx, "ly": tile.ly,
+                "buffers": tile.buffers(k.caps), "pointwise": p.pointwise, **reading, **sums.variant,
             },
-            grid=(min(tiles, k.caps.max_grid[0]), -(-p.count // chosen.columns), parts),
-            local=(chosen.lx, chosen.ly, chosen.lz),
+            grid=(min(tiles, k.caps.max_grid[0]), -(-p.count // tile.columns), sums.parts),
+            local=(tile.lx, tile.ly, tile.lz),
             epilogue=sums.epilogue, prologue=plan.prologue,
         )  # fmt: skip
-        sums.finish()
 
 
 register_family(
