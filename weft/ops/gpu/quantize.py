@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.graph.composite import Body
+from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.tensor import Tensor
-from weft.core.placement.decompose import decomposition
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.formats import SMALL_FLOATS
 from weft.kernels.gpu_op import GpuOp, gpu_op
