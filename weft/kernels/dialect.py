@@ -107,7 +107,7 @@ class Dialect(ABC):
     number differs in the bits of `mask`. Only kernels for devices with `DeviceCaps.shuffles` use it."""
 
     kept_loop: ClassVar[tuple[str, tuple[str, ...]]] = ("", ())
-    """What stands before a loop that the compiler is to keep as one, and the compiler extensions that it requires."""
+    """The text before a loop that the compiler should not unroll, and the compiler extensions that it requires."""
 
     reinterprets: ClassVar[tuple[str, str, str]] = ("", "", "")
     """The bits of the f32 `v` as `uint`, the f32 of which `v` are the bits, and the number `v` as `uint`."""

@@ -133,7 +133,7 @@ class KernelBuilder(ABC):
         """
 
     def lies_at(self, part: Tensor, whole: Tensor, places: IndexMap) -> bool:
-        """Tell whether the elements of `part` lie in those of `whole` as a map says, so that none need be moved."""
+        """Tell whether the elements of `part` lie in `whole` as a map says, so that no kernel need move them."""
         return False
 
     def lies_plain(self, *tensors: Tensor, count: int = 1) -> bool:

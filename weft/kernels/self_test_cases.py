@@ -22,7 +22,7 @@ TOLERANCES = {Precision.LOW: 4e-3, Precision.NORMAL: 1e-5, Precision.HIGH: 1e-5}
 class SelfTestCase:
     """A small graph with its inputs; the kernel's result must match that of the ops' references.
 
-    Its outputs are those of the last node. Arrays have the stored types: float16 for precision LOW.
+    Its outputs are the outputs of the last node. Arrays have the stored types: float16 for precision LOW.
     """
 
     text: str

@@ -41,7 +41,7 @@ class SpecialKernel:
     check: Callable[[Any], str | None] | None = None
     """Replaces the cases: takes the device's `GpuRuntime`, returns what is wrong, or None."""
     seconds: float = 1.0
-    """About how long its test takes on a large GPU: those that take longest begin first."""
+    """About how long its test takes on a large GPU: the longest tests begin first."""
 
     @property
     def module(self) -> str:
@@ -90,12 +90,12 @@ class KernelFamily(SpecialKernel):
 
 
 def on_many_units(caps: DeviceCaps) -> DeviceCaps:
-    """Return the capabilities as those of a GPU with many compute units to fill."""
+    """Return the capabilities that the device would have as a GPU with many compute units to fill."""
     return replace(caps, software=False, compute_units=max(caps.compute_units, caps.model.many_units))
 
 
 def on_few_units(caps: DeviceCaps) -> DeviceCaps:
-    """Return the capabilities as those of a GPU that small problems fill, where more launches cost little."""
+    """Return the capabilities that it would have as a GPU that small problems fill, where launches cost little."""
     return replace(caps, compute_units=2)
 
 

@@ -77,7 +77,7 @@ class KernelRequest:
     loaded: tuple[StepText, ...] = ()
     """Steps on what is loaded of an argument."""
     loaded_on: str = ""
-    """What they are applied to: an argument, by `fetch4`, or values that the template computes, by `apply`."""
+    """The argument, by `fetch4`, or values that the template computes, by `apply`, to which the steps are applied."""
 
 
 class ArgWriter:

@@ -54,7 +54,7 @@ class GpuRuntime:
     _varying: weakref.WeakKeyDictionary[SameNodes, Varying] = field(default_factory=weakref.WeakKeyDictionary)
 
     def varying(self, nodes: SameNodes | None) -> Varying:
-        """Return what is known of the shapes of nodes that several pipelines run; nothing yet for those of one."""
+        """Return what is known of how the shapes of nodes vary that several pipelines run; nothing yet for None."""
         return Varying() if nodes is None else self._varying.setdefault(nodes, Varying())
 
     def trust(self) -> None:

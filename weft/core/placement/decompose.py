@@ -71,7 +71,7 @@ def _parts(
 
 
 def _live(nodes: list[Node], wanted: set[str]) -> list[Node]:
-    """Return the nodes without those that only make what nothing reads."""
+    """Return the nodes that make something that is read."""
     kept: list[Node] = []
     for node in reversed(nodes):
         if wanted.intersection(node.outputs):

@@ -202,7 +202,7 @@ def _canonical(value: Json) -> bytes:
 
 
 class _NodeTable:
-    """The nodes of all graphs, each distinct one once, and the problems of those that cannot be saved."""
+    """The distinct nodes of all graphs, and why some cannot be saved."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.encoder = encoder

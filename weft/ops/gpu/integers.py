@@ -121,7 +121,7 @@ def halves(value: int) -> tuple[int, int]:
 
 
 def _as_i32(value: int) -> int:
-    """Return the lower 32 bits of a number as those of an i32."""
+    """Return the i32 that has the lower 32 bits of a number."""
     low = value % HALF
     return low - HALF if low >= HALF // 2 else low
 
@@ -133,7 +133,7 @@ class ArithmeticOnGpu(ElementwiseOnGpu):
     integers = INTEGERS
 
     def rounds(self, op: Elementwise, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return those of a quotient or a power of integers."""
+        """Return the rounds of a quotient or a power of integers."""
         return BITS if isinstance(op, (Div, Mod, Pow)) and any(map(is_integer, inputs)) else 0
 
     def launches(
@@ -240,7 +240,7 @@ class CastOnGpu(ElementwiseOnGpu):
         return None
 
     def rounds(self, op: Elementwise, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return those of a conversion from integers, which looks for the highest bit."""
+        """Return the rounds of a conversion from integers, which looks for the highest bit."""
         assert inputs[0] is not None
         return 0 if inputs[0].dtype.is_float else BITS
 

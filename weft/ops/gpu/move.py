@@ -93,7 +93,7 @@ Source = tuple[Shape, Strides]
 
 
 def launch_block_copy(k: KernelBuilder, x: Tensor, y: Tensor, first: int) -> None:
-    """Copy the channel blocks of `x` to those of `y` from `first` on."""
+    """Copy the channel blocks of `x` to `y`, from block `first` on."""
     n, c, *rest = x.shape
     total = n * -(-c // PACK) * prod(rest)
     grid, local = k.for_items(total)

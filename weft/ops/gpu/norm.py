@@ -1,4 +1,4 @@
-"""Normalizations on GPUs: by stored statistics, by those of lines or images, or over adjacent channels."""
+"""Normalizations on GPUs: by stored statistics, by the statistics of lines or images, or over adjacent channels."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Lines:
 
 
 def _walk(caps: DeviceCaps, shape: Shape, axes: Shape, passes: int = 3) -> int:
-    """Return the rounds of an item: by default those of the mean, of the variance, and of the outputs."""
+    """Return the rounds of an item: by default three passes, for the mean, the variance and the outputs."""
     ints, contiguous = part_axes(shape, axes)
     return walk_rounds(caps, prod(ints[f"K{d}"] for d in range(3)), ints["LENGTH"], contiguous, passes)
 
@@ -171,7 +171,7 @@ class LayerNormOnGpu(GpuOp):
     def rounds(
         self, op: LayerNormalization | RMSNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps
     ) -> int:
-        """Return those of three passes, or of two without a mean."""
+        """Return the rounds of three passes, or of two without a mean."""
         assert inputs[0] is not None
         shape = inputs[0].shape
         axes = tuple(range(op.axis % len(shape), len(shape)))
@@ -239,7 +239,7 @@ class ImageNormOnGpu(GpuOp):
     def rounds(
         self, op: InstanceNormalization | GroupNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps
     ) -> int:
-        """Return those of three passes over the pixels of channels that are normalized together."""
+        """Return the rounds of three passes over the pixels of channels that are normalized together."""
         assert inputs[0] is not None
         n, c, *rest = inputs[0].shape
         each = _channels_together(op, inputs[0].shape)
@@ -306,7 +306,7 @@ class LpNormOnGpu(GpuOp):
     computes_double = True
 
     def rounds(self, op: LpNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return those of the norm and of the quotients."""
+        """Return the rounds of two passes, for the norm and the quotients."""
         assert inputs[0] is not None
         return _walk(caps, inputs[0].shape, (op.axis % len(inputs[0].shape),), 2)
 
@@ -346,7 +346,7 @@ class MeanVarianceOnGpu(GpuOp):
         return why_not_axes(shape, tuple(a % len(shape) for a in op.axes))
 
     def rounds(self, op: MeanVarianceNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return those of three passes."""
+        """Return the rounds of three passes."""
         assert inputs[0] is not None
         shape = inputs[0].shape
         return _walk(caps, shape, tuple(a % len(shape) for a in op.axes))

@@ -65,7 +65,7 @@ class RecurrentProblem:
     """Whether a GRU's reset gates scale the state before its product: that takes a step of its own."""
     caps: DeviceCaps
     real: DType = DType.FLOAT32
-    """What it is computed in."""
+    """The type of the computation."""
 
     def rounds(self, tile: RecurrentTile) -> int:
         """Return about how often an item loops in a step."""

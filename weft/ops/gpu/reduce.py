@@ -209,7 +209,7 @@ class ReduceOnGpu(GpuOp):
         return [at for at in combinations(range(len(x)), 2) if (x[at[0]], x[at[1]]) == output] == [(0, 1)]
 
     def rounds(self, op: Reduction, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return those of each pass, and of a division of integers, bit by bit."""
+        """Return the rounds of each pass, and of a division of integers, bit by bit."""
         ints, contiguous = self._walk(op, inputs)
         lines = prod(ints[f"K{d}"] for d in range(3))
         assert inputs[0] is not None
@@ -279,7 +279,7 @@ class ArgExtremeOnGpu(GpuOp):
     computes_double = True
 
     def rounds(self, op: ArgMax | ArgMin, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return those of the only pass."""
+        """Return the rounds of the only pass."""
         x = inputs[0]
         assert x is not None
         length, inner = x.shape[op.axis], prod(x.shape[op.axis % len(x.shape) + 1 :])
@@ -324,7 +324,7 @@ class ScanOnGpu(GpuOp):
     computes_double = True
 
     def rounds(self, op: CumSum | CumProd, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return those of a line, or of two passes over an item's run of it."""
+        """Return the rounds over a line, or of two passes over an item's part of it."""
         shape, axis = _scanned(inputs)
         length = max(shape) if axis is None else shape[axis]
         if not _in_teams(shape, axis):

@@ -62,7 +62,7 @@ class ResizeOnGpu(GpuOp):
     def launches(
         self, op: Resize, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
-        """Launch over the output's axes, those that are not sampled merged."""
+        """Launch over the output's axes; adjacent axes that are not sampled count as one."""
         x = inputs[0]
         assert x is not None
         parts = _plan(op, inputs)

@@ -29,7 +29,7 @@ class SoftmaxOnGpu(GpuOp):
         return True
 
     def rounds(self, op: AlongAxis, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return those of the largest element, of the sum, and of the quotients."""
+        """Return the rounds of three passes, for the largest element, the sum, and the quotients."""
         assert inputs[0] is not None
         lines, length, inner = _lines(op, inputs[0].shape)
         return walk_rounds(caps, lines, length, inner == 1, 3)

@@ -134,7 +134,7 @@ class NodeBuilder(KernelBuilder):
         self.scratches: list[Tensor] = []
         self.constants: dict[str, PlannedConstant] = {}
         self.undeclared: dict[str, TensorSpec] = {}
-        """The specs of those of which the op does not say what they will be."""
+        """The specs of constants that the op did not announce a spec for."""
 
     # -- the interface of ops ----------------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class NodeBuilder(KernelBuilder):
         return same and not other.blocks and mine.places == other.places
 
     def lies_at(self, part: Tensor, whole: Tensor, places: IndexMap) -> bool:
-        """Tell whether the elements of `part` lie in those of `whole` as a map says."""
+        """Tell whether the elements of `part` lie in `whole` as a map says."""
         inner, outer = part.memory, whole.memory
         if not isinstance(inner, Spot) or not isinstance(outer, Spot) or inner.root != outer.root:
             return False

@@ -105,7 +105,7 @@ class NodePlan:
     choices: list[Choice]
     """The choices that the op left to tuning."""
     taken: Sequence[Taken]
-    """What was chosen between kernels and tiles, in order."""
+    """The kernels and tiles that were chosen, in order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,7 +198,7 @@ def lower(graph: Graph, target: Target, kept: KeptPlans) -> Lowered:
 
 
 def label_of(node: Node) -> str:
-    """Return what a node's plans are kept under: its first output."""
+    """Return the key of a node's plans: its first output."""
     return next(o for o in node.outputs if o)
 
 
@@ -339,7 +339,7 @@ class _Planner:
 
 
 def _in_order(plans: Mapping[str, Sequence[NodePlan]], front: Front) -> tuple[PlannedLaunch, ...]:
-    """Return all launches in the order of their submits: those of the front by parts of the batch, then the rest."""
+    """Return all launches in the order of their submits: the front, for each part of the batch, then the rest."""
     of_front = [plans[label][part] for part in range(front.parts) for label in plans if label in front.nodes]
     rest = [plan for label, each in plans.items() if label not in front.nodes for plan in each]
     return tuple(launch for plan in (*of_front, *rest) for launch in plan.launches)

@@ -77,7 +77,7 @@ class MergeFigures(AlgorithmFigures, section="merge_convolutions"):
     idle_products: int
     """Products with zeros, for each unit, that cost less than a launch."""
     reused_pixels: int
-    """They do only if each weight is multiplied with at least so many pixels."""
+    """Such products are cheap only if each weight is multiplied with at least so many pixels."""
 
 
 def merge_where_faster(graph: Graph, is_custom: IsCustom, device: GpuDevice) -> Graph:

@@ -50,7 +50,7 @@ class Region:
     """The memory of one tensor: a slot, or some channel blocks of one (`first` of `blocks`; 0: all of it).
 
     For some images of a batch: `length` bytes from byte `start` on, with all channel blocks; 0 is the whole slot.
-    `places` says where its elements lie among those of the slot.
+    `places` says where its elements lie in the slot.
     """
 
     slot: Slot

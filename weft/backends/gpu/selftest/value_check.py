@@ -52,7 +52,7 @@ def check(kind: SpecialKernel, runtime: GpuRuntime, others: Sequence[SpecialKern
 
 
 def without_others(caps: DeviceCaps, kind: SpecialKernel, others: Sequence[SpecialKernel]) -> DeviceCaps:
-    """Return the capabilities without other kinds, except those that this kind depends on."""
+    """Return the capabilities without other kinds, except the kinds that this one depends on."""
     left = [other for other in others if other.name != kind.name]
     for other in (*left, *left):  # twice: a kind may appear only when a later one is switched off
         if other in left and other.present(caps) and kind.present(less := other.disable(caps)):

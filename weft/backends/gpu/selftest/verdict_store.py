@@ -49,7 +49,7 @@ AGAIN = "known from an earlier start, `weft cache clear` has it tested again"
 
 
 def verify(runtime: GpuRuntime) -> None:
-    """Have a device's kernels tested, once in its life; those that are wrong there are not used."""
+    """Have a device's kernels tested, once in its life; kernels that are wrong there are not used."""
     with runtime.verifying:
         if runtime.verified:
             return

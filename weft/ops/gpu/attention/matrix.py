@@ -69,7 +69,7 @@ TILES = (
     AttentionTile(1, 4, 16),
     AttentionTile(1, 8, 16),
 )
-"""First those that were best or close to it; tuning tries all."""
+"""The first ones were best or close to it; tuning tries all."""
 USUAL = 32
 """The default number of keys of a block: more take too many registers, fewer take too many steps."""
 

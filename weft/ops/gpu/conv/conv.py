@@ -44,7 +44,7 @@ class ConvOnGpu(GpuOp):
         return why_not_empty(inputs[0]) or why_not_computed(inputs[1], caps)
 
     def rounds(self, op: Conv, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return those of the GEMM, which takes four channels at a time, or those of loops over channels and taps."""
+        """Return the rounds of the GEMM, which takes four channels at a time, or of loops over channels and taps."""
         w = inputs[1]
         assert w is not None
         channels, *kernel = w.shape[1:]

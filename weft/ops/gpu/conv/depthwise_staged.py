@@ -82,7 +82,7 @@ TILES = tuple(
     for pixels, blocks, rows, across in product(PIXELS, BLOCKS, ROWS, ITEMS_ACROSS)
     if (tile := StagedTile(blocks, rows, pixels * across, pixels)).items <= LARGE_GROUP
 )
-"""Sizes that divide those of common images. They are few, so that a choice is quick and images share kernels."""
+"""Sizes that divide the sizes of common images: few, so that a choice is quick and images share kernels."""
 
 
 def microseconds(problem: ConvProblem, tile: StagedTile) -> float:

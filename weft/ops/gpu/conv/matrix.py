@@ -33,7 +33,7 @@ SIDE = 16
 
 @dataclass(frozen=True)
 class MatrixFigures(AlgorithmFigures, section="conv_matrix"):
-    """What estimates know of matrix units."""
+    """What the algorithm costs."""
 
     cost: float
     """Its share of the portable kernel's time."""

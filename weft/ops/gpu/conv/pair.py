@@ -44,7 +44,7 @@ HIDDEN = "hidden"
 class ConvPair(Op):
     """A convolution, element-wise steps, and the convolution of their result as one op; only backends make it.
 
-    The first `arity` inputs are those of `first`, the next `more` the weights and perhaps the bias of `second`. The
+    The first `arity` inputs belong to `first`, the next `more` the weights and perhaps the bias of `second`. The
     steps read their own results and scalars behind these.
     """
 

@@ -1,4 +1,4 @@
-"""Convolutions of floats on GPUs in NCHW, one element a work-item: those of float64, which no other kernel takes."""
+"""Convolutions of floats on GPUs in NCHW, one element a work-item. They run float64, which no other kernel takes."""
 
 from __future__ import annotations
 

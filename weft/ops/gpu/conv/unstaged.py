@@ -85,8 +85,8 @@ TILES = (
     UnstagedTile(1, 1, 8, 2),
     UnstagedTile(1, 1, 16, 2),
 )
-"""From the best reuse to the most parallelism: those that were best for something, and 2 x 2 tiles whole,
-which `choose_tile` takes for short sums of many tiles."""
+"""From the best reuse to the most parallelism. Each was best for something, except 2 x 2 tiles without slices, which
+`choose_tile` takes for short sums of many tiles."""
 SLICES = ((16, 8), (8, 4), (0, 1))
 """Least chunks of K for which so many slices were usually best."""
 

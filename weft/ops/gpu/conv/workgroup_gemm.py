@@ -59,7 +59,7 @@ TILES = (
     GroupTile(32, 64, 128, 128),
     GroupTile(32, 32, 128, 128),
 )
-"""Those that were best for something, from the best reuse to the most parallelism."""
+"""Each was best for something; from the best reuse to the most parallelism."""
 
 
 def _cases() -> Sequence[SelfTestCase]:
