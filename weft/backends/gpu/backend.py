@@ -148,8 +148,8 @@ class GpuBackend(Backend):
         self._workplace.plans.update(plan.nodes)
         launches = (launch for plans in plan.nodes.values() for each in plans for launch in each.launches)
         self._builds.note(launches, sizes_of(lowered.graph))
-        self.slots.follow(lowered.graph, lowered.views, plan.front.depth)
-        self.recording.front = plan.front
+        self.slots.follow(lowered.graph, lowered.views, plan.micro_batches.depth)
+        self.recording.micro_batches = plan.micro_batches
         self.recording.plan_chains(plan.chains)
 
     def faster_arithmetic(self) -> bool:

@@ -21,9 +21,9 @@ from weft.backends.gpu.device.device import (
 from weft.backends.gpu.device.device_lost import NotingLoss
 from weft.backends.gpu.memory.heap import DeviceHeap, LentBuffer
 from weft.backends.gpu.memory.slots import Region, touched
-from weft.backends.gpu.recording.batch_front import NO_FRONT, Front
 from weft.backends.gpu.recording.chunked_upload import Job, Stream, chunks, worthwhile
 from weft.backends.gpu.recording.launches import BoundChain, BoundLaunch, PlannedChain
+from weft.backends.gpu.recording.micro_batches import WHOLE_BATCH, MicroBatches
 from weft.backends.gpu.recording.schedule import Access, schedule
 from weft.core.contract.backend import StorageType
 from weft.core.contract.error_context import is_error
@@ -83,10 +83,10 @@ class PipelineRecording:
     """The work of each owner of launches, for profiles."""
     tuned: int = 0
     """How many launches' kernels a tuning table chose."""
-    front: Front = NO_FRONT
-    """The nodes that run on parts of the batch while the rest is copied."""
-    front_launches: dict[int, list[BoundLaunch]] = field(default_factory=dict)
-    """The launches of the front, by part of the batch."""
+    micro_batches: MicroBatches = WHOLE_BATCH
+    """The nodes that run on a micro-batch while the host copies the next."""
+    micro_batch_launches: dict[int, list[BoundLaunch]] = field(default_factory=dict)
+    """The launches of each micro-batch, by its number."""
     _chains: Sequence[PlannedChain] = ()
     """Which of the launches share one."""
     _chained: frozenset[int] = frozenset()
@@ -102,7 +102,7 @@ class PipelineRecording:
     _replays: dict[tuple[LentBuffer | None, ...], _Replay] = field(default_factory=dict)
     """By the callers' memory of each port that is not streamed, which they keep; () for none. The last used is last."""
     _streamed: frozenset[str] = frozenset()
-    """The inputs whose work begins before the run: those uploaded in chunks, and that of the front."""
+    """The inputs whose work begins before the run: they are uploaded in chunks, or divided into micro-batches."""
     _whole: dict[str, Port] = field(default_factory=dict)
     """The other inputs, and the outputs: they are part of the run's own recording."""
     _current: _Replay | None = None
@@ -129,20 +129,20 @@ class PipelineRecording:
     @property
     def planned(self) -> list[BoundLaunch]:
         """Return all launches of a run, in the order of their submits."""
-        return [*self._of_front, *self._joined]
+        return [*self._of_micro_batches, *self._joined]
 
     @property
     def separate(self) -> list[BoundLaunch]:
         """Return all launches of a run as if none shared one."""
-        return [*self._of_front, *self.launches]
+        return [*self._of_micro_batches, *self.launches]
 
     @property
-    def _of_front(self) -> list[BoundLaunch]:
-        return [launch for part in sorted(self.front_launches) for launch in self.front_launches[part]]
+    def _of_micro_batches(self) -> list[BoundLaunch]:
+        return [launch for part in sorted(self.micro_batch_launches) for launch in self.micro_batch_launches[part]]
 
     @property
     def _joined(self) -> list[BoundLaunch]:
-        """Return the launches behind the front, each chain in the place of its first one."""
+        """Return the launches on the whole batch, each chain in the place of its first one."""
         found = (self._bound_chains.get(id(launch.plan), launch) for launch in self.launches)
         return list({id(launch): launch for launch in found}.values())
 
@@ -196,11 +196,11 @@ class PipelineRecording:
 
     def seal(self) -> None:
         """Record everything, now that the tensors have addresses."""
-        front = self.front.input if self.front_launches else ""
+        divided = self.micro_batches.input if self.micro_batch_launches else ""
         self._streamed = frozenset(
             name
             for name, port in self._inputs.items()
-            if port.buffer.kind is MemoryKind.STREAM or (name == front and port.in_place)
+            if port.buffer.kind is MemoryKind.STREAM or (name == divided and port.in_place)
         )
         ports = self._inputs | self._outputs
         self._whole = {name: port for name, port in ports.items() if name not in self._streamed}
@@ -209,7 +209,7 @@ class PipelineRecording:
         self._replay({})
 
     def _stream(self, name: str, lent: LentBuffer | None) -> Stream:
-        """Return the work on an input that overlaps the copy of it: uploads in chunks, and the front in parts."""
+        """Return the work on an input that overlaps the copy of it: uploads in chunks, and micro-batches."""
         with self._keeping:
             known = self._streams.pop((name, lent), None)
             if known is None:
@@ -222,13 +222,13 @@ class PipelineRecording:
     def _recorded_stream(self, port: Port, lent: LentBuffer | None) -> Stream:
         tensor, jobs = port.tensor, list[Job]()
         buffer = port.buffer if lent is None else lent.buffer
-        is_front = bool(self.front_launches) and tensor.name == self.front.input
+        is_divided = bool(self.micro_batch_launches) and tensor.name == self.micro_batches.input
         if lent is not None or not port.in_place:
             copy = _upload(buffer, tensor).command
             assert isinstance(copy, CopyCommand)
-            jobs += chunks(copy.source, copy.target, copy.label, self.front.parts if is_front else 1)
-        for part, launches in self.front_launches.items() if is_front else ():
-            end = tensor.nbytes * (part + 1) // self.front.parts
+            jobs += chunks(copy.source, copy.target, copy.label, self.micro_batches.count if is_divided else 1)
+        for part, launches in self.micro_batch_launches.items() if is_divided else ():
+            end = tensor.nbytes * (part + 1) // self.micro_batches.count
             jobs.append(Job(end, schedule([access(launch) for launch in launches])))
         return Stream(self.device, _mapped(buffer, tensor), jobs)
 
@@ -246,12 +246,12 @@ class PipelineRecording:
         known = self._replays.pop(key, None)
         if known is None:
             self._drop_replays(_oldest([key for key in self._replays if key]))
-            known = self._recorded(chosen, self.front.input in self._streamed)
+            known = self._recorded(chosen, self.micro_batches.input in self._streamed)
         self._replays[key] = known
         return known
 
     def _recorded(self, chosen: Chosen, begun: bool) -> _Replay:
-        """Return a replay; `begun` if the front's launches belong to a stream."""
+        """Return a replay; `begun` if launches of micro-batches belong to a stream."""
         with ExitStack() as placed:
             before, after = list[Access](), list[Access]()
             for name, port in self._whole.items():
@@ -409,7 +409,7 @@ class PipelineRecording:
             self.heap.free(port.buffer)
         self.launches, self.imports, self.tuned = [], [], 0
         self._bound_chains = {}
-        self.front_launches, self.work = {}, {}
+        self.micro_batch_launches, self.work = {}, {}
 
 
 def _is_gone(lent: LentBuffer | None) -> bool:
