@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from weft.core.graph.dtypes import DType
-from weft.kernels import places
+from weft.kernels import index_map_text
 from weft.kernels.formats import INDICES, ODD_FLOAT, functions
 from weft.kernels.source import Arg, ConstantKind, computes_double
 
@@ -119,7 +119,7 @@ class Dialect(ABC):
         if the body calls one, and those of arguments that are reached through a map.
         """
         indices = INDICES if any(name in parts.body for name in ("index_of_", "_place(", "place_inside(")) else ""
-        return indices + places.functions(parts.args) + self._formats(parts)
+        return indices + index_map_text.functions(parts.args) + self._formats(parts)
 
     def _formats(self, parts: KernelParts) -> str:
         text = functions(a.dtype for a in parts.args if not a.raw_bytes and not a.double)

@@ -45,11 +45,11 @@ from weft.core.session.arguments import (
     take_planned_outputs,
     take_shapes,
 )
+from weft.core.session.late_refusal import until_taken
 from weft.core.session.loaded_network import LoadedNetwork, close_forgotten, forget
 from weft.core.session.network_cache import NetworkCache
 from weft.core.session.pipeline import NodeRefused, Pipeline, Progress
 from weft.core.session.prefetch import Prefetch
-from weft.core.session.refused import until_taken
 from weft.core.session.report import Report, joined
 from weft.core.session.stage_loader import LoadedStages
 from weft.core.session.stage_runner import Rest, Rows, StageRunner, tensor

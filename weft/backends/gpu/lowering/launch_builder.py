@@ -22,8 +22,8 @@ from weft.errors import BackendError, ExecutionError
 from weft.kernels.chooser import Candidate, Decision
 from weft.kernels.device_caps import Size3
 from weft.kernels.gpu_op import find_gpu_op
+from weft.kernels.index_map_text import map_constants, through_map
 from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, KernelBuilder, Prologue
-from weft.kernels.places import map_constants, through_map
 from weft.kernels.source import LOCAL_SIZE, Arg, ArgKind
 from weft.kernels.special import wrong_templates
 from weft.kernels.template import KernelRequest, Operand, StepText, render

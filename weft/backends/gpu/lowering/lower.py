@@ -13,7 +13,6 @@ from weft import config
 from weft.backends.gpu.device.device import GpuDevice
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.device.varying import sizes_of
-from weft.backends.gpu.lowering.apart import why_apart
 from weft.backends.gpu.lowering.chains import Section, find_chains, without_chained
 from weft.backends.gpu.lowering.dry_run import launches_nothing
 from weft.backends.gpu.lowering.find_micro_batches import find_micro_batches, micro_batch_of
@@ -33,6 +32,7 @@ from weft.backends.gpu.lowering.layouts import (
 )
 from weft.backends.gpu.lowering.merge_convolutions import merge_where_faster
 from weft.backends.gpu.lowering.prologues import fuse_prologues
+from weft.backends.gpu.lowering.why_apart import why_apart
 from weft.backends.gpu.memory.slots import Spot
 from weft.backends.gpu.recording.launches import PlannedChain, PlannedLaunch
 from weft.backends.gpu.recording.micro_batches import WHOLE_BATCH, MicroBatches
