@@ -59,7 +59,7 @@ class Fixed(Algorithm[int, Halving, str]):
 class Taking(KernelBuilder):
     """Takes a candidate by its text, if it is offered."""
 
-    launch = constant = scratch = shares_memory = lambda self, *_, **__: pytest.fail("nothing is launched")  # type: ignore[assignment]
+    add = constant = scratch = shares_memory = lambda self, *_, **__: pytest.fail("nothing is launched")  # type: ignore[assignment]
 
     def __init__(self, text: str = "") -> None:
         self._text = text
