@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from weft.errors import BackendError
 from weft.kernels.device_caps import DeviceCaps
@@ -18,6 +18,10 @@ from weft.kernels.self_test_cases import SelfTestCase
 
 def _no_cases() -> Sequence[SelfTestCase]:
     return ()
+
+
+def _as_it_is(caps: DeviceCaps) -> DeviceCaps:
+    return caps
 
 
 @dataclass(frozen=True)
@@ -37,16 +41,30 @@ class SpecialKernel:
     cases: Callable[[], Sequence[SelfTestCase]] = _no_cases
     """Cases for every path of the kernel, each as small as possible: even and uneven shapes, short and long sums."""
     template: str = ""
-    """The template of its launches; if no case launches it, the test would prove nothing."""
+    """The template of its launches."""
     check: Callable[[Any], str | None] | None = None
     """Replaces the cases: takes the device's `GpuRuntime`, returns what is wrong, or None."""
     seconds: float = 1.0
     """About how long its test takes on a large GPU: the longest tests begin first."""
+    forced: Callable[[DeviceCaps], DeviceCaps] = _as_it_is
+    """Returns the capabilities that make its cases launch it, on any device that claims it."""
+    needs_proof: ClassVar[bool] = True
+    """Whether it is not used where its test did not run."""
 
     @property
     def module(self) -> str:
         """Return the module that defines its test, which registers it, too."""
         return (self.check or self.cases).__module__
+
+    @property
+    def launched(self) -> frozenset[str]:
+        """Return the templates that its cases must launch between them, or the test would prove nothing."""
+        return frozenset(filter(None, [self.template]))
+
+    @property
+    def instead(self) -> str:
+        """Return what runs in its place where that is no other kernel of the op, as the end of a sentence."""
+        return ""
 
     def present(self, caps: DeviceCaps) -> bool:
         """Tell whether a device with these capabilities has it."""
@@ -55,10 +73,6 @@ class SpecialKernel:
     def disable(self, caps: DeviceCaps) -> DeviceCaps:
         """Return the device's capabilities without this kind."""
         return self.withdraw(caps) if self.withdraw else replace(caps, without=caps.without | {self.name})
-
-
-def _as_it_is(caps: DeviceCaps) -> DeviceCaps:
-    return caps
 
 
 def _on_any_device(caps: DeviceCaps) -> bool:
@@ -76,17 +90,26 @@ class KernelFamily(SpecialKernel):
 
     claimed: Callable[[DeviceCaps], bool] = _on_any_device
     templates: tuple[str, ...] = ()
-    """Templates that its cases must launch between them; if none are given, the one that has the family's name."""
+    """The templates of its launches; if none are given, the one that has the family's name."""
     fallback: str = ""
     """Its fallback, as a plural noun; empty if there is none."""
     whole: bool = True
     """Whether only this family launches these templates, so that they can be banned when the test fails."""
-    forced: Callable[[DeviceCaps], DeviceCaps] = _as_it_is
-    """Returns the capabilities that make its cases launch it, on any device."""
     seconds: float = 0.15
+    needs_proof: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "templates", self.templates or (self.name,))
+
+    @property
+    def launched(self) -> frozenset[str]:
+        """Return the templates that its cases must launch between them, or the test would prove nothing."""
+        return frozenset(self.templates)
+
+    @property
+    def instead(self) -> str:
+        """Return the fallback, as the end of a sentence."""
+        return f", {self.fallback} are" if self.fallback else ", nodes that need them go to the next device"
 
 
 def on_many_units(caps: DeviceCaps) -> DeviceCaps:

@@ -28,7 +28,7 @@ from weft.errors import CompileError, DeviceError, OutOfMemory, WeftError
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, WantedLayout, find_gpu_op
 from weft.kernels.self_test_cases import SelfTestCase
-from weft.kernels.special import KernelFamily, SpecialKernel
+from weft.kernels.special import SpecialKernel
 
 
 class NotRun(WeftError):
@@ -43,9 +43,7 @@ def check(kind: SpecialKernel, runtime: GpuRuntime, others: Sequence[SpecialKern
     """
     device, caps = runtime.device, runtime.device.caps
     try:
-        device.caps = without_others(caps, kind, others)
-        if isinstance(kind, KernelFamily):
-            device.caps = kind.forced(device.caps)
+        device.caps = kind.forced(without_others(caps, kind, others))
         return kind.check(runtime) if kind.check else _check_cases(kind, runtime)
     finally:
         device.caps = caps
@@ -82,8 +80,7 @@ def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
             launched.update(made.templates)
             if not worst <= case.allowed:
                 return f"{case.text} was wrong by {worst:.1e} of its largest value"
-    wanted = set(kind.templates if isinstance(kind, KernelFamily) else filter(None, [kind.template]))
-    missing = ", ".join(sorted(wanted - launched))
+    missing = ", ".join(sorted(kind.launched - launched))
     if missing and not problem:
         problem = f"none of its cases ran on such kernels ({missing}), so that nothing is known of them"
     if problem:
