@@ -190,5 +190,5 @@ def test_pools_stay_apart_where_the_kernel_that_takes_them_is_wrong() -> None:
             device.caps = replace(device.caps, without=frozenset(wrong))
             with weft.load(graph, "null", fallback="error") as session:
                 (pipeline,) = session.pipelines
-                labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
+                labels = [launch.label for launch in pipeline.backend.recording.run.whole]  # type: ignore[attr-defined]
         assert [k for label in labels if (k := label.rpartition("/")[2]) != "relayout"] == expected

@@ -157,10 +157,10 @@ def test_results_are_right_whatever_runs_in_parts(
         patch.setattr(opened(device), "computes_ahead", False)
         whole = weft.load(graph, device=device, precision=precision, fallback="error")
     with whole, weft.load(graph, device=device, precision=precision, fallback="error") as session:
-        assert not recorded(whole).micro_batch_launches
+        assert not recorded(whole).run.of_micro_batches
         recording = recorded(session)
-        assert recording.micro_batches.count == parts
-        assert sorted(recording.micro_batch_launches) == list(range(parts))
+        assert recording.run.micro_batches.count == parts
+        assert sorted(recording.run.of_micro_batches) == list(range(parts))
         if precision == "high":
             check(session, graph)
         else:
@@ -218,11 +218,11 @@ def test_what_the_parts_leave_to_tuning_counts_for_each_of_them(device: str) -> 
     with weft.load(chain(), device=device, fallback="error") as session:
         recording, (pipeline,) = recorded(session), session.pipelines
         every = [choice for task in pipeline.tasks for choice in getattr(task.execution, "choices", ())]
-        assert {id(x) for choice in every for x in choice.launches} <= {id(x.plan) for x in recording.planned}
+        assert {id(x) for choice in every for x in choice.launches} <= {id(x.plan) for x in recording.run.planned}
         for task in pipeline.tasks:
             execution: Any = task.execution
-            if execution.label in recording.micro_batches.nodes and execution.choices:
-                assert len(execution.choices) == recording.micro_batches.count
+            if execution.label in recording.run.micro_batches.nodes and execution.choices:
+                assert len(execution.choices) == recording.run.micro_batches.count
         problems = open_problems(session.pipelines)
         assert sum(problem.nodes for problem in problems) < len(every), "a node is one, in however many parts"
 
@@ -238,7 +238,7 @@ def test_another_batch_has_other_parts(device: str) -> None:
             x = feeds(chain(batch), batch)
             (y,) = session.run(x)
             np.testing.assert_allclose(y, outputs(chain(batch), x)[0], *tolerance(DType.FLOAT32, "reduction"))
-            assert recorded(session).micro_batches.count == parts
+            assert recorded(session).run.micro_batches.count == parts
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -246,7 +246,7 @@ def test_no_parts_with_a_profile_or_little_memory(device: str) -> None:
     graph = chain()
     for how in ({"profile": True}, {"memory": "limit"}):
         with weft.load(graph, device=device, fallback="error", **how) as session:  # type: ignore[arg-type]
-            assert not recorded(session).micro_batch_launches
+            assert not recorded(session).run.of_micro_batches
             check(session, graph, runs=1)
 
 
@@ -256,13 +256,13 @@ def test_a_driver_that_does_not_tell_its_units_has_a_typical_number(monkeypatch:
     for units, nodes in ((16, 2), (1, 2), (2, 3)):
         monkeypatch.setattr(device, "caps", replace(device.caps, compute_units=units))
         with weft.load(chain(), device="vulkan", fallback="error") as session:
-            assert len(recorded(session).micro_batches.nodes) == nodes
+            assert len(recorded(session).run.micro_batches.nodes) == nodes
 
 
 def test_no_parts_where_they_would_not_fill_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     set_figures(monkeypatch, MicroBatchFigures, pixels=1 << 20)
     with weft.load(chain(), device="vulkan", fallback="error") as session:
-        assert not recorded(session).micro_batch_launches
+        assert not recorded(session).run.of_micro_batches
 
 
 @pytest.mark.parametrize(
@@ -274,5 +274,5 @@ def test_a_random_network_is_right(device: str, ahead: bool, graph: Graph) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(opened(device), "sends_ahead", ahead)
         with weft.load(graph, device=device, fallback="error") as session:
-            assert recorded(session).micro_batches.count == find_micro_batches.COUNT
+            assert recorded(session).run.micro_batches.count == find_micro_batches.COUNT
             assert_session_is_right(session, graph, 1e-4)

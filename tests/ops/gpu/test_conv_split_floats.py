@@ -182,7 +182,7 @@ def test_only_normal_splits_and_only_on_matrix_units(
         device.caps, device.dialect = replace(H200, matrix_units=units), GlslDialect()
         with weft.load(matrices(), "null", precision=precision, fallback="error") as session:
             (pipeline,) = session.pipelines
-            labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
+            labels = [launch.label for launch in pipeline.backend.recording.run.whole]  # type: ignore[attr-defined]
             notes = session.report.notes
     splits = units and precision == "normal"
     assert any("conv_split" in label for label in labels) == splits
@@ -199,6 +199,6 @@ def test_a_sliced_tile_computes_the_convolution(api: str, monkeypatch: pytest.Mo
     with emulated_gpu(api), weft.load(graph, "emulated", precision="normal", fallback="error") as session:
         (got,) = session.run(*inputs)
         (pipeline,) = session.pipelines
-        labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
+        labels = [launch.label for launch in pipeline.backend.recording.run.whole]  # type: ignore[attr-defined]
     assert any("conv_split" in label for label in labels)
     assert np.abs(got - want).max() < 1e-6 * np.abs(want).max()

@@ -64,7 +64,7 @@ class GpuExecution(Recorded):
         if plans is None:  # the op is custom, but its execution creator refused this node
             plans = [self._plan(inputs, outputs)]
         launches = [self._recorded(plans, number, inputs, outputs) for number in range(len(plans))]
-        alone = (x for each in launches for x in each if not self._place.recording.is_chained(x))
+        alone = (x for each in launches for x in each if not self._place.recording.run.is_chained(x))
         self._place.builds.add(self.label, [launch.build for launch in alone])
         self.choices = [choice for plan in plans for choice in plan.choices]
         if self._place.recording.profiling is not None:
@@ -81,11 +81,11 @@ class GpuExecution(Recorded):
         launches = self._bound(plans[number], inputs, outputs)
         if count == 1:
             self.planned = inputs, outputs
-            recording.launches += launches
+            recording.run.whole += launches
         else:
             some = [t if t is None or t.constant is not None else micro_batch_of(t, number, count) for t in inputs]
             self.planned = some, [micro_batch_of(t, number, count) for t in outputs]
-            recording.micro_batch_launches.setdefault(number, []).extend(launches)
+            recording.run.of_micro_batches.setdefault(number, []).extend(launches)
         return launches
 
     def launches(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> list[BoundLaunch]:

@@ -175,7 +175,7 @@ class ReadyGraph:
         except BaseException:
             self._pipeline.close()
             raise
-        self.templates = [name for launch in backend.recording.planned for name in launch.templates]
+        self.templates = [name for launch in backend.recording.run.planned for name in launch.templates]
 
     def difference(self) -> float:
         """Run it, and return the largest difference from the reference, as a part of the largest value."""
