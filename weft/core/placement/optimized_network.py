@@ -20,9 +20,8 @@ from weft.core.graph.op import Constants, Op, register_op
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.journal import Journal
 from weft.core.passes.manager import PassRecord
-from weft.core.placement.assign import Refusal
 from weft.core.placement.stage_split import Corner
-from weft.errors import ExecutionError, InputError, ModelError, brief
+from weft.errors import ExecutionError, InputError, ModelError, Refusal, brief
 
 if TYPE_CHECKING:
     from weft.core.placement.optimizer import OptimizerOptions
