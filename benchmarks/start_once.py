@@ -43,7 +43,7 @@ def _inputs(session: Session) -> dict[str, Any]:
 def _selftest(session: Session) -> float:
     """Return what the tests of special kernels took, as part of the load; reading a verdict counts too."""
     runtimes = {id(r): r for p in session.pipelines if (r := getattr(p.backend, "runtime", None)) is not None}
-    return sum(float(r.selftest_seconds) for r in runtimes.values())
+    return sum(float(r.verdicts.seconds) for r in runtimes.values())
 
 
 def _name(device: str) -> str:

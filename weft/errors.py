@@ -17,18 +17,20 @@
     |- ClosedError            use of a session or device after it was closed
 
 A message has up to four parts: what happened, where, why (with numbers), and what to do next.
+
+Two answers are no errors: a `Reason` says why a device cannot be used, a `Refusal` why a device does not run a node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from weft.core.graph.graph import Graph
-    from weft.core.placement.assign import Refusal
 
 
 MOST_OF_A_REASON = 500
@@ -73,6 +75,19 @@ class Reason(str):
     def of(cls, text: str) -> Reason:
         """Return a sentence as a reason; a plain text gives no fix."""
         return text if isinstance(text, Reason) else cls(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a device does not run a node."""
+
+    node: str
+    op: str
+    device: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.node!r} ({self.op}): {self.device}: {self.reason}"
 
 
 class WeftError(Exception):

@@ -65,12 +65,12 @@ from weft.errors import (
     OutOfMemory,
     Reason,
 )
+from weft.kernels.compile_error import kernel_refused
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.dialect import Dialect, KernelParts, Shared, View, cut_to_bits, extended, with_suffix
 from weft.kernels.formats import from_bits, is_coded, to_bits
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder
-from weft.kernels.refused import kernel_refused
 from weft.kernels.source import Arg, KernelSource
 from weft.kernels.template import add_shader_folder
 from weft.ops.gpu.elementwise import launch_expression

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.cli import Cli
-from weft.kernels.refused import SHOWN_LINES, kernel_refused, shortened
+from weft.kernels.compile_error import SHOWN_LINES, kernel_refused, shortened
 
 SOURCE = "\n".join(f"float line_{i};" for i in range(300))
 

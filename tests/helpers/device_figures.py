@@ -9,10 +9,12 @@ import pytest
 
 from weft.kernels import device_model
 from weft.kernels.chooser import forget_decisions
+from weft.kernels.device_model import AlgorithmFigures
 
 
-def set_figures(patch: pytest.MonkeyPatch, **figures: Any) -> None:
-    """Let every kind of device have these figures, until the patch is undone."""
+def set_figures(patch: pytest.MonkeyPatch, of: type[AlgorithmFigures], **figures: Any) -> None:
+    """Let an algorithm have these figures of every kind of device, until the patch is undone."""
     for kind, model in device_model.MODELS.items():
-        patch.setitem(device_model.MODELS, kind, replace(model, **figures))
+        sections = {**model.algorithms, of.section: {**model.algorithms[of.section], **figures}}
+        patch.setitem(device_model.MODELS, kind, replace(model, algorithms=sections))
     forget_decisions()

@@ -13,7 +13,8 @@ import numpy as np
 
 from weft.core.contract.session_config import Precision
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.special import SpecialKernel, one_node, register_special
+from weft.kernels.self_test_cases import one_node
+from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.attention import Attention
 from weft.ops.binary import Add
 from weft.ops.matmul import MatMul
@@ -70,9 +71,9 @@ RIGHT = register_special(
         lambda caps: "right" in WANTED,
         lambda caps: caps,
         lambda: (
-            one_node(MatMul(), (5, 7), (7, 3), constants=(1,)),
+            one_node(MatMul(), (5, 7), (7, 3), constants=(1,), precision=Precision.LOW),
             one_node(MatMul(), (1, 2, 9, 20), (1, 2, 20, 17), precision=Precision.NORMAL),
-            one_node(Attention(heads=2, packed=1), (1, 12, 48), precision=Precision.HIGH),
+            one_node(Attention(heads=2, packed=1), (1, 12, 48)),
         ),
     )
 )
@@ -83,7 +84,7 @@ WRONG = register_special(
         lambda caps: "wrong" in WANTED,
         lambda caps: replace(caps, max_local_items=caps.max_local_items // 2),
         # Where fp16 ends, what is a sum in fp32 is infinite when it is stored.
-        lambda: (one_node(Add(), np.full(4, 6e4, np.float16), np.full(4, 6e4, np.float16)),),
+        lambda: (one_node(Add(), *[np.full(4, 6e4, np.float16)] * 2, precision=Precision.LOW),),
     )
 )
 CRASHING = _fake("crashing", _crash)

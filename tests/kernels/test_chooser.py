@@ -59,7 +59,7 @@ class Fixed(Algorithm[int, Halving, str]):
 class Taking(KernelBuilder):
     """Takes a candidate by its text, if it is offered."""
 
-    launch = constant = scratch = shares_memory = lambda self, *_, **__: pytest.fail("nothing is launched")  # type: ignore[assignment]
+    add = constant = scratch = shares_memory = lambda self, *_, **__: pytest.fail("nothing is launched")  # type: ignore[assignment]
 
     def __init__(self, text: str = "") -> None:
         self._text = text
@@ -190,5 +190,5 @@ def test_pools_stay_apart_where_the_kernel_that_takes_them_is_wrong() -> None:
             device.caps = replace(device.caps, without=frozenset(wrong))
             with weft.load(graph, "null", fallback="error") as session:
                 (pipeline,) = session.pipelines
-                labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
+                labels = [launch.label for launch in pipeline.backend.recording.run.whole]  # type: ignore[attr-defined]
         assert [k for label in labels if (k := label.rpartition("/")[2]) != "relayout"] == expected

@@ -14,10 +14,10 @@ from weft.backends.gpu.tuning_tables import tuning_table
 from weft.cli.command import Commands
 from weft.cli.console import line, note, table
 from weft.core.host.disk_cache import BLOB, file_refused, folders_refused, unfinished
-from weft.kernels import refused
+from weft.kernels import compile_error
 
 app = Commands(no_args_is_help=True, help="Show or clear the kernels and tuning tables that are kept on disk.")
-_NAMES = {tuning_table.FOLDER: tuning_table.FILE, refused.FOLDER: refused.FILE}
+_NAMES = {tuning_table.FOLDER: tuning_table.FILE, compile_error.FOLDER: compile_error.FILE}
 LEFT = "unfinished"
 
 

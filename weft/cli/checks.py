@@ -165,16 +165,16 @@ def _kernels(info: DeviceInfo) -> Iterator[Check]:
     if not isinstance(creator, GpuCreator) or not creator.is_open(info.index):
         return
     label, runtime = f"{info.id}:{info.index} kernels", creator.runtime(info.index)
-    if not runtime.verdicts:
+    if not runtime.verdicts.by_name:
         why = "kernels of software devices are tested only on demand" if info.software else "WEFT_SELFTEST says so"
         yield Check(label, ABSENT, f"not tested: {why}", f"`weft selftest -d {device_name(info)}` tests them")
         return
-    words = [verdict.word for verdict in runtime.verdicts.values()]
+    words = [verdict.word for verdict in runtime.verdicts.by_name.values()]
     right = words.count("right")
     if right == len(words):
         yield Check(label, PASS, f"{right} families of kernels are right")
         return
-    told = "; ".join(runtime.kernel_notes)
+    told = "; ".join(runtime.verdicts.notes)
     others = ", ".join(f"{words.count(word)} {word}" for word in ("wrong", "untested") if word in words)
     fix = f"results stay right without them; update the driver, then `weft selftest -d {device_name(info)}`"
     yield Check(label, FAIL, f"{right} families of kernels are right, {others}: {told}", fix)

@@ -167,7 +167,7 @@ def _print(graph: Graph, first: Mapping[str, Array], second: Mapping[str, Array]
 
 
 def _range(values: Array) -> float:
-    """Return the largest absolute number of those that are finite."""
+    """Return the largest absolute value of the finite numbers."""
     finite = np.abs(values[np.isfinite(values)])
     return float(finite.max()) if finite.size else 0.0
 

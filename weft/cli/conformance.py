@@ -96,7 +96,7 @@ def _list() -> None:
 
 
 def _alike(report: ConformanceReport) -> Iterable[Sequence[Finding]]:
-    """Return the bad findings, those of which one check says the same joined into one."""
+    """Return the bad findings; if one check says the same of several rows, they are one."""
     groups: dict[tuple[str, Verdict, str], list[Finding]] = {}
     for f in report.findings:
         if f.verdict.is_bad:

@@ -21,7 +21,7 @@ def devices(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the devices that networks can run on, those that do not work, and why other kinds are absent."""
+    """List the devices that networks can run on, devices that do not work, and why other kinds are absent."""
     if options and not as_json:
         _list_options()
         return

@@ -14,7 +14,7 @@ from weft.core.session.session import Session
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Milliseconds of the runs of a session: the first by itself, then those that count."""
+    """Milliseconds of the runs of a session: the first by itself, then the runs that count."""
 
     first: float
     runs: tuple[float, ...]

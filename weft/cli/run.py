@@ -122,11 +122,11 @@ def _read(model: Path, device: str, limits: Limits) -> tuple[Graph | OptimizedNe
 
 @dataclass(frozen=True)
 class Run:
-    """What came of one run: where, the outputs, the times, the report."""
+    """One run: its devices, outputs, times and report."""
 
     label: str
     outputs: dict[str, Array]
-    """Tensors by name, those of sequences one by one."""
+    """Tensors by name; a sequence counts as its tensors."""
     timing: Timing
     report: Report
 

@@ -40,7 +40,7 @@ class TimeVerdict:
     """The median of runs without a profile; the kinds add up to more if profiled runs are slower."""
     dearest: Sequence[Group]
     saved_by_arrays_us: float
-    """What a run with the session's own arrays takes less, as measured; 0 where that is below the noise."""
+    """The time that the session's own arrays save a run, as measured; 0 where that is below the noise."""
     saved_a_launch_us: float | None
     launches: int
     remarks: Sequence[str] = field(default_factory=tuple)

@@ -199,7 +199,7 @@ class Kit:
         )
 
     def look(self, check: Check) -> list[Finding]:
-        """Do a check; its exceptions are findings too, except those that are meant to end the program."""
+        """Do a check; its exceptions are findings too, except exceptions that are meant to end the program."""
         self.begin(check.name)
         if self.stopped:
             return [self.nothing("the check itself", f"it was not made: {self.stopped}")]
@@ -265,7 +265,7 @@ class Kit:
         return False
 
     def compare(self, graph: Graph, feeds: dict[str, Array], actual: Sequence[Array]) -> str:
-        """Return how outputs differ from those of the ops' references, "" if they do not."""
+        """Return how outputs differ from what the ops' references compute, "" if they do not."""
         wanted = expected(graph, feeds)
         return difference(actual, wanted, [self.bounds(len(graph.nodes))] * len(wanted))
 

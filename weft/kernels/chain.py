@@ -36,7 +36,7 @@ SPREAD = ("CHAIN_SLOTS", "CHAIN_SHIFT", "CHAIN_ROOM")
 BARRIERS = 15
 """Barriers of a part of a group, beside that of all its items: PTX has sixteen of both kinds."""
 _OWN_BARRIERS = "bar.sync"
-"""Where a kernel's text has barriers of its own, they have the numbers that those of parts would have."""
+"""Barriers in a kernel's own text have the numbers that barriers of parts would have."""
 _CONSTANT_CACHE = "ld.global.nc"
 """Loads that are right only for what no work-item writes while the kernel runs: in a chain a level before may."""
 ROOM = "ROOM"
@@ -161,5 +161,5 @@ def chain_source(
 
 
 def constant(level: int, name: str) -> str:
-    """Return what a constant of a level is called among those of its chain."""
+    """Return the name that a constant of a level has in the chain."""
     return f"L{level}_{name}"

@@ -72,7 +72,7 @@ class Algorithm(ABC, Generic[ProblemT, PlanT, TileT]):
     name: str
     """Its name in reports: mostly the template that it launches."""
     prologue: ClassVar[str] = ""
-    """What tests its kernels with a prologue, as `DeviceCaps.without` names it; "" if they apply no steps to loads."""
+    """The kind of its kernels with a prologue, a name for `DeviceCaps.without`; "" if none applies steps to loads."""
 
     @abstractmethod
     def why_not(self, problem: ProblemT) -> str | None:
@@ -122,7 +122,7 @@ class Decision:
     facts: Facts | None
     """The key of the problem in tuning tables; None: tuning does not choose."""
     candidates: Mapping[str, Candidate]
-    """By the `repr` of their tiles; those of the cheapest algorithm come first."""
+    """By the `repr` of their tiles; the candidates of the cheapest algorithm come first."""
     refused: tuple[tuple[str, str], ...] = ()
     """Rivals and algorithms that do not fit, each with the reason."""
     unasked: tuple[str, ...] = ()
@@ -231,8 +231,8 @@ def _estimated(
 ) -> list[Candidate] | None:
     """Return candidates with the cost model's microseconds, the fastest first; None if their own costs rank them.
 
-    They do where the model has no data: on software devices, and if it does not know one that may be taken untuned. The
-    first that is given comes before those that are hardly faster.
+    The model has no data on software devices, and none if it does not know a candidate that may be taken untuned. The
+    first of `candidates` comes before others that are hardly faster.
     """
     caps = rivals.modelled(problem) if rivals.modelled is not None else None
     if caps is None or caps.software:

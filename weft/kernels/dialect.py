@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from weft.core.graph.dtypes import DType
-from weft.kernels import places
+from weft.kernels import index_map_text
 from weft.kernels.formats import INDICES, ODD_FLOAT, functions
 from weft.kernels.source import Arg, ConstantKind, computes_double
 
@@ -107,7 +107,7 @@ class Dialect(ABC):
     number differs in the bits of `mask`. Only kernels for devices with `DeviceCaps.shuffles` use it."""
 
     kept_loop: ClassVar[tuple[str, tuple[str, ...]]] = ("", ())
-    """What stands before a loop that the compiler is to keep as one, and the compiler extensions that it requires."""
+    """The text before a loop that the compiler should not unroll, and the compiler extensions that it requires."""
 
     reinterprets: ClassVar[tuple[str, str, str]] = ("", "", "")
     """The bits of the f32 `v` as `uint`, the f32 of which `v` are the bits, and the number `v` as `uint`."""
@@ -119,7 +119,7 @@ class Dialect(ABC):
         if the body calls one, and those of arguments that are reached through a map.
         """
         indices = INDICES if any(name in parts.body for name in ("index_of_", "_place(", "place_inside(")) else ""
-        return indices + places.functions(parts.args) + self._formats(parts)
+        return indices + index_map_text.functions(parts.args) + self._formats(parts)
 
     def _formats(self, parts: KernelParts) -> str:
         text = functions(a.dtype for a in parts.args if not a.raw_bytes and not a.double)

@@ -133,7 +133,7 @@ uint low_of_float64(f32 v) {
 
 
 def functions(dtypes: Iterable[DType]) -> str:
-    """Return the functions for those of the types that need some, each once."""
+    """Return the functions that any of the types need, each once."""
     texts = []
     for dtype in sorted(set(dtypes), key=lambda d: d.value):
         if dtype is DType.BFLOAT16:

@@ -71,8 +71,35 @@ class Prologue:
     inputs: Sequence[Tensor | None]
 
 
+Variant = Mapping[str, str | int | bool | tuple[str, ...]]
+"""What changes the text of a kernel."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LaunchRequest:
+    """A launch as an op asks for it; `KernelBuilder.launch` says what the fields mean."""
+
+    template: str
+    reads: Mapping[str, Tensor]
+    writes: Mapping[str, Tensor]
+    ints: Mapping[str, int]
+    floats: Mapping[str, float]
+    variant: Variant
+    grid: Size3
+    local: Size3
+    raw: bool
+    kinds: Mapping[str, ArgKind]
+    epilogue: bool
+    prologue: Prologue | None
+    repeatable: bool
+
+
 class KernelBuilder(ABC):
-    """Collects the launches of one node."""
+    """Collects the launches of one node.
+
+    Ops see this class alone. `NodeBuilder` (`weft.backends.gpu.lowering.launch_builder`) plans launches for a device;
+    `dry_run` beside it only notes their templates.
+    """
 
     caps: DeviceCaps
     split_products: bool = False
@@ -82,7 +109,6 @@ class KernelBuilder(ABC):
     thrifty: bool = False
     """Memory is short (`MemoryMode.LIMIT`): avoid algorithms that need much scratch memory."""
 
-    @abstractmethod
     def launch(
         self,
         template: str,
@@ -91,7 +117,7 @@ class KernelBuilder(ABC):
         writes: Mapping[str, Tensor],
         ints: Mapping[str, int] | None = None,
         floats: Mapping[str, float] | None = None,
-        variant: Mapping[str, str | int | bool | tuple[str, ...]] | None = None,
+        variant: Variant | None = None,
         grid: Size3,
         local: Size3,
         raw: bool = False,
@@ -109,6 +135,17 @@ class KernelBuilder(ABC):
         a `prologue`. `repeatable` says that more items of a group may do what the last one does: nothing that an item
         stores depends on what was there. If all of `writes` are empty, nothing is launched.
         """
+        if any(t.nbytes for t in writes.values()):
+            self.add(
+                LaunchRequest(
+                    template, reads, writes, ints or {}, floats or {}, variant or {}, grid, local, raw, kinds or {},
+                    epilogue, prologue, repeatable,
+                )
+            )
+
+    @abstractmethod
+    def add(self, asked: LaunchRequest) -> None:
+        """Add a launch that writes something."""
 
     @abstractmethod
     def constant(
@@ -133,7 +170,7 @@ class KernelBuilder(ABC):
         """
 
     def lies_at(self, part: Tensor, whole: Tensor, places: IndexMap) -> bool:
-        """Tell whether the elements of `part` lie in those of `whole` as a map says, so that none need be moved."""
+        """Tell whether the elements of `part` lie in `whole` as a map says, so that no kernel need move them."""
         return False
 
     def lies_plain(self, *tensors: Tensor, count: int = 1) -> bool:

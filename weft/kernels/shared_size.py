@@ -62,7 +62,7 @@ _RANKS: tuple[Mapping[str, Callable[[int, int], int]], ...] = (
     {"+": operator.add, "-": operator.sub},
     {"*": operator.mul, "/": lambda a, b: _divide(a, b), "%": lambda a, b: a - b * _divide(a, b)},
 )
-"""Binary operators, those that bind least first."""
+"""Binary operators; the first bind least."""
 
 
 def _divide(a: int, b: int) -> int:

@@ -28,7 +28,7 @@ class Through:
     """How the text of a kernel reaches an argument whose elements lie at places that an `IndexMap` gives.
 
     `stages` has an item for each stage of the map: for each of its axes, whether it is shifted. The numbers of the map
-    are constants (`weft.kernels.places`).
+    are constants (`weft.kernels.index_map_text`).
     """
 
     stages: tuple[tuple[bool, ...], ...]

@@ -1,109 +1,34 @@
-"""Kernels for special hardware: what each kind needs, what replaces it, and cases that test it.
+"""Kinds of kernels that a device tests before it uses them: what each needs, what replaces it, and cases that test it.
 
-Each such kernel has a portable fallback. On a driver that nobody has tried it may give wrong values or crash, so a
-backend tests each kind by value before it uses it. Register a kind beside the GPU form of the op that launches it; the
-families of portable kernels are all in `weft.ops.gpu.families`.
+On a driver that nobody has tried, a kernel may give wrong values or crash. Each kernel for special hardware has a
+portable fallback (`SpecialKernel`); portable kernels are tested in families (`KernelFamily`), most of which have one.
+Register either beside the code that launches its kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
-
-from weft.core.contract.session_config import Precision
-from weft.core.graph.dtypes import DType
-from weft.core.graph.graph import Node
-from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Op
-from weft.core.graph.tensor import TensorSpec
 from weft.errors import BackendError
 from weft.kernels.device_caps import DeviceCaps
-
-TOLERANCES = {Precision.LOW: 4e-3, Precision.NORMAL: 1e-5, Precision.HIGH: 1e-5}
-"""Relative to the largest result: fp16 rounds by 5e-4; fp32 sums of a few thousand products are off by about 1e-6."""
-
-
-@dataclass(frozen=True, eq=False)
-class SelfTestCase:
-    """A small graph with its inputs; the kernel's result must match that of the ops' references.
-
-    Its outputs are those of the last node. Arrays have the stored types: float16 for precision LOW.
-    """
-
-    text: str
-    """Its name in reports: "Conv of (2, 13, 9, 7) with (20, 13, 1, 1)"."""
-    nodes: tuple[Node, ...]
-    inputs: Mapping[str, Array]
-    constants: Mapping[str, Array]
-    precision: Precision = Precision.LOW
-    tolerance: float = 0.0
-    """Relative to the largest value of the result; 0 for the precision's own."""
-    prefer: str = ""
-    """The beginning of the `repr` of the candidate to test, if the op leaves a choice to tuning."""
-    before: Mapping[str, Array] | None = None
-    """Inputs of other shapes for which it is made ready first, so that its kernels read what varies with the shape."""
-
-    @property
-    def allowed(self) -> float:
-        """Return how far the result may be from the reference, relative to its largest value."""
-        return self.tolerance or TOLERANCES[self.precision]
-
-
-def one_node(
-    op: Op,
-    *inputs: Shape | Array | None,
-    constants: Sequence[int] = (),
-    precision: Precision = Precision.LOW,
-    tolerance: float = 0.0,
-    prefer: str = "",
-) -> SelfTestCase:
-    """Return the case for a single node.
-
-    `inputs` are arrays, shapes to fill with noise of the precision's type, or None for a missing one;
-    `constants` are the positions of the weights.
-    """
-    rng = np.random.default_rng(0)
-    kind = np.float16 if precision is Precision.LOW else np.float32
-    arrays = {
-        f"i{k}": given if isinstance(given, np.ndarray) else rng.standard_normal(given).astype(kind)
-        for k, given in enumerate(inputs)
-        if given is not None
-    }
-    weights = {f"i{k}" for k in constants}
-    outputs = tuple(f"y{k}" for k in range(len(_specs(op, inputs, arrays, weights))))
-    node = Node("case", op, tuple("" if i is None else f"i{k}" for k, i in enumerate(inputs)), outputs)
-    return SelfTestCase(
-        f"{op.type} of {' with '.join(str(a.shape) for a in arrays.values())}",
-        (node,),
-        {name: a for name, a in arrays.items() if name not in weights},
-        {name: a for name, a in arrays.items() if name in weights},
-        precision,
-        tolerance,
-        prefer,
-    )
-
-
-def _specs(
-    op: Op, inputs: Sequence[object], arrays: Mapping[str, Array], weights: Collection[str]
-) -> Sequence[TensorSpec]:
-    """Return the specs of the op's outputs."""
-    given = [arrays.get(f"i{k}") for k in range(len(inputs))]
-    specs = [None if a is None else TensorSpec(a.shape, DType.of(a.dtype)) for a in given]
-    return op.infer(specs, [a if f"i{k}" in weights else None for k, a in enumerate(given)])
+from weft.kernels.self_test_cases import SelfTestCase
 
 
 def _no_cases() -> Sequence[SelfTestCase]:
     return ()
 
 
+def _as_it_is(caps: DeviceCaps) -> DeviceCaps:
+    return caps
+
+
 @dataclass(frozen=True)
 class SpecialKernel:
     """One kind of special kernels; `register_special` adds it.
 
-    A child process tests it; that process imports the module that defines `claimed`.
+    A child process tests it; that process imports the module that defines `cases`, or `check`.
     """
 
     name: str
@@ -116,16 +41,30 @@ class SpecialKernel:
     cases: Callable[[], Sequence[SelfTestCase]] = _no_cases
     """Cases for every path of the kernel, each as small as possible: even and uneven shapes, short and long sums."""
     template: str = ""
-    """The template of its launches; if no case launches it, the test would prove nothing."""
+    """The template of its launches."""
     check: Callable[[Any], str | None] | None = None
     """Replaces the cases: takes the device's `GpuRuntime`, returns what is wrong, or None."""
     seconds: float = 1.0
-    """About how long its test takes on a large GPU: those that take longest begin first."""
+    """About how long its test takes on a large GPU: the longest tests begin first."""
+    forced: Callable[[DeviceCaps], DeviceCaps] = _as_it_is
+    """Returns the capabilities that make its cases launch it, on any device that claims it."""
+    needs_proof: ClassVar[bool] = True
+    """Whether it is not used where its test did not run."""
 
     @property
     def module(self) -> str:
-        """Return the module that registers it."""
-        return self.claimed.__module__
+        """Return the module that defines its test, which registers it, too."""
+        return (self.check or self.cases).__module__
+
+    @property
+    def launched(self) -> frozenset[str]:
+        """Return the templates that its cases must launch between them, or the test would prove nothing."""
+        return frozenset(filter(None, [self.template]))
+
+    @property
+    def instead(self) -> str:
+        """Return what runs in its place where that is no other kernel of the op, as the end of a sentence."""
+        return ""
 
     def present(self, caps: DeviceCaps) -> bool:
         """Tell whether a device with these capabilities has it."""
@@ -136,27 +75,56 @@ class SpecialKernel:
         return self.withdraw(caps) if self.withdraw else replace(caps, without=caps.without | {self.name})
 
 
-def _as_it_is(caps: DeviceCaps) -> DeviceCaps:
-    return caps
+def _on_any_device(caps: DeviceCaps) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
 class KernelFamily(SpecialKernel):
     """Kernels that every GPU runs. Weft tests them like special ones, because drivers get plain kernels wrong, too.
 
-    If the test fails, the fallback kernel runs; without a fallback, the device refuses the nodes that need the kernel,
-    and they go to the next device.
+    Its cases are small, with remainders, strides and groups. A family fails as a whole. Its fallback then runs: whoever
+    launches the family asks `DeviceCaps.without` first. Without a fallback, the device refuses the nodes that need the
+    family, and they go to the next device (`weft.backends.gpu.lowering.support`).
     """
 
+    claimed: Callable[[DeviceCaps], bool] = _on_any_device
     templates: tuple[str, ...] = ()
-    """Templates that its cases must launch between them."""
+    """The templates of its launches; if none are given, the one that has the family's name."""
     fallback: str = ""
     """Its fallback, as a plural noun; empty if there is none."""
     whole: bool = True
     """Whether only this family launches these templates, so that they can be banned when the test fails."""
-    forced: Callable[[DeviceCaps], DeviceCaps] = _as_it_is
-    """Returns the capabilities that make its cases launch it, on any device."""
     seconds: float = 0.15
+    needs_proof: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "templates", self.templates or (self.name,))
+
+    @property
+    def launched(self) -> frozenset[str]:
+        """Return the templates that its cases must launch between them, or the test would prove nothing."""
+        return frozenset(self.templates)
+
+    @property
+    def instead(self) -> str:
+        """Return the fallback, as the end of a sentence."""
+        return f", {self.fallback} are" if self.fallback else ", nodes that need them go to the next device"
+
+
+def on_many_units(caps: DeviceCaps) -> DeviceCaps:
+    """Return the capabilities that the device would have as a GPU with many compute units to fill."""
+    return replace(caps, software=False, compute_units=max(caps.compute_units, caps.model.many_units))
+
+
+def on_few_units(caps: DeviceCaps) -> DeviceCaps:
+    """Return the capabilities that it would have as a GPU that small problems fill, where launches cost little."""
+    return replace(caps, compute_units=2)
+
+
+def in_place_of(*names: str) -> Callable[[DeviceCaps], DeviceCaps]:
+    """Return a function that disables these families in the capabilities, so that their fallbacks run."""
+    return lambda caps: replace(caps, without=caps.without | set(names))
 
 
 _FAMILIES: dict[str, KernelFamily] = {}
@@ -180,8 +148,8 @@ def register_family(family: KernelFamily) -> KernelFamily:
 
 
 def kernel_families() -> list[KernelFamily]:
-    """Return the registered families in the order of registration."""
-    return list(_FAMILIES.values())
+    """Return the registered families in the order of their names."""
+    return [_FAMILIES[name] for name in sorted(_FAMILIES)]
 
 
 def wrong_templates(caps: DeviceCaps) -> frozenset[str]:

@@ -23,7 +23,7 @@ from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError, ConfigError
 from weft.kernels.dialect import Dialect, KernelParts, Shared, View
 from weft.kernels.formats import is_coded
-from weft.kernels.places import place
+from weft.kernels.index_map_text import place
 from weft.kernels.shared_size import TYPE_BYTES, parse
 from weft.kernels.source import LOCAL_SIZE, SUBGROUP, Arg, ConstantKind, KernelSource, computes_double
 
@@ -77,7 +77,7 @@ class KernelRequest:
     loaded: tuple[StepText, ...] = ()
     """Steps on what is loaded of an argument."""
     loaded_on: str = ""
-    """What they are applied to: an argument, by `fetch4`, or values that the template computes, by `apply`."""
+    """The argument, by `fetch4`, or values that the template computes, by `apply`, to which the steps are applied."""
 
 
 class ArgWriter:

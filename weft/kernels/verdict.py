@@ -1,10 +1,11 @@
-"""The verdict of a self-test on one kind of kernels, and whether the kind may be used."""
+"""The verdicts of a device's self-test on its kinds of kernels, and whether a kind may be used."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 
-from weft.kernels.special import KernelFamily, SpecialKernel
+from weft.kernels.special import SpecialKernel
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,29 @@ class Verdict:
         return self.why is not None and self.ran
 
 
+@dataclass
+class Verdicts:
+    """What the self-test found on an open device; it runs once in the device's life."""
+
+    known: bool = False
+    """Whether the self-test has ended, or is not wanted."""
+    by_name: dict[str, Verdict] = field(default_factory=dict)
+    """By the name of the kind or family."""
+    notes: list[str] = field(default_factory=list)
+    """A report's lines on kernels that are wrong or could not be tested."""
+    seconds: float = 0.0
+    """How long the self-test took, or reading kept verdicts."""
+    finding: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the thread that has the kernels tested."""
+
+
 def is_refused(kind: SpecialKernel, verdict: Verdict) -> bool:
     """Tell whether kernels must not be used; portable kernels are used even if they could not be tested."""
-    return verdict.word == "wrong" or (verdict.word == "untested" and not isinstance(kind, KernelFamily))
+    return verdict.word == "wrong" or (verdict.word == "untested" and kind.needs_proof)
 
 
 def told(kind: SpecialKernel, verdict: Verdict) -> str:
     """Return a report's line about kernels that are wrong or could not be tested."""
     if not is_refused(kind, verdict):
         return f"{kind.title} are used untested: {verdict.why}"
-    if not isinstance(kind, KernelFamily):
-        return f"{kind.title} are not used: {verdict.why}"
-    instead = f"{kind.fallback} are" if kind.fallback else "nodes that need them go to the next device"
-    return f"{kind.title} are not used, {instead}: {verdict.why}"
+    return f"{kind.title} are not used{kind.instead}: {verdict.why}"

@@ -9,13 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.core.graph.composite import Body
+from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
-from weft.core.placement.decompose import decomposition
 from weft.ops.elementwise import FLOATS, broadcast, check_type, misfit, take_inputs, widen
 
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.core.graph.composite import Body
+from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.control_op import ControlOp
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
@@ -25,7 +25,6 @@ from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
-from weft.core.placement.decompose import decomposition
 from weft.errors import ModelError
 from weft.ops.shape import given, sized, unfit
 

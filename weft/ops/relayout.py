@@ -14,6 +14,9 @@ from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder
+from weft.kernels.self_test_cases import noise, several_nodes
+from weft.kernels.special import KernelFamily, register_family
+from weft.ops.pool import AveragePool, MaxPool
 from weft.ops.shape import given, unfit
 
 
@@ -83,3 +86,17 @@ def _form(tensor: Tensor) -> str:
     if len(tensor.shape) < 2:
         return Layout.NCHW.value
     return "packed" if tensor.layout.packed else tensor.layout.value
+
+
+register_family(
+    KernelFamily(
+        "relayout", "conversions of layouts",
+        cases=lambda: (
+            several_nodes(
+                "MaxPool and AveragePool of (2, 7, 9, 5)",
+                [(MaxPool(kernel_shape=(2, 2)), ("x",), "y"), (AveragePool(kernel_shape=(2, 3)), ("y",), "z")],
+                {"x": noise(2, 7, 9, 5)},
+            ),
+        ),
+    )
+)

@@ -9,14 +9,13 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from weft.core.graph.composite import Body
+from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, Op, OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
-from weft.core.placement.decompose import decomposition
 from weft.ops.conversion import check_round_mode, convert
 from weft.ops.elementwise import (
     ANY,

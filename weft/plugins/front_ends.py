@@ -12,7 +12,7 @@ GROUP = "weft.front_ends"
 
 
 def insert_all(registry: FrontEndRegistry) -> None:
-    """Import and insert every announced front end, in the order of their names; report those that are wrong."""
+    """Import and insert every announced front end, in the order of their names; report the wrong ones."""
 
     def insert(entry_point: EntryPoint, what: object, origin: str) -> None:
         if not isinstance(what, FrontEnd):

@@ -13,7 +13,7 @@ GROUP = "weft.backends"
 
 
 def insert_all(registry: BackendRegistry) -> None:
-    """Import and insert every announced backend, in the order of their names; report those that are wrong."""
+    """Import and insert every announced backend, in the order of their names; report the wrong ones."""
 
     def insert(entry_point: EntryPoint, what: object, origin: str) -> None:
         announced = _announced(entry_point, what)

@@ -64,7 +64,7 @@ def chaining(caps: DeviceCaps = CHAINED) -> Iterator[NullDevice]:
 
 def chains(session: weft.Session) -> list[BoundChain]:
     """Return the chains of a session on one GPU."""
-    planned = session.pipelines[0].backend.recording.planned  # type: ignore[attr-defined]
+    planned = session.pipelines[0].backend.recording.run.planned  # type: ignore[attr-defined]
     return [launch for launch in planned if isinstance(launch, BoundChain)]
 
 
@@ -180,7 +180,7 @@ def test_a_chain_that_the_compiler_refuses_is_launched_level_by_level() -> None:
         with weft.load(graph, "null", fallback="error") as session:
             assert not chains(session)
             assert any("do not share one: it has too many levels" in note for note in session.report.notes)
-            planned = session.pipelines[0].backend.recording.planned  # type: ignore[attr-defined]
+            planned = session.pipelines[0].backend.recording.run.planned  # type: ignore[attr-defined]
             assert len(planned) >= 8
 
 

@@ -25,8 +25,10 @@ from tests.helpers.null_gpu import CAPS, NullDevice, null_gpu
 from tests.helpers.random_nets import SLOW, networks
 from tests.helpers.saved_networks import content, refusal, rewritten
 from weft.backends.gpu.device.device import BarrierCommand, Command, GpuDevice, LaunchCommand
+from weft.backends.gpu.lowering.find_micro_batches import MicroBatchFigures
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.lower import GpuPlan, NodePlan, Target, lower
+from weft.backends.gpu.lowering.merge_convolutions import MergeFigures
 from weft.backends.gpu.selftest import verdict_store
 from weft.conformance.cases.table import tolerance
 from weft.core.contract.lowered import Launch, Lowered
@@ -251,9 +253,10 @@ def test_the_journal_tells_what_lowering_did(tmp_path: Path, monkeypatch: pytest
     parts = [net.conv(x, 4, kernel, pads=(kernel // 2,) * 4, name=f"half{kernel}") for kernel in (1, 3)]
     x = net.add("Concat", net.add("Concat", *parts, axis=1), net.add("Sigmoid", x), axis=1, name="joined")
     graph = net.finish(net.add("Reshape", x, np.array([8, -1]), name="y"))
-    monkeypatch.setattr("weft.backends.gpu.lowering.batch_split.LEAST", 1)
-    set_figures(monkeypatch, front_pixels=1, reused_pixels=0)
-    monkeypatch.setattr("weft.backends.gpu.lowering.lower.products_in_vain", lambda device: 1 << 30)
+    monkeypatch.setattr("weft.backends.gpu.lowering.find_micro_batches.LEAST", 1)
+    set_figures(monkeypatch, MicroBatchFigures, pixels=1)
+    set_figures(monkeypatch, MergeFigures, reused_pixels=0)
+    monkeypatch.setattr("weft.backends.gpu.lowering.merge_convolutions.products_in_vain", lambda device: 1 << 30)
     monkeypatch.setattr("weft.backends.gpu.lowering.fusion.pooling_pays", lambda *_: True)
     with null_gpu() as device:
         device.computes_ahead = True
@@ -291,8 +294,8 @@ def test_optimising_takes_nothing_of_the_device_and_is_the_same_each_time() -> N
 
 
 def test_a_part_of_a_batch_is_listed_for_each_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.backends.gpu.lowering.batch_split.LEAST", 1 << 10)
-    set_figures(monkeypatch, front_pixels=1)
+    monkeypatch.setattr("weft.backends.gpu.lowering.find_micro_batches.LEAST", 1 << 10)
+    set_figures(monkeypatch, MicroBatchFigures, pixels=1)
     monkeypatch.setattr(NullDevice, "computes_ahead", True, raising=False)
     net = Net()
     x = net.conv(net.input("x", 8, 4, 16, 16), 8, 3, pads=(1,) * 4)
@@ -300,7 +303,7 @@ def test_a_part_of_a_batch_is_listed_for_each_part(monkeypatch: pytest.MonkeyPat
     with null_gpu() as device, noting(device, monkeypatch) as noted, weft.load(graph, "null") as session:
         assert_listed(noted, session)
         kernels = [launch.node for _, launch in session.report.launches]
-        assert kernels.count(kernels[0]) == 2, "the front runs in halves"
+        assert kernels.count(kernels[0]) == 2, "the first nodes run in halves"
 
 
 # -- what a file says ----------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from tests.helpers.op_rows import GPUS
 from tests.helpers.rewrites import gpu_fuses
 from tests.helpers.run_length import examples
 from weft.backends.gpu.lowering.lower import Target
-from weft.backends.gpu.lowering.merge_convolutions import merge_siblings
+from weft.backends.gpu.lowering.merge_convolutions import MergeFigures, merge_siblings
 from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
@@ -32,7 +32,7 @@ from weft.core.passes.fuse import fuse_epilogues
 BOTH = ["relayout", "conv_gemm", "relayout"]
 
 
-LIMIT = "weft.backends.gpu.lowering.lower.products_in_vain"
+LIMIT = "weft.backends.gpu.lowering.merge_convolutions.products_in_vain"
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def let_them_merge(patch: pytest.MonkeyPatch, most: int) -> None:
     patch.setattr(LIMIT, lambda device: most)
-    set_figures(patch, reused_pixels=0)
+    set_figures(patch, MergeFigures, reused_pixels=0)
 
 
 def fire(

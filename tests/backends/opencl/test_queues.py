@@ -16,6 +16,7 @@ from tests.helpers.nets import Net
 from tests.helpers.opened import opened
 from tests.helpers.waits import ended, returns
 from weft.backends.gpu.device.device import Binding, CopyCommand, GpuBuffer, MemoryKind
+from weft.backends.gpu.lowering.find_micro_batches import MicroBatchFigures
 from weft.backends.opencl.device import OpenCLDevice
 from weft.backends.opencl.discovery import raw_device
 from weft.backends.opencl.queues import QueuePool
@@ -191,7 +192,7 @@ def test_a_recording_that_is_refused_leaves_nothing_under_way(monkeypatch: pytes
 def test_chunks_go_beside_the_launches_and_the_front_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sends_ahead", "computes_ahead"):
         monkeypatch.setattr(opened("opencl"), name, True)
-    set_figures(monkeypatch, front_pixels=1)
+    set_figures(monkeypatch, MicroBatchFigures, pixels=1)
     net = Net()
     pooled = net.add("GlobalAveragePool", net.conv(net.input("x", 8, 3, 256, 256), 4, 3, pads=(1,) * 4))
     graph = net.finish(net.add("Softmax", net.add("Flatten", pooled), name="y"))
@@ -201,6 +202,6 @@ def test_chunks_go_beside_the_launches_and_the_front_does_not(monkeypatch: pytes
         every = pipeline.backend.recording.handles  # type: ignore[attr-defined]
         sent = [r for r in every if isinstance(r.steps[0], WriteStep)]
         submitted = [r for r in every if r not in sent]
-        assert len(sent) > 2 and len(submitted) == 3, "two parts of the front, and the rest"
+        assert len(sent) > 2 and len(submitted) == 3, "two micro-batches, and the rest"
         assert {id(r.queue) for r in sent} == {id(sent[0].queue)}
         assert {id(r.queue) for r in submitted} == {id(submitted[0].queue)} != {id(sent[0].queue)}

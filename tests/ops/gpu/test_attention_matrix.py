@@ -45,7 +45,7 @@ def run_here(graph: Graph, feeds: Mapping[str, Array], kernel: str) -> list[Arra
     """Return what the emulated device computes, and see that it did so with that kernel."""
     with weft.load(graph, "emulated", precision="low", fallback="error") as session:
         (pipeline,) = session.pipelines
-        labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
+        labels = [launch.label for launch in pipeline.backend.recording.run.whole]  # type: ignore[attr-defined]
         assert any(label.endswith(f"/{kernel}") for label in labels), labels
         return session.run(dict(feeds))
 

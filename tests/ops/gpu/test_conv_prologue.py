@@ -154,7 +154,7 @@ def _planned(graph: Graph, api: str, *without: str) -> dict[str, str]:
         device.caps = replace(OPENCL if api == "opencl" else VULKAN, without=frozenset(without))
         registry.find("null").runtime(0).trust()  # type: ignore[attr-defined]
         with weft.load(graph, "null", precision="low", fallback="error") as session:
-            planned = session.pipelines[0].backend.recording.planned  # type: ignore[attr-defined]
+            planned = session.pipelines[0].backend.recording.run.planned  # type: ignore[attr-defined]
             return {each.plan.kernel: each.plan.source.text for each in planned}
 
 

@@ -26,7 +26,14 @@ from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, render
 from weft.ops.gpu.conv import split_floats, split_floats_wgmma
 from weft.ops.gpu.conv.halves import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights, undoing
-from weft.ops.gpu.conv.split_floats import TILES, SplitTile, choose_tile, legal_tiles, packed_weights
+from weft.ops.gpu.conv.split_floats import (
+    TILES,
+    SplitFigures,
+    SplitTile,
+    choose_tile,
+    legal_tiles,
+    packed_weights,
+)
 from weft.ops.gpu.conv.wgmma import STEP
 
 
@@ -170,12 +177,12 @@ def test_only_normal_splits_and_only_on_matrix_units(
     units: bool, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verdict_store, "examine", lambda *_, **__: [])
-    set_figures(monkeypatch, split_products=0)
+    set_figures(monkeypatch, SplitFigures, least_products=0)
     with null_gpu() as device:
         device.caps, device.dialect = replace(H200, matrix_units=units), GlslDialect()
         with weft.load(matrices(), "null", precision=precision, fallback="error") as session:
             (pipeline,) = session.pipelines
-            labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
+            labels = [launch.label for launch in pipeline.backend.recording.run.whole]  # type: ignore[attr-defined]
             notes = session.report.notes
     splits = units and precision == "normal"
     assert any("conv_split" in label for label in labels) == splits
@@ -192,6 +199,6 @@ def test_a_sliced_tile_computes_the_convolution(api: str, monkeypatch: pytest.Mo
     with emulated_gpu(api), weft.load(graph, "emulated", precision="normal", fallback="error") as session:
         (got,) = session.run(*inputs)
         (pipeline,) = session.pipelines
-        labels = [launch.label for launch in pipeline.backend.recording.launches]  # type: ignore[attr-defined]
+        labels = [launch.label for launch in pipeline.backend.recording.run.whole]  # type: ignore[attr-defined]
     assert any("conv_split" in label for label in labels)
     assert np.abs(got - want).max() < 1e-6 * np.abs(want).max()

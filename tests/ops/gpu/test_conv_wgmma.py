@@ -18,7 +18,7 @@ from weft.ops.conv import Conv
 from weft.ops.gpu.conv import split_floats_wgmma, wgmma
 from weft.ops.gpu.conv.problem import ConvPlan
 from weft.ops.gpu.conv.split_k import InParts, tile_and_parts
-from weft.ops.gpu.conv.wgmma import SHARED, WgmmaConv, WgmmaTile, pack_weights, steps_of, tiles
+from weft.ops.gpu.conv.wgmma import SHARED, WgmmaConv, WgmmaFigures, WgmmaTile, pack_weights, steps_of, tiles
 
 NARROW, WIDE, SLICED = WgmmaTile(1, 16, 3), WgmmaTile(2, 32, 4), WgmmaTile(1, 16, 3, 2)
 
@@ -122,7 +122,7 @@ def test_the_self_test_covers_sets_of_warpgroups_and_single_ones_and_parts() -> 
         op: Conv = case.nodes[0].op  # type: ignore[assignment]
         problem = conv_problem(x.shape, weight.shape, H200, strides=op.strides)
         default = WgmmaConv().candidates(problem)[0]
-        assert default.cost == H200.model.costs["conv_wgmma"], "or another kernel is the default"
+        assert default.cost == H200.model.of(WgmmaFigures).cost, "or another kernel is the default"
         launched: tuple[WgmmaTile, int] = tile_and_parts(default.tile)
         tile, parts = launched
         found.add((tile.wm, tile.wz, parts > 1))

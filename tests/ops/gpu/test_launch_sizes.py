@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.launch import KernelBuilder
+from weft.kernels.launch import KernelBuilder, LaunchRequest
 from weft.ops.gpu.teams import SHORTEST, choose_team
 
 
@@ -17,7 +17,7 @@ class Sizes(KernelBuilder):
     def __init__(self, caps: DeviceCaps) -> None:
         self.caps = caps
 
-    def launch(self, template: str, **_: Any) -> None:
+    def add(self, asked: LaunchRequest) -> None:
         raise NotImplementedError
 
     def constant(self, *_: Any) -> Any:

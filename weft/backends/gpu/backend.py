@@ -148,9 +148,9 @@ class GpuBackend(Backend):
         self._workplace.plans.update(plan.nodes)
         launches = (launch for plans in plan.nodes.values() for each in plans for launch in each.launches)
         self._builds.note(launches, sizes_of(lowered.graph))
-        self.slots.follow(lowered.graph, lowered.views, plan.front.depth)
-        self.recording.front = plan.front
-        self.recording.plan_chains(plan.chains)
+        self.slots.follow(lowered.graph, lowered.views, plan.micro_batches.depth)
+        self.recording.run.micro_batches = plan.micro_batches
+        self.recording.run.plan_chains(plan.chains)
 
     def faster_arithmetic(self) -> bool:
         """Tell whether matrix units may multiply fp32 as sums of halves."""
@@ -290,7 +290,7 @@ class GpuBackend(Backend):
 
     def _join_launches(self) -> None:
         """Let launches share one as planned, or not where the compiler refuses the kernel of a chain."""
-        chains = [self._bound_chain(chain, levels) for chain, levels in self.recording.unchained()]
+        chains = [self._bound_chain(chain, levels) for chain, levels in self.recording.run.unchained()]
         errors = self._builds.attempt([chain.build for chain in chains])
         self._refused = tuple(f"{_refusal(chain)}: {e.what}" for chain, e in zip(chains, errors, strict=True) if e)
         for chain, error in zip(chains, errors, strict=True):
@@ -383,7 +383,7 @@ class GpuBackend(Backend):
             "arena_bytes": arena.size,
             "arena_live_peak": arena.live_peak(),
             "staging_bytes": self.recording.staging_bytes,
-            "launches": len(self.recording.planned),
+            "launches": len(self.recording.run.planned),
         }
 
     def notes(self) -> Sequence[str]:

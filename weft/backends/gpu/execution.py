@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.backends.gpu.device.kernel_builds import Builds
-from weft.backends.gpu.lowering.batch_split import part_of
+from weft.backends.gpu.lowering.find_micro_batches import micro_batch_of
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.launch_builder import PlannedConstant
 from weft.backends.gpu.lowering.lower import NodePlan, Target, plan_node, tuned_plan
@@ -49,7 +49,7 @@ class GpuExecution(Recorded):
         self.choices: list[Choice] = []
         """The choices that the op left to tuning at the last resize."""
         self.planned: tuple[Sequence[Tensor | None], Sequence[Tensor]] = ((), ())
-        """The inputs and outputs of these choices; for a node that runs on parts of the batch, of one part."""
+        """The inputs and outputs of these choices; for a node that runs on micro-batches, of the last."""
 
     @property
     def target(self) -> Target:
@@ -63,8 +63,8 @@ class GpuExecution(Recorded):
         plans = self._place.plans.get(self.label)
         if plans is None:  # the op is custom, but its execution creator refused this node
             plans = [self._plan(inputs, outputs)]
-        launches = [self._recorded(plans, part, inputs, outputs) for part in range(len(plans))]
-        alone = (x for each in launches for x in each if not self._place.recording.is_chained(x))
+        launches = [self._recorded(plans, number, inputs, outputs) for number in range(len(plans))]
+        alone = (x for each in launches for x in each if not self._place.recording.run.is_chained(x))
         self._place.builds.add(self.label, [launch.build for launch in alone])
         self.choices = [choice for plan in plans for choice in plan.choices]
         if self._place.recording.profiling is not None:
@@ -74,18 +74,18 @@ class GpuExecution(Recorded):
             self._place.slots.release(self._constants.pop(key), StorageType.STATIC)
 
     def _recorded(
-        self, plans: Sequence[NodePlan], part: int, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+        self, plans: Sequence[NodePlan], number: int, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> list[BoundLaunch]:
-        """Add the launches on one part of the batch, or on all of it, to the recording, and return them."""
-        recording, parts = self._place.recording, len(plans)
-        launches = self._bound(plans[part], inputs, outputs)
-        if parts == 1:
+        """Add the launches on a micro-batch, or on the whole batch, to the recording, and return them."""
+        recording, count = self._place.recording, len(plans)
+        launches = self._bound(plans[number], inputs, outputs)
+        if count == 1:
             self.planned = inputs, outputs
-            recording.launches += launches
+            recording.run.whole += launches
         else:
-            some = [t if t is None or t.constant is not None else part_of(t, part, parts) for t in inputs]
-            self.planned = some, [part_of(t, part, parts) for t in outputs]
-            recording.front_launches.setdefault(part, []).extend(launches)
+            some = [t if t is None or t.constant is not None else micro_batch_of(t, number, count) for t in inputs]
+            self.planned = some, [micro_batch_of(t, number, count) for t in outputs]
+            recording.run.of_micro_batches.setdefault(number, []).extend(launches)
         return launches
 
     def launches(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> list[BoundLaunch]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +15,7 @@ from weft.backends.gpu.memory.static_pool import StaticPool
 from weft.backends.gpu.tuning_tables.tuning_table import TuningTable
 from weft.core.contract.backend import SameNodes
 from weft.core.contract.backend_options import NO_OPTIONS, Options
-from weft.kernels.verdict import Verdict
+from weft.kernels.verdict import Verdicts
 
 
 @dataclass
@@ -33,15 +32,8 @@ class GpuRuntime:
     users: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     """The users that keep the device open: open backends, and leases of backends being made."""
     closed: bool = False
-    selftest_seconds: float = 0.0
-    """Seconds of the self-test, or of reading its verdicts."""
-    kernel_notes: list[str] = field(default_factory=list)
-    """The `notes` on kernels that are wrong or could not be tested."""
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
-    """The verdicts of the self-test, by the name of the kind or family."""
-    verified: bool = False
-    """Whether the verdicts are known; see `weft.backends.gpu.selftest.verdict_store.verify`."""
-    verifying: threading.Lock = field(default_factory=threading.Lock)
+    verdicts: Verdicts = field(default_factory=Verdicts)
+    """The verdicts of the self-test; `weft.backends.gpu.selftest.verdict_store.verify` asks for them."""
 
     def __post_init__(self) -> None:
         pretended = self.device.profile.memory if self.device.profile is not None else 0
@@ -54,12 +46,12 @@ class GpuRuntime:
     _varying: weakref.WeakKeyDictionary[SameNodes, Varying] = field(default_factory=weakref.WeakKeyDictionary)
 
     def varying(self, nodes: SameNodes | None) -> Varying:
-        """Return what is known of the shapes of nodes that several pipelines run; nothing yet for those of one."""
+        """Return what is known of how the shapes of nodes vary that several pipelines run; nothing yet for None."""
         return Varying() if nodes is None else self._varying.setdefault(nodes, Varying())
 
     def trust(self) -> None:
         """Use whatever the hardware claims, without a self-test."""
-        self.verified = True
+        self.verdicts.known = True
 
     @cached_property
     def tuning(self) -> TuningTable:

@@ -18,7 +18,7 @@ LATE = "#ifndef LATE_CONSTANTS\n#define LATE_CONSTANTS\n#endif\n"
 OWN = "// What follows is this kernel's own.\n"
 KERNEL = "\n__attribute__((reqd_work_group_size(LX, LY, LZ)))\n__kernel void "
 BODY = " LATE_CONSTANTS) {\n"
-"""What stands between the parts of a kernel's text."""
+"""The lines that separate the parts of a kernel's text."""
 _SHARED = re.compile(r"^  __local (\w+) (\w+)\[(.*)\](?: __attribute__\(\(aligned\(\d+\)\)\))?;$")
 _FUNCTION = re.compile(r"^\w[\w ]* \*?(\w+)\([^;]*\{", re.MULTILINE)
 _MACRO = re.compile(r"^\s*#define (\w+)", re.MULTILINE)

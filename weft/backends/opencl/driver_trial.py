@@ -30,7 +30,7 @@ from weft.backends.opencl.cl_errors import words
 from weft.core.host import child_process
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import brief
-from weft.kernels.refused import shortened
+from weft.kernels.compile_error import shortened
 
 log = logging.getLogger("weft.opencl")
 

@@ -25,7 +25,7 @@ from weft.backends.opencl.joining import Part, joined
 from weft.config import opencl_build_options
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError
-from weft.kernels.refused import kernel_refused
+from weft.kernels.compile_error import kernel_refused
 from weft.kernels.source import ConstantKind, KernelSource
 
 log = logging.getLogger("weft.opencl")

@@ -21,7 +21,7 @@ from typing import Any
 
 from weft import config
 from weft.errors import ConfigError
-from weft.kernels.refused import kernel_refused
+from weft.kernels.compile_error import kernel_refused
 
 TOOLCHAIN = "vulkan1.1-spirv1.3-1"
 """Names what is requested of every compiler; part of the key of their output in the disk cache."""

@@ -1,4 +1,4 @@
-"""Rows for element types: conversions from and to each, and ops on those that are not computed in as they are."""
+"""Rows for element types: conversions from and to each, and ops on types that kernels do not compute in."""
 
 from __future__ import annotations
 

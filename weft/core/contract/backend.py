@@ -102,11 +102,11 @@ class BackendInfo:
     options: Options = NO_OPTIONS
     """A value for each option that the creator declares: the user's, or the default."""
     kept_options: Options = NO_OPTIONS
-    """Those of `options` that an optimised network keeps; see `BackendOption.saved`."""
+    """The part of `options` that an optimised network keeps; see `BackendOption.saved`."""
     loads: bool = False
     """Whether a network is to be loaded on the object, so `lower` may prepare for it; not so in `weft.optimize`."""
     same_nodes: SameNodes | None = None
-    """What the object has in common with others that run the same nodes for other sizes, if there are such."""
+    """Shared by the objects that run the same nodes for other sizes; None if there are no others."""
 
     @property
     def device(self) -> str:

@@ -83,7 +83,7 @@ class Lowered:
     launches: tuple[Launch, ...] = ()
     views: Mapping[str, ValueView] = field(default_factory=dict)
     plan: object = None
-    """What the backend needs to run it, besides: handed to `Backend.onLowered`, never saved."""
+    """Whatever else the backend needs to run the part: handed to `Backend.onLowered`, never saved."""
     decisions: Mapping[str, Sequence[object]] = field(default_factory=dict)
     """By the name of a node, what was chosen between kernels for it, and why; each is printed with `str`."""
     steps: tuple[Step, ...] = ()

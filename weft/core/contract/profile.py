@@ -103,7 +103,7 @@ class Profile:
         self._counted = {c: values for c, values in self._counted.items() if c not in contexts}
 
     def seconds(self, device: str | None = None) -> float:
-        """Return the total time of all events, or of those of one device."""
+        """Return the total time of all events, or of one device's."""
         return sum(e.seconds for e in self.events if device in (None, e.device))
 
     def __str__(self) -> str:

@@ -26,7 +26,7 @@ class SubgraphView:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """Return the nodes, each after those that it reads from."""
+        """Return the nodes in topological order."""
         return tuple(self.graph.nodes)
 
     @property

@@ -1,9 +1,13 @@
-"""Ops that other ops define: those nodes are the op's reference, and run where a device has no kernel for the op."""
+"""Ops in terms of other ops. Where a device has no kernel for such an op, it runs the op's parts.
+
+There are two kinds. A `Composite` is nothing but its parts: they give its shapes and its reference, too. An op that has
+a rule for shapes and a reference of its own registers a `decomposition`.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -184,3 +188,28 @@ def _begun(specs: Sequence[TensorSpec | None], constants: Mapping[int, Array]) -
     graph.constants = {f"x{k}": value for k, value in constants.items()}
     graph.inputs = list(graph.specs)
     return Body(graph, "body", Names(graph)), names
+
+
+Decomposition = Callable[[Any, Body, Node], Sequence[str]]
+"""Adds the parts of a node with an op, and returns their results; none if the node stays whole."""
+_DECOMPOSITIONS: dict[str, Decomposition] = {}
+"""By op type."""
+
+
+def decomposition(op_type: str) -> Callable[[Decomposition], Decomposition]:
+    """Register the decorated function for ops of a type."""
+
+    def register(decompose: Decomposition) -> Decomposition:
+        _DECOMPOSITIONS[op_type] = decompose
+        return decompose
+
+    return register
+
+
+def decomposition_of(op: Op) -> Decomposition | None:
+    """Return what adds the parts of a node with this op; None if the op has none."""
+    return _body_of if isinstance(op, Composite) else _DECOMPOSITIONS.get(op.type)
+
+
+def _body_of(op: Composite, make: Body, node: Node) -> Sequence[str]:
+    return op.body(make, node.inputs)

@@ -1,4 +1,4 @@
-"""Ops that a session runs itself, on no device: those that hold graphs, and those on lists of tensors."""
+"""Ops that a session runs itself, on no device: ops that hold graphs, and ops on lists of tensors."""
 
 from __future__ import annotations
 

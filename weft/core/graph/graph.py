@@ -207,7 +207,7 @@ OTHER_SHAPES = "give inputs the shapes that the model is made for, or export it 
 
 
 def infer_node(graph: Graph, node: Node) -> None:
-    """Set the specs of one node's outputs from those of its inputs."""
+    """Set the specs of one node's outputs, which follow from its inputs' specs."""
     specs = inferred(graph, node)
     graph.specs.update((name, spec) for name, spec in zip(node.outputs, specs, strict=False) if name)
 

@@ -1,4 +1,4 @@
-"""Where the elements of one value lie among those of another, as arithmetic on indices.
+"""Where the elements of one value lie in another value, as arithmetic on indices.
 
 Moves (transpose, reshape, slice, expand, depth to space, roll ...) only say which element goes where. An `IndexMap`
 says it too, so a chain of moves is one map, and a kernel can read or write through it in place of a copy.

@@ -52,7 +52,7 @@ class RunSized(Op):
         raise ValueNeeded("the size of the result depends on values computed at run time")
 
     def reference(self, *inputs: Array | None) -> Array | tuple[Array, ...]:
-        """Return the outputs, or those of the bounded form."""
+        """Return the outputs, or the outputs of the bounded form."""
         found = self.results(*inputs)
         if not self.bounded:
             return found

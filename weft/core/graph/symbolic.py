@@ -45,7 +45,7 @@ class OpenSizes:
         """By unknown: what is divided by what; None for an open size."""
         self._known: dict[tuple[Terms, Terms], int] = {}
         self._equal: dict[int, Terms] = {}
-        """What an open size is, by equations that the guards hold."""
+        """Open sizes that an equation among the guards gives, by unknown."""
 
     def begin_again(self, other: OpenSizes, values: Mapping[str, int]) -> None:
         """Know what `other` knew when it was copied, and have these values, by name, for which its guards hold."""

@@ -79,7 +79,7 @@ class _Block:
         self.interface: dict[str, Any] = raw[first : first + size].__array_interface__
         """What numpy makes arrays of the result's bytes of. To put it together for each run takes some microseconds."""
         self.hold: object = None
-        """What keeps the block in a device's reach."""
+        """Keeps the block in a device's reach."""
 
 
 class _Place:

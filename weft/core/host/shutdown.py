@@ -55,7 +55,7 @@ def note(opened: Endable) -> None:
 
 
 def note_device(opened: Device) -> None:
-    """Have a device closed at the end of the process, behind those of the registries' creators."""
+    """Have a device closed at the end of the process, after the devices of the registries' creators."""
     with _lock:
         _devices[id(opened)] = opened
 

@@ -38,7 +38,7 @@ def read_through_casts(graph: Graph, context: PassContext) -> Graph:
 
 
 def _rewritten(graph: Graph) -> list[Node]:
-    """Return all nodes; those that can read through a cast do."""
+    """Return all nodes; each reads through a cast if it can."""
     narrow: dict[str, str] = {}  # the value that a widening cast reads, by the value that it makes
     nodes = []
     for each in graph.nodes:

@@ -33,7 +33,7 @@ class Change:
     before: str = ""
     """The node as the pass found it, printed; empty if the pass made it."""
     values: tuple[str, ...] = ()
-    """The values that the node made or makes, and those that it reads since, or no longer reads."""
+    """The values that the node made or makes, and values that it reads since, or no longer reads."""
     into: tuple[str, ...] = ()
     """The nodes that replace it."""
 
@@ -102,7 +102,7 @@ class Journal:
         return Journal(self.steps)
 
     def life(self, name: str) -> list[tuple[Step, Change]]:
-        """Return the changes to a node and to those that replaced it, or to a value; empty if there were none."""
+        """Return the changes to a node and to the nodes that replaced it, or to a value; empty if there were none."""
         return self._followed(name)[0]
 
     def heirs(self, name: str) -> list[str]:
@@ -110,7 +110,7 @@ class Journal:
         return self._followed(name)[1]
 
     def _followed(self, name: str) -> tuple[list[tuple[Step, Change]], list[str]]:
-        """Return the changes to a node and to those that replaced it, and these nodes."""
+        """Return the changes to a node and to the nodes that replaced it, and these nodes."""
         followed, found = {name: None}, list[tuple[Step, Change]]()
         is_node = any(c.node == name for step in self.steps for c in step.changes)
         for step in self.steps:
@@ -150,7 +150,7 @@ class Journal:
 
 @dataclass
 class _Fate:
-    """What replaced a node."""
+    """The nodes in the place of one that a step removed."""
 
     makers: dict[str, str] = field(default_factory=dict)
     """The node that makes each of its values now."""

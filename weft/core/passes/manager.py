@@ -46,7 +46,7 @@ Rewrite = Callable[[Graph, PassContext], Graph]
 
 @dataclass(frozen=True)
 class Pass:
-    """A rewrite with a name, the properties that it requires, and those that it ensures.
+    """A rewrite with a name, the properties that it requires, and the properties that it ensures.
 
     It gets a bound graph. It must keep the graph well formed, and the names, shapes and types of inputs and outputs.
     It runs up to `rounds` times, as long as it changes something. A user's pass runs behind the standard pass that
@@ -177,7 +177,7 @@ def arranged(standard: Sequence[AnyPass], own: Sequence[AnyPass], default: str) 
     """Return the standard passes with a user's among them: each behind the last pass named in its `after`.
 
     One without `after` goes behind `default`; several at one place keep their order. ConfigError names the passes whose
-    `after` names no pass, and those that require what no earlier pass ensures.
+    `after` names no pass, and the passes that require what no earlier pass ensures.
     """
     names = [each.name for each in standard]
     problems = [

@@ -17,7 +17,7 @@ from weft.core.passes.wide_values import spreads, wide_values
 from weft.errors import WeftError
 
 LARGEST, INFINITE = 0x7BFF, 0x7C00
-"""The bits of the largest finite number and of infinity in fp16, without the sign; those of NaN are larger."""
+"""The bits of the largest finite number and of infinity in fp16, without the sign; the bits of NaN are larger."""
 OTHERS = {
     DType.FLOAT32: frozenset({DType.FLOAT16, DType.BFLOAT16}),
     DType.FLOAT16: frozenset({DType.FLOAT32, DType.BFLOAT16}),

@@ -19,7 +19,7 @@ FIRST_ALONE = frozenset({
 
 
 def wide_values(graph: Graph) -> frozenset[str]:
-    """Return the values of a graph that stay float32, with those of `Graph.wide`; shapes need not be known."""
+    """Return the values of a graph that stay float32, `Graph.wide` among them; shapes need not be known."""
     wide = {*graph.wide}
     for node in reversed(graph.nodes):
         places = set(node.op.wide_inputs)

@@ -11,23 +11,10 @@ from weft.core.contract.error_context import at_node, blame, callback_of
 from weft.core.graph.described import described
 from weft.core.graph.graph import Graph, Node
 from weft.core.placement.hints import Hints
-from weft.errors import UnsupportedOps
+from weft.errors import Refusal, UnsupportedOps
 
 Backends = Mapping[str, Backend]
 """A backend object to ask for each device, in the user's order of preference."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a device does not run a node."""
-
-    node: str
-    op: str
-    device: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.node!r} ({self.op}): {self.device}: {self.reason}"
 
 
 @dataclass

@@ -128,7 +128,7 @@ def _tail_problems(tail: Tail, first: Graph) -> list[str]:
 
 
 def _corner_problems(tail: Tail, first: Graph) -> list[str]:
-    """Return the corners that are none of an output of the first stage, and those that share sizes."""
+    """Return the corners that are none of an output of the first stage, and corners that share sizes."""
     problems, made = list[str](), set(first.outputs)
     used = dict[tuple[str, int], str]()
     for name, corner in tail.corners.items():

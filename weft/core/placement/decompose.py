@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from weft.core.graph.composite import Body, Composite
+from weft.core.graph.composite import Body, Decomposition, decomposition_of
 from weft.core.graph.graph import Graph, Names, Node
-from weft.core.graph.op import Op
 from weft.core.passes.journal import Journal
 from weft.core.placement.assign import Backends, why_not
 from weft.core.placement.hints import Hints
@@ -33,7 +31,7 @@ def decompose_refused(
     for node in graph.nodes:
         device = hints.device(node.name) or next(iter(backends))
         backend = backends[device]
-        reason = why_not(graph, node, device, backend) if _decomposes(node.op) else None
+        reason = why_not(graph, node, device, backend) if decomposition_of(node.op) is not None else None
         if reason is None:
             out.nodes.append(node)
             continue
@@ -60,10 +58,11 @@ def _parts(
     graph: Graph, node: Node, names: Names, takes: Callable[[Node], bool], added: list[str]
 ) -> list[Node] | None:
     """Return the parts of a node, which the device takes, or None; parts that it refuses are taken apart again."""
-    if not _decomposes(node.op):
+    decompose = decomposition_of(node.op)
+    if decompose is None:
         return None
     whole: list[Node] = []
-    for part in _decomposed(graph, node, names, added):
+    for part in _decomposed(graph, node, decompose, names, added):
         inner = [part] if takes(part) else _parts(graph, part, names, takes, added)
         if inner is None:
             return None
@@ -72,7 +71,7 @@ def _parts(
 
 
 def _live(nodes: list[Node], wanted: set[str]) -> list[Node]:
-    """Return the nodes without those that only make what nothing reads."""
+    """Return the nodes that make something that is read."""
     kept: list[Node] = []
     for node in reversed(nodes):
         if wanted.intersection(node.outputs):
@@ -81,35 +80,15 @@ def _live(nodes: list[Node], wanted: set[str]) -> list[Node]:
     return kept[::-1]
 
 
-def _decomposes(op: Op) -> bool:
-    return isinstance(op, Composite) or op.type in DECOMPOSITIONS
-
-
-def _decomposed(graph: Graph, node: Node, names: Names, added: list[str]) -> list[Node]:
-    """Return the nodes that make the outputs of a node, none if it stays whole; `added` gets the values they bring."""
-    make, op = Body(graph, node.name, names), node.op
+def _decomposed(
+    graph: Graph, node: Node, decompose: Decomposition, names: Names, added: list[str]
+) -> list[Node]:
+    """Return the parts that make the outputs of a node, none if it stays whole; `added` gets the values they bring."""
+    make = Body(graph, node.name, names)
     specs = [graph.specs[o] for o in node.outputs if o]
     if len(specs) == len(node.outputs) and not any(spec.size for spec in specs):
         results: Sequence[str] = [make.constant(np.zeros(spec.dims, spec.dtype.numpy)) for spec in specs]
-    elif isinstance(op, Composite):
-        results = op.body(make, node.inputs)
     else:
-        results = DECOMPOSITIONS[op.type](op, make, node)
+        results = decompose(node.op, make, node)
     added += make.added
     return make.finish(results[: len(node.outputs)], node.outputs) if results else []
-
-
-Decomposition = Callable[[Any, Body, Node], Sequence[str]]
-"""Adds the nodes that compute what a node with that op does; returns their results, none if it cannot."""
-DECOMPOSITIONS: dict[str, Decomposition] = {}
-"""By op type."""
-
-
-def decomposition(op_type: str) -> Callable[[Decomposition], Decomposition]:
-    """Register the decorated function for ops of a type."""
-
-    def register(decompose: Decomposition) -> Decomposition:
-        DECOMPOSITIONS[op_type] = decompose
-        return decompose
-
-    return register

@@ -41,7 +41,7 @@ def with_narrow_edges(network: OptimizedNetwork, names: Collection[str]) -> Opti
 
 
 def _not_only_cast(graph: Graph, edges: set[str]) -> set[str]:
-    """Return those of the edges that something else than a cast touches; some may not belong to this graph."""
+    """Return the edges that something else than a cast touches; some may not belong to this graph."""
     inputs, wrong = edges.intersection(graph.inputs), set[str]()
     for node in graph.nodes:
         for edge in node.inputs:

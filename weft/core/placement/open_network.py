@@ -38,7 +38,7 @@ Divide = Callable[[PreparedNetwork], OptimizedNetwork]
 
 @dataclass(frozen=True, eq=False)
 class Sized:
-    """What a network is for certain sizes, where it is not what it was for others."""
+    """The parts of a network that depend on its sizes, for certain sizes."""
 
     specs: Mapping[str, TensorSpec]
     constants: Mapping[str, Array]

@@ -20,9 +20,8 @@ from weft.core.graph.op import Constants, Op, register_op
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.journal import Journal
 from weft.core.passes.manager import PassRecord
-from weft.core.placement.assign import Refusal
 from weft.core.placement.stage_split import Corner
-from weft.errors import ExecutionError, InputError, ModelError, brief
+from weft.errors import ExecutionError, InputError, ModelError, Refusal, brief
 
 if TYPE_CHECKING:
     from weft.core.placement.optimizer import OptimizerOptions
@@ -125,7 +124,7 @@ class LaterStage:
     given: Graph | None = None
     """The stage before it was optimised; None in a network that was read from a file."""
     key: str = ""
-    """What names its graph in the file from which it was read; "" for any other."""
+    """The name of its graph in the file from which it was read; "" if it was not read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,11 +140,11 @@ class Tail:
     rest: Graph
     """The nodes that wait, as the model has them."""
     options: OptimizerOptions
-    """What a run plans other stages with: those of other sizes, and those that could not be foreseen."""
+    """What a run plans further stages with: stages of other sizes, and stages that could not be foreseen."""
     stages: tuple[LaterStage, ...] = ()
     """The stages that were planned."""
     unforeseen: tuple[str, ...] = ()
-    """What only a run can plan, and why."""
+    """The stages that only a run can plan, and why."""
 
     def says(self) -> list[str]:
         """Return what is told of it beside its stages."""
@@ -196,7 +195,7 @@ class OptimizedNetwork:
     weights: bool = True
     """Whether the constants that the nodes read are still there; see `without_constants`."""
     tail: Tail | None = None
-    """What comes after it, if it is the first stage of a network whose sizes follow from values."""
+    """The later stages, if this is the first stage of a network whose sizes follow from values."""
 
     @property
     def stages(self) -> tuple[OptimizedNetwork, ...]:

@@ -202,7 +202,7 @@ class _Optimisation:
         self._take(name, [(view, _ask(self._backends[name], name, view)) for view in asked])
 
     def _divided(self) -> list[Part]:
-        """Return the partition of the graph, with optimised nodes apart from those that still await an optimiser."""
+        """Return the partition of the graph, with optimised nodes apart from nodes that still await an optimiser."""
         labels = {
             n.name: self.device.get(n.name, "nobody") + ("" if n.name in self.unseen else " (done)")
             for n in self.graph.nodes

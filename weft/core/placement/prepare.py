@@ -66,7 +66,7 @@ def prepare_network(
 
 
 def _needs_a_run(bound: Graph, stage: Stage) -> ValueNeeded:
-    """Return the error for a network of which not all shapes follow from those of its inputs."""
+    """Return the error for a network in which some shapes do not follow from the shapes of its inputs."""
     sized = next((n for n in bound.nodes if not stage.corners.keys().isdisjoint(n.outputs)), None)
     first = stage.reason or ModelError("a shape follows from a value that only a run tells")
     return ValueNeeded(

@@ -124,7 +124,7 @@ class FrontEndRegistry:
         return {name: origin for name, (_, origin) in self._held.items()}
 
     def registered(self) -> list[FrontEnd]:
-        """Return the front ends in the order of registration, those of installed packages last."""
+        """Return the front ends in the order of registration; installed packages come last."""
         self._search()
         return [front_end for front_end, _ in self._held.values()]
 

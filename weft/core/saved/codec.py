@@ -274,7 +274,7 @@ def hints_of(cls: type[Op]) -> dict[str, Any]:
 
 @cache
 def enums_of(cls: type[Op]) -> dict[str, type[Enum]]:
-    """Return the enums that an op's attributes may hold: those of their types, element types and layouts."""
+    """Return the enums that an op's attributes may hold: the enums of their types, element types and layouts."""
     todo: list[Any] = list(hints_of(cls).values())
     found: dict[str, type[Enum]] = {}
     while todo:

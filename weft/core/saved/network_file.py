@@ -34,7 +34,6 @@ from weft.core.graph.layout import Array, Layout
 from weft.core.graph.limits import Limits
 from weft.core.passes import PassRecord
 from weft.core.passes.journal import Change, Journal, Kind, Step
-from weft.core.placement.assign import Refusal
 from weft.core.placement.check_network import OPTIMIZE_AGAIN, check_network
 from weft.core.placement.optimized_network import LaterStage, OptimizedNetwork, Part, Tail
 from weft.core.placement.optimizer import OptimizerOptions
@@ -67,7 +66,7 @@ from weft.core.saved.codec import (
     spec_json,
     texts,
 )
-from weft.errors import BackendError, ModelError, NoDevice, UnsupportedOps, WeftError, listing
+from weft.errors import BackendError, ModelError, NoDevice, Refusal, UnsupportedOps, WeftError, listing
 
 T = TypeVar("T")
 FORMAT = 5
@@ -202,7 +201,7 @@ def _canonical(value: Json) -> bytes:
 
 
 class _NodeTable:
-    """The nodes of all graphs, each distinct one once, and the problems of those that cannot be saved."""
+    """The distinct nodes of all graphs, and why some cannot be saved."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.encoder = encoder

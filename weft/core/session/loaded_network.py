@@ -26,12 +26,12 @@ from weft.core.host import shutdown
 from weft.core.host.parallel_copy import copy_into
 from weft.core.host.result_memory import KEPT, ResultMemory, is_large
 from weft.core.host.tensor_copy import copy_tensor
-from weft.core.placement.assign import Refusal
 from weft.core.placement.optimized_network import OptimizedNetwork, Part
 from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.notices import Notices
 from weft.core.session.pipeline import Pipeline, Progress
 from weft.core.session.report import CopyRecord, Report, make_report
+from weft.errors import Refusal
 
 log = logging.getLogger("weft.session")
 

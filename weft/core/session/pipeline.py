@@ -136,7 +136,7 @@ class Pipeline:
     ) -> None:
         """Prepare for the part's shapes; NodeRefused if the backend does not take a node with them.
 
-        It keeps the executions of nodes that did not change, and those that serve any shape.
+        It keeps executions that serve any shape, and the executions of nodes that did not change.
 
         `imports` are tensors of other pipelines, by the names of the inputs that use their memory; `fetched` are the
         values that the host reads, of this part and of others.
@@ -258,7 +258,7 @@ class Pipeline:
         self.tasks = [made[node.name] for node in self.graph.nodes]
 
     def _reshape(self, replaced: set[str]) -> dict[str, TensorForm]:
-        """Give the tensors of the last shape the forms of this one, and return the old forms of those that changed.
+        """Give the tensors of the last shape the forms of this one, and return the old forms that changed.
 
         A tensor is replaced, and its name added, if it is of another constant.
         """
@@ -294,7 +294,7 @@ class Pipeline:
     def _place_constants(self, names: _Names) -> set[str]:
         """Copy constants to the backend's STATIC memory, unless its executions do that themselves.
 
-        Return the names of those that were not there or had another value, and of those that are there no more.
+        Return the names of constants that are new, have another value, or are there no more.
         """
         if not self.backend.copies_constants:
             return set()
@@ -444,7 +444,7 @@ class Pipeline:
     def execute(self, targets: Mapping[str, Array] = NO_TARGETS) -> list[str]:
         """Start one run; an asynchronous backend may still be at work afterwards.
 
-        Return those outputs which the backend itself leaves in the arrays of `targets`.
+        Return the outputs that the backend itself leaves in the arrays of `targets`.
         """
         answer: object
         stored = list[str]()

@@ -45,11 +45,11 @@ from weft.core.session.arguments import (
     take_planned_outputs,
     take_shapes,
 )
+from weft.core.session.late_refusal import until_taken
 from weft.core.session.loaded_network import LoadedNetwork, close_forgotten, forget
 from weft.core.session.network_cache import NetworkCache
 from weft.core.session.pipeline import NodeRefused, Pipeline, Progress
 from weft.core.session.prefetch import Prefetch
-from weft.core.session.refused import until_taken
 from weft.core.session.report import Report, joined
 from weft.core.session.stage_loader import LoadedStages
 from weft.core.session.stage_runner import Rest, Rows, StageRunner, tensor
@@ -103,7 +103,7 @@ class _Plan:
     """What a session knows of the network that is loaded, beside the network."""
 
     tail: _Tail | None = None
-    """What comes after it, if it is a first stage."""
+    """The later stages, if the network is a first stage."""
     narrowable: frozenset[str] = frozenset()
     """The inputs and outputs that it can take and give in fp16, though the model has fp32."""
     wanted: frozenset[str] = frozenset()
@@ -167,7 +167,7 @@ class Session:
         known = None if fixed is None else fixed.tail
         self._stages = StageRunner(LoadedStages(choices, host, self.options, self._profile, known))
         self._open: OpenNetworks | None = None
-        """What prepares the graph for one shape after the other; None where weights are not kept for a second one."""
+        """Prepares the graph for one shape after the other; None where weights are not kept for a second one."""
         self._divides_alone = self.options.debug is not None
         """Whether backends are asked again for each shape: one refused a node late, or debug nodes are placed."""
         self._plan = _Plan()
@@ -234,7 +234,7 @@ class Session:
     def pipelines(self) -> Sequence[Pipeline]:
         """Return the pipelines in the order of execution, for tools that look inside.
 
-        Where sizes follow from values, those of the later stages that are loaded follow those of the first.
+        Where sizes follow from values, the later stages that are loaded come after the first.
         """
         self._check_open()
         return (*self._loaded.pipelines, *self._stages.pipelines)
@@ -620,7 +620,7 @@ class Session:
 
 
 def _forms(names: Sequence[str], specs: Mapping[str, TensorSpec], half: frozenset[str]) -> Forms | None:
-    """Return the forms of arrays with these names, of which those of `half` are in fp16; None if some are sequences."""
+    """Return the forms of arrays with these names, in fp16 for names in `half`; None if some are sequences."""
     if any(isinstance(specs[i], SequenceSpec) for i in names):
         return None
     return [(i, (DType.FLOAT16 if i in half else specs[i].dtype).numpy, specs[i].dims) for i in names]

@@ -16,9 +16,9 @@ from weft.core.placement.optimized_network import LaterStage, OptimizedNetwork, 
 from weft.core.placement.optimizer import OptimizerOptions, optimize
 from weft.core.registry.device_choice import DeviceChoice
 from weft.core.saved.network_file import key_of_graph, stage_key
+from weft.core.session.late_refusal import until_taken
 from weft.core.session.loaded_network import LoadedNetwork
 from weft.core.session.pipeline import Progress
-from weft.core.session.refused import until_taken
 from weft.errors import ModelError
 
 

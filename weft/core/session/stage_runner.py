@@ -61,7 +61,7 @@ class Rest:
     most: dict[Hashable, _Most] = field(default_factory=dict)
     """By the same, what was planned before the first run for the most rows."""
     same_nodes: SameNodes = field(default_factory=SameNodes)
-    """What backends know its plans for several sizes by."""
+    """Tells backends that plans for several sizes run the same nodes."""
     left: dict[frozenset[str], Rest] = field(default_factory=dict)
     """The rest that remains once some of the session's own nodes have run, by their names."""
 

@@ -48,7 +48,7 @@ def optimize_stages(
 ) -> OptimizedNetwork:
     """Return the network of a graph whose input shapes are all known, with all stages that can be foreseen.
 
-    `backends` are asked in order. Errors are those of `weft.core.placement.optimizer.optimize`.
+    `backends` are asked in order. It raises what `weft.core.placement.optimizer.optimize` raises.
     """
     first = lower_network(divide_first(bound, backends, options, host=host, prepared=prepared), backends)
     if first.tail is None:

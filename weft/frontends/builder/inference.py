@@ -74,7 +74,7 @@ def infer(inputs: Sequence[InputLayer], constants: Sequence[ConstantLayer], laye
 
 
 def _ordered(layers: Sequence[OpLayer]) -> list[OpLayer]:
-    """Return the layers, each after those that it reads; without those on or behind a cycle."""
+    """Return the layers in topological order, without layers on or behind a cycle."""
     sources = {layer: [s.source.layer for s in layer.inputs if s.source] for layer in layers}
     sorter: TopologicalSorter[Layer] = TopologicalSorter(sources)
     with suppress(CycleError):  # layers before a cycle still come

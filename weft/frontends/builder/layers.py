@@ -83,7 +83,7 @@ class OpLayer(Layer):
 
     @property
     def outputs(self) -> tuple[OutputSlot, ...]:
-        """Return the output slots: those that the op makes, and optional ones that were asked for."""
+        """Return the output slots: what the op makes, and optional ones that were asked for."""
         self.grow_outputs(self._made_outputs)
         return tuple(self._outputs)
 

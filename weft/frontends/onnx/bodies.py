@@ -104,7 +104,7 @@ class _Step:
         self.bodies = 0
 
     def expand(self, nodes: Iterable[NodeProto]) -> list[NodeProto]:
-        """Return the nodes, with those that need it replaced by their bodies, in subgraphs too."""
+        """Return the nodes; bodies replace nodes that Weft has no op for, in subgraphs too."""
         out: list[NodeProto] = []
         for node in nodes:
             opset = self._done.opset_of(node)

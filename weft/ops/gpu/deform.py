@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+import numpy as np
+
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
+from weft.kernels.self_test_cases import one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.deform import Col2Im, DeformConv
 from weft.ops.gpu.integers import INTEGERS
 from weft.ops.shape import ints
@@ -103,3 +107,22 @@ class Col2ImOnGpu(GpuOp):
             grid=grid,
             local=local,
         )
+register_family(
+    KernelFamily(
+        "deform_conv", "convolutions with offsets",
+        cases=lambda: (
+            one_node(
+                DeformConv(offset_group=2, pads=(1, 0, 0, 1)), (1, 4, 5, 4), (3, 4, 2, 2), (1, 16, 5, 4), (3,),
+                (1, 8, 5, 4), constants=(1, 3),
+            ),
+        ),
+    )
+)
+register_family(
+    KernelFamily(
+        "col2im", "sums of windows",
+        cases=lambda: (
+            one_node(Col2Im(strides=(2, 1)), (2, 12, 6), np.array([5, 4]), np.array([2, 2]), constants=(1, 2)),
+        ),
+    )
+)

@@ -9,6 +9,8 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, gpu_op
 from weft.kernels.launch import KernelBuilder, computed, nested_rounds
+from weft.kernels.self_test_cases import one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.det import Det
 
 
@@ -38,3 +40,11 @@ class DetOnGpu(GpuOp):
             grid=grid,
             local=local,
         )
+
+
+register_family(
+    KernelFamily(
+        "det", "determinants",
+        cases=lambda: (one_node(Det(), (3, 5, 5)),),
+    )
+)

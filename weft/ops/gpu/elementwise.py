@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+import numpy as np
+
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Layout, Shape
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder
+from weft.kernels.self_test_cases import one_node
 from weft.kernels.source import ArgKind
-from weft.ops.binary import PRelu
+from weft.kernels.special import KernelFamily, in_place_of, on_many_units, register_family
+from weft.ops.binary import Add, Mul, PRelu
 from weft.ops.elementwise import Elementwise
+from weft.ops.norm import BatchNormalization
+from weft.ops.unary import Erf, Relu
 
 VECTORS = frozenset({DType.FLOAT32, DType.FLOAT16})
 """Types of which kernels access four elements at once."""
@@ -225,3 +231,39 @@ def _launch_linear(
         kinds=dict.fromkeys(fours, kind),
         epilogue=epilogue,
     )
+register_family(
+    KernelFamily(
+        "elementwise", "element-wise kernels",
+        cases=lambda: (
+            one_node(Add(), (7, 13), (7, 13)),
+            one_node(Mul(), (2, 3, 1, 5), (7, 1)),
+            one_node(Erf(), (5, 11)),
+            one_node(Relu(), (37,)),
+        ),
+        forced=in_place_of("elementwise_wide"),
+    )
+)
+register_family(
+    KernelFamily(
+        "elementwise_wide", "element-wise kernels in vectors",
+        cases=lambda: (
+            one_node(Add(), (8, 12), (8, 12)),
+            one_node(Mul(), (3, 4, 16), (4, 1)),
+            one_node(Erf(), (5, 12)),
+        ),
+        templates=("elementwise",), whole=False, forced=on_many_units, fallback="element-wise kernels of one element",
+    )
+)
+register_family(
+    KernelFamily(
+        "elementwise_c4", "element-wise kernels of images",
+        cases=lambda: (
+            one_node(Add(), (2, 5, 7, 3), (2, 5, 7, 3)),
+            one_node(Mul(), (2, 6, 3, 5), (1, 6, 1, 1)),
+            one_node(
+                BatchNormalization(), (2, 7, 5), (7,), (7,), (7,), np.full(7, 2, np.float32), constants=(1, 2, 3, 4)
+            ),
+        ),
+        fallback="element-wise kernels",
+    )
+)

@@ -14,7 +14,9 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, gpu_op
 from weft.kernels.launch import KernelBuilder
+from weft.kernels.self_test_cases import indices, one_node
 from weft.kernels.source import RAW_KINDS, ArgKind
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gather import Gather, GatherElements, GatherND
 from weft.ops.gpu.move import Strides, elements_at_once, launch_move
 
@@ -155,3 +157,16 @@ def _kind(k: KernelBuilder, x: Tensor, y: Tensor, inner: int) -> tuple[ArgKind, 
     """Return the argument kind for moving slices of `inner` elements, and the number of elements moved at once."""
     at_once = elements_at_once(k.caps, x.dtype.itemsize, [(inner, 1, 1)]) if k.lies_plain(x, y) else 1
     return RAW_KINDS.get(at_once * x.dtype.itemsize, "raw") if at_once > 1 else "raw", at_once
+
+
+register_family(
+    KernelFamily(
+        "gather", "gathers",
+        cases=lambda: (
+            one_node(Gather(axis=1), (3, 7, 5), indices((2, 2), 7)),
+            one_node(GatherElements(axis=1), (3, 4), indices((3, 2), 4)),
+            one_node(GatherND(batch_dims=1), (2, 3, 4), indices((2, 1), 3)),
+        ),
+        templates=("gather", "gather_elements", "gather_nd"),
+    )
+)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+import numpy as np
+
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Shape
 from weft.core.graph.op import Op
@@ -13,6 +15,8 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.formats import SMALL_FLOATS, is_coded
 from weft.kernels.gpu_op import GpuOp, gpu_op
 from weft.kernels.launch import KernelBuilder
+from weft.kernels.self_test_cases import indices, noise, one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.binary import (
     Add,
     BitShift,
@@ -117,7 +121,7 @@ def halves(value: int) -> tuple[int, int]:
 
 
 def _as_i32(value: int) -> int:
-    """Return the lower 32 bits of a number as those of an i32."""
+    """Return the i32 that has the lower 32 bits of a number."""
     low = value % HALF
     return low - HALF if low >= HALF // 2 else low
 
@@ -129,7 +133,7 @@ class ArithmeticOnGpu(ElementwiseOnGpu):
     integers = INTEGERS
 
     def rounds(self, op: Elementwise, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return those of a quotient or a power of integers."""
+        """Return the rounds of a quotient or a power of integers."""
         return BITS if isinstance(op, (Div, Mod, Pow)) and any(map(is_integer, inputs)) else 0
 
     def launches(
@@ -236,7 +240,7 @@ class CastOnGpu(ElementwiseOnGpu):
         return None
 
     def rounds(self, op: Elementwise, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return those of a conversion from integers, which looks for the highest bit."""
+        """Return the rounds of a conversion from integers, which looks for the highest bit."""
         assert inputs[0] is not None
         return 0 if inputs[0].dtype.is_float else BITS
 
@@ -281,3 +285,29 @@ def _launch_conversion(
         local=local,
         epilogue=y.dtype.is_float,
     )
+register_family(
+    KernelFamily(
+        "integers", "integer arithmetic",
+        cases=lambda: (
+            one_node(Add(), indices((7, 13), 99).astype(np.int64), indices((1, 13), 99).astype(np.int64)),
+            one_node(Mul(), indices((5, 3), 9).astype(np.int32), indices((5, 3), 9).astype(np.int32)),
+        ),
+    )
+)
+register_family(
+    KernelFamily(
+        "conversions", "conversions of numbers and integers",
+        cases=lambda: (
+            one_node(Cast(to=DType.INT32), 50 * noise(7, 13)),
+            one_node(Cast(to=DType.FLOAT32), indices((7, 13), 99).astype(np.int64)),
+        ),
+        templates=("float_to_integers", "integers_to_float"),
+    )
+)
+register_family(
+    KernelFamily(
+        "exponents", "conversions to powers of two",
+        cases=lambda: (one_node(Cast(to=DType.FLOAT8E8M0), 50 * noise(7, 13)),),
+        templates=("float_to_exponent",),
+    )
+)

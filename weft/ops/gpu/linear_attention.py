@@ -10,6 +10,8 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, gpu_op
 from weft.kernels.launch import KernelBuilder
+from weft.kernels.self_test_cases import one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.linear_attention import LinearAttention
 
 
@@ -64,3 +66,16 @@ class LinearAttentionOnGpu(GpuOp):
             local=local,
             epilogue=False,
         )  # fmt: skip
+
+
+register_family(
+    KernelFamily(
+        "linear_attention", "linear attention",
+        cases=lambda: (
+            one_node(
+                LinearAttention(q_num_heads=4, kv_num_heads=2),
+                (2, 3, 16), (2, 3, 8), (2, 3, 12), (2, 2, 4, 6), (2, 3, 8), (2, 3, 2),
+            ),
+        ),
+    )
+)

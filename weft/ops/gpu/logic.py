@@ -10,6 +10,8 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, gpu_op
 from weft.kernels.launch import KernelBuilder
+from weft.kernels.self_test_cases import noise, one_node, truths
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.binary import And, Equal, Greater, GreaterOrEqual, Less, LessOrEqual, Or, Where, Xor
 from weft.ops.elementwise import Elementwise
 from weft.ops.gpu.elementwise import broadcast_ints, launch_expression
@@ -91,3 +93,12 @@ class WhereOnGpu(GpuOp):
             raw=True,
             epilogue=False,
         )
+
+
+register_family(
+    KernelFamily(
+        "choose", "choices between elements",
+        cases=lambda: (one_node(Where(), truths(7, 13), noise(7, 13), noise(1, 13)),),
+        claimed=lambda caps: caps.int8_storage,
+    )
+)

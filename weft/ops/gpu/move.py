@@ -17,8 +17,10 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder
+from weft.kernels.self_test_cases import one_node
 from weft.kernels.source import RAW_KINDS
-from weft.ops.concat import Split
+from weft.kernels.special import KernelFamily, in_place_of, register_family
+from weft.ops.concat import Concat, Split
 from weft.ops.shape import Dropout, Expand, Flatten, Identity, Reshape, Squeeze, Transpose, Unsqueeze
 from weft.ops.slicing import Slice
 from weft.ops.unary import BitCast
@@ -91,7 +93,7 @@ Source = tuple[Shape, Strides]
 
 
 def launch_block_copy(k: KernelBuilder, x: Tensor, y: Tensor, first: int) -> None:
-    """Copy the channel blocks of `x` to those of `y` from `first` on."""
+    """Copy the channel blocks of `x` to `y`, from block `first` on."""
     n, c, *rest = x.shape
     total = n * -(-c // PACK) * prod(rest)
     grid, local = k.for_items(total)
@@ -267,3 +269,29 @@ class SplitOnGpu(MoveOnGpu):
             found.append((y.shape, Strides(steps, start * steps[axis])))
             start += y.shape[axis]
         return found
+
+
+register_family(
+    KernelFamily(
+        "move", "moves of elements",
+        cases=lambda: (
+            one_node(Transpose(perm=(0, 3, 1, 2)), (2, 7, 5, 3)),
+            one_node(Expand(), (3, 1), np.array([2, 3, 5]), constants=(1,)),
+            one_node(Concat(axis=1), (3, 5), (3, 2)),
+        ),
+        forced=in_place_of("move_wide"),
+    )
+)
+register_family(
+    KernelFamily(
+        "move_wide", "moves of several elements at once",
+        cases=lambda: (one_node(Transpose(perm=(1, 0, 2)), (3, 5, 8)), one_node(Concat(axis=1), (3, 6), (3, 2))),
+        templates=("move",), whole=False, fallback="moves of one element",
+    )
+)
+register_family(
+    KernelFamily(
+        "block_copy", "copies of blocks of channels",
+        cases=lambda: (one_node(Concat(axis=1), (2, 4, 3, 5), (2, 6, 3, 5)),), fallback="moves of elements",
+    )
+)

@@ -1,4 +1,4 @@
-"""Normalizations on GPUs: by stored statistics, by those of lines or images, or over adjacent channels."""
+"""Normalizations on GPUs: by stored statistics, by the statistics of lines or images, or over adjacent channels."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, computed
+from weft.kernels.self_test_cases import one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.elementwise import launch_expression
 from weft.ops.gpu.move import launch_expand
 from weft.ops.gpu.packing import Weights, as_image, seen_as, weights_of
 from weft.ops.gpu.reduce import LONG, choose_group, part_axes, walk_rounds, why_not_axes
-from weft.ops.gpu.teams import Team, choose_team
+from weft.ops.gpu.teams import WITHOUT_TEAMS, Team, choose_team
 from weft.ops.norm import (
     LRN,
     BatchNormalization,
@@ -106,7 +108,7 @@ class Lines:
 
 
 def _walk(caps: DeviceCaps, shape: Shape, axes: Shape, passes: int = 3) -> int:
-    """Return the rounds of an item: by default those of the mean, of the variance, and of the outputs."""
+    """Return the rounds of an item: by default three passes, for the mean, the variance and the outputs."""
     ints, contiguous = part_axes(shape, axes)
     return walk_rounds(caps, prod(ints[f"K{d}"] for d in range(3)), ints["LENGTH"], contiguous, passes)
 
@@ -169,7 +171,7 @@ class LayerNormOnGpu(GpuOp):
     def rounds(
         self, op: LayerNormalization | RMSNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps
     ) -> int:
-        """Return those of three passes, or of two without a mean."""
+        """Return the rounds of three passes, or of two without a mean."""
         assert inputs[0] is not None
         shape = inputs[0].shape
         axes = tuple(range(op.axis % len(shape), len(shape)))
@@ -237,7 +239,7 @@ class ImageNormOnGpu(GpuOp):
     def rounds(
         self, op: InstanceNormalization | GroupNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps
     ) -> int:
-        """Return those of three passes over the pixels of channels that are normalized together."""
+        """Return the rounds of three passes over the pixels of channels that are normalized together."""
         assert inputs[0] is not None
         n, c, *rest = inputs[0].shape
         each = _channels_together(op, inputs[0].shape)
@@ -304,7 +306,7 @@ class LpNormOnGpu(GpuOp):
     computes_double = True
 
     def rounds(self, op: LpNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return those of the norm and of the quotients."""
+        """Return the rounds of two passes, for the norm and the quotients."""
         assert inputs[0] is not None
         return _walk(caps, inputs[0].shape, (op.axis % len(inputs[0].shape),), 2)
 
@@ -344,7 +346,7 @@ class MeanVarianceOnGpu(GpuOp):
         return why_not_axes(shape, tuple(a % len(shape) for a in op.axes))
 
     def rounds(self, op: MeanVarianceNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return those of three passes."""
+        """Return the rounds of three passes."""
         assert inputs[0] is not None
         shape = inputs[0].shape
         return _walk(caps, shape, tuple(a % len(shape) for a in op.axes))
@@ -397,3 +399,32 @@ class LrnOnGpu(GpuOp):
             grid=grid,
             local=local,
         )  # fmt: skip
+
+
+register_family(
+    KernelFamily(
+        "normalize_lines", "normalizations of lines",
+        cases=lambda: (
+            one_node(LayerNormalization(axis=1), (3, 4, 5), (4, 5), (4, 5), constants=(1, 2)),
+            one_node(LayerNormalization(), (5, 197), (197,), constants=(1,)),
+            one_node(LpNormalization(axis=1, p=1), (3, 50, 7)),
+        ),
+        forced=WITHOUT_TEAMS,
+    )
+)
+register_family(
+    KernelFamily(
+        "normalize_images", "normalizations of images",
+        cases=lambda: (
+            one_node(InstanceNormalization(), (3, 5, 7, 3), (5,), (5,), constants=(1, 2)),
+            one_node(GroupNormalization(num_groups=2), (2, 8, 5, 5), (8,), (8,), constants=(1, 2)),
+        ),
+        fallback="normalizations of lines",
+    )
+)
+register_family(
+    KernelFamily(
+        "lrn", "normalizations over channels",
+        cases=lambda: (one_node(LRN(size=3, alpha=0.5), (2, 7, 3, 5)),),
+    )
+)

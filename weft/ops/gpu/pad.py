@@ -11,6 +11,8 @@ from weft.core.graph.layout import PACK, Shape, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder
+from weft.kernels.self_test_cases import one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.pad import Pad, Pads
 from weft.ops.shape import ints as as_ints
 
@@ -95,3 +97,14 @@ def _constants(mode: str, walk: Walk) -> dict[str, int]:
         if mode in ("reflect", "wrap"):
             ints[f"M{d}"] = -(-max(before, 0) // period) * period
     return ints
+
+
+register_family(
+    KernelFamily(
+        "pad", "pads",
+        cases=lambda: (
+            one_node(Pad(mode="reflect"), (2, 5, 6), np.array([0, 1, 2, 0, 3, 1]), constants=(1,)),
+            one_node(Pad(), (1, 6, 5, 3), np.array([0, 0, 1, 2, 0, 0, 2, 1]), constants=(1,)),
+        ),
+    )
+)

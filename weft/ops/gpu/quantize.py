@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
-from weft.core.graph.composite import Body
+import numpy as np
+
 from weft.core.graph.dtypes import DType
-from weft.core.graph.graph import Node
-from weft.core.graph.layout import Shape
+from weft.core.graph.layout import Array, Shape
 from weft.core.graph.tensor import Tensor
-from weft.core.placement.decompose import decomposition
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.formats import SMALL_FLOATS
 from weft.kernels.gpu_op import GpuOp, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
+from weft.kernels.self_test_cases import indices, noise, one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.conversion import SATURATING
 from weft.ops.gpu.conv.problem import window_constants
 from weft.ops.gpu.elementwise import collapse
@@ -28,12 +28,7 @@ from weft.ops.quantize import (
     QUANTISED,
     ConvInteger,
     DequantizeLinear,
-    DynamicQuantizeLinear,
-    GatherBlockQuantized,
     MatMulInteger,
-    MatMulNBits,
-    QLinearConv,
-    QLinearMatMul,
     QuantizeLinear,
     Spread,
 )
@@ -210,85 +205,30 @@ class ConvIntegerOnGpu(_Sums):
         )
 
 
-# -- as other ops -------------------------------------------------------------------------------------------------
+def _bytes(shape: Shape) -> Array:
+    return np.asarray(indices(shape, 255), np.uint8)
 
 
-@decomposition("DynamicQuantizeLinear")
-def _dynamic_quantize(op: DynamicQuantizeLinear, make: Body, node: Node) -> Sequence[str]:
-    (x,) = node.inputs
-    if not make.graph.specs[x].size:
-        return []
-    x = _as_float32(make, x)
-    zeros, axes = make.number(0, x), make.ints(*range(len(make.dims(x))))
-    numbers = make.add("Where", make.add("IsNaN", x), zeros, x)  # NaN does not count in the range, and 0 always does
-    most, least = (
-        make.add(pick, make.add(reduce, numbers, axes, keepdims=0), zeros)
-        for reduce, pick in (("ReduceMax", "Max"), ("ReduceMin", "Min"))
+register_family(
+    KernelFamily(
+        "quantize", "conversions to and from quantised numbers",
+        cases=lambda: (
+            one_node(QuantizeLinear(axis=0), 9 * noise(3, 13), np.abs(noise(3)) + 0.1, np.array([0, 3, 9], np.uint8)),
+            one_node(
+                DequantizeLinear(axis=0),
+                indices((7, 13), 200).astype(np.uint8), np.abs(noise(7)), np.full(7, 3, np.uint8),
+            ),
+        ),
+        templates=("quantize", "dequantize"),
     )
-    span = make.add("Sub", most, least)
-    none = make.add("Equal", span, zeros)
-    shared = make.add("weft::Quotient", span, make.number(255, x))
-    scale = make.add("Where", none, make.number(1, x), shared)
-    zero = make.add("QuantizeLinear", make.add("Neg", least), scale, output_dtype=DType.UINT8)
-    y = make.add("QuantizeLinear", x, scale, zero)
-    return y, scale, zero
-
-
-@decomposition("QLinearMatMul")
-def _qlinear_matmul(op: QLinearMatMul, make: Body, node: Node) -> Sequence[str]:
-    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.inputs
-    total = make.add("MatMulInteger", a, b, a_zero, b_zero)
-    rows = make.graph.specs[a_scale]
-    if rows.size > 1 and len(rows.dims) == 1 and len(make.dims(a)) > 1:
-        a_scale = make.add("Unsqueeze", a_scale, make.ints(1))
-    step = make.add("Mul", _as_float32(make, a_scale), _as_float32(make, b_scale))
-    return [_requantise(make, total, step, y_scale, y_zero, make.dims(node.outputs[0]))]
-
-
-@decomposition("QLinearConv")
-def _qlinear_conv(op: QLinearConv, make: Body, node: Node) -> Sequence[str]:
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, *bias = node.inputs
-    attributes: dict[str, Any] = op.attributes()
-    total = make.add("ConvInteger", x, w, x_zero, w_zero, **attributes)
-    channels = 1, -1, *(1 for _ in make.dims(x)[2:])
-    if bias and bias[0]:
-        total = make.add("Add", total, make.reshape(bias[0], *channels))
-    if make.graph.specs[w_scale].size > 1:
-        w_scale = make.reshape(w_scale, *channels)
-    step = make.add("Mul", _as_float32(make, x_scale), _as_float32(make, w_scale))
-    return [_requantise(make, total, step, y_scale, y_zero, make.dims(node.outputs[0]))]
-
-
-def _requantise(make: Body, total: str, step: str, y_scale: str, y_zero: str, shape: Shape) -> str:
-    """Finish with int32 sums in units of `step` as numbers of another scale and a zero point."""
-    step, y_scale = _as_float32(make, step), make.reshape(_as_float32(make, y_scale))
-    moved = make.add("Mul", make.add("Cast", total, to=DType.FLOAT32), make.add("weft::Quotient", step, y_scale))
-    moved = make.reshape(moved, *shape)
-    return make.add("QuantizeLinear", moved, make.number(1, moved), make.reshape(y_zero))
-
-
-def _as_float32(make: Body, value: str) -> str:
-    """Return a value as float32: a product of scales may be too small for float16."""
-    return make.cast(value, DType.FLOAT32)
-
-
-@decomposition("com.microsoft::MatMulNBits")
-def _matmul_nbits(op: MatMulNBits, make: Body, node: Node) -> Sequence[str]:
-    a, *packed = node.inputs
-    bias = packed[4] if len(packed) > 4 else ""
-    held: list[Any] = [make.known(name) for name in packed[:3]]
-    if any(name and value is None for name, value in zip(packed, held, strict=False)):
-        return []
-    weights = op.weights(*[*held, None][:3])
-    product = make.add("MatMul", a, make.constant(weights.T.astype(make.dtype(a).numpy)))
-    return [make.add("Add", product, bias) if bias else product]
-
-
-@decomposition("com.microsoft::GatherBlockQuantized")
-def _gather_quantised(op: GatherBlockQuantized, make: Body, node: Node) -> Sequence[str]:
-    table, indices, *scales = node.inputs
-    held: list[Any] = [make.known(name) for name in (table, *scales)]
-    if any(value is None for value in held):
-        return []
-    whole = op.table(*[*held, None][:3])
-    return [make.add("Gather", make.constant(whole), indices, axis=op.gather_axis)]
+)
+register_family(
+    KernelFamily(
+        "integer_sums", "products and convolutions of integers",
+        cases=lambda: (
+            one_node(MatMulInteger(), *map(_bytes, ((2, 3, 40), (40, 5), (), (5,)))),
+            one_node(ConvInteger(pads=(1,) * 4), *map(_bytes, ((1, 3, 5, 7), (4, 3, 3, 3)))),
+        ),
+        templates=("matmul_integer", "conv_integer"),
+    )
+)

@@ -22,6 +22,8 @@ from weft.kernels.chooser import Algorithm, Candidate, Chooser, Facts, Rivals, c
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, gpu_op
 from weft.kernels.launch import KernelBuilder, computed, power_of_two
+from weft.kernels.self_test_cases import one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.matmul.matmul import PRODUCTS
 from weft.ops.gpu.matmul.problem import ProductPlan
 from weft.ops.recurrent import GRU, LSTM, RNN, Recurrent, Sizes
@@ -63,7 +65,7 @@ class RecurrentProblem:
     """Whether a GRU's reset gates scale the state before its product: that takes a step of its own."""
     caps: DeviceCaps
     real: DType = DType.FLOAT32
-    """What it is computed in."""
+    """The type of the computation."""
 
     def rounds(self, tile: RecurrentTile) -> int:
         """Return about how often an item loops in a step."""
@@ -337,3 +339,17 @@ def _recurrence(k: KernelBuilder, r: Tensor, problem: RecurrentProblem) -> tuple
 
 
 __all__ = ["LAYERS", "RecurrentOnGpu", "RecurrentPlan", "RecurrentProblem", "RecurrentTile"]
+
+
+register_family(
+    KernelFamily(
+        "recurrent", "recurrent layers",
+        cases=lambda: (
+            one_node(
+                LSTM(hidden_size=9, direction="bidirectional", outputs=3),
+                (3, 2, 5), (2, 36, 5), (2, 36, 9), constants=(1, 2),
+            ),
+            one_node(GRU(hidden_size=6, outputs=2), (3, 2, 5), (1, 18, 5), (1, 18, 6), constants=(1, 2)),
+        ),
+    )
+)

@@ -8,15 +8,18 @@ from itertools import combinations
 from math import prod
 from typing import Any
 
-from weft.core.graph.composite import Body
+import numpy as np
+
+from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Shape, row_major
 from weft.core.graph.tensor import Tensor
-from weft.core.placement.decompose import decomposition
 from weft.kernels.device_caps import DeviceCaps, Size3
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, tree_items
+from weft.kernels.self_test_cases import indices, one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.integers import INTEGERS, halves
 from weft.ops.gpu.pool import launch_global
 from weft.ops.reduce import (
@@ -206,7 +209,7 @@ class ReduceOnGpu(GpuOp):
         return [at for at in combinations(range(len(x)), 2) if (x[at[0]], x[at[1]]) == output] == [(0, 1)]
 
     def rounds(self, op: Reduction, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return those of each pass, and of a division of integers, bit by bit."""
+        """Return the rounds of each pass, and of a division of integers, bit by bit."""
         ints, contiguous = self._walk(op, inputs)
         lines = prod(ints[f"K{d}"] for d in range(3))
         assert inputs[0] is not None
@@ -276,7 +279,7 @@ class ArgExtremeOnGpu(GpuOp):
     computes_double = True
 
     def rounds(self, op: ArgMax | ArgMin, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return those of the only pass."""
+        """Return the rounds of the only pass."""
         x = inputs[0]
         assert x is not None
         length, inner = x.shape[op.axis], prod(x.shape[op.axis % len(x.shape) + 1 :])
@@ -321,7 +324,7 @@ class ScanOnGpu(GpuOp):
     computes_double = True
 
     def rounds(self, op: CumSum | CumProd, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return those of a line, or of two passes over an item's run of it."""
+        """Return the rounds over a line, or of two passes over an item's part of it."""
         shape, axis = _scanned(inputs)
         length = max(shape) if axis is None else shape[axis]
         if not _in_teams(shape, axis):
@@ -387,3 +390,37 @@ def _in_teams(shape: Shape, axis: int | None) -> bool:
     """Tell whether work-groups share lines: long ones, of which there are too few to fill a device."""
     length = max(shape) if axis is None else shape[axis]
     return length > SHORT and prod(shape) // length < MANY
+
+
+register_family(
+    KernelFamily(
+        "reduce", "reductions",
+        cases=lambda: (
+            one_node(ReduceSum(), (5, 300), np.array([1]), constants=(1,)),
+            one_node(ReduceMax(), (7, 3, 9, 5), np.array([0, 2]), constants=(1,)),
+            one_node(ReduceLogSumExp(), (70, 11), np.array([0]), constants=(1,)),
+        ),
+    )
+)
+register_family(
+    KernelFamily(
+        "integer_reductions", "reductions of integers",
+        cases=lambda: (
+            one_node(ReduceSum(), indices((5, 300), 99), np.array([1]), constants=(1,)),
+            one_node(ReduceMax(), indices((7, 3, 9), 99).astype(np.int32), np.array([1]), constants=(1,)),
+        ),
+        templates=("reduce_integers",),
+    )
+)
+register_family(
+    KernelFamily(
+        "arg_extreme", "places of extremes",
+        cases=lambda: (one_node(ArgMax(), (1003,)), one_node(ArgMax(axis=1), (3, 5, 7))),
+    )
+)
+register_family(
+    KernelFamily(
+        "scan", "running sums",
+        cases=lambda: (one_node(CumSum(reverse=1), (3, 5, 7), np.array(1), constants=(1,)),),
+    )
+)

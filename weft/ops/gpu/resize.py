@@ -15,6 +15,8 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
+from weft.kernels.self_test_cases import one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.resize import Resize, Sampling, Taps
 
 
@@ -60,7 +62,7 @@ class ResizeOnGpu(GpuOp):
     def launches(
         self, op: Resize, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
-        """Launch over the output's axes, those that are not sampled merged."""
+        """Launch over the output's axes; adjacent axes that are not sampled count as one."""
         x = inputs[0]
         assert x is not None
         parts = _plan(op, inputs)
@@ -169,3 +171,14 @@ def _plan(op: Resize, inputs: Sequence[Tensor | None]) -> tuple[Sampling, ...]:
 def _indices(taps: Taps) -> Array:
     """Return the positions as one list of int32, -1 where an output lies outside the input."""
     return np.where(taps.outside[:, None], -1, taps.indices).astype(np.int32).reshape(-1)
+
+
+register_family(
+    KernelFamily(
+        "resize", "resizes",
+        cases=lambda: tuple(
+            one_node(Resize(mode=mode), (1, 6, 7, 5), None, None, np.array([1, 6, 9, 4]), constants=(3,))
+            for mode in ("nearest", "linear", "cubic")
+        ),
+    )
+)

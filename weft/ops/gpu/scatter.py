@@ -16,6 +16,8 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, gpu_op
 from weft.kernels.launch import KernelBuilder
+from weft.kernels.self_test_cases import indices, one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gather import ScatterElements, ScatterND
 from weft.ops.gpu.integers import INTEGERS
 from weft.ops.gpu.move import Strides, launch_move
@@ -131,3 +133,17 @@ class ScatterNDOnGpu(_Scatter):
         if op.reduction != "none":
             ints["COUNT"] = prod(places.shape[:-1])
         self.launch(k, op, (x, places, updates, outputs[0]), ints, {"depth": depth, "axis": -1})
+
+
+register_family(
+    KernelFamily(
+        "scatter", "scatters",
+        cases=lambda: (
+            one_node(ScatterElements(axis=1), (3, 7), indices((3, 1), 7), (3, 1)),
+            one_node(ScatterElements(reduction="add"), (5, 3), indices((2, 3), 5), (2, 3)),
+            one_node(ScatterND(), (5, 3), indices((1, 1), 5), (1, 3)),
+            one_node(ScatterND(reduction="max"), (5, 3), indices((4, 1), 5), (4, 3)),
+        ),
+        templates=("scatter", "scatter_reduce"),
+    )
+)

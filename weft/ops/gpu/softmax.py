@@ -10,8 +10,10 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, gpu_op
 from weft.kernels.launch import KernelBuilder
+from weft.kernels.self_test_cases import one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.reduce import choose_group, walk_rounds
-from weft.ops.gpu.teams import choose_team
+from weft.ops.gpu.teams import WITHOUT_TEAMS, choose_team
 from weft.ops.softmax import AlongAxis, LogSoftmax, Softmax
 
 
@@ -27,7 +29,7 @@ class SoftmaxOnGpu(GpuOp):
         return True
 
     def rounds(self, op: AlongAxis, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return those of the largest element, of the sum, and of the quotients."""
+        """Return the rounds of three passes, for the largest element, the sum, and the quotients."""
         assert inputs[0] is not None
         lines, length, inner = _lines(op, inputs[0].shape)
         return walk_rounds(caps, lines, length, inner == 1, 3)
@@ -63,3 +65,16 @@ def _lines(op: AlongAxis, shape: Shape) -> tuple[int, int, int]:
     axis = op.axis % max(len(shape), 1)
     length = prod(shape[axis:]) if op.flatten else prod(shape[axis : axis + 1])
     return prod(shape) // max(length, 1), length, 1 if op.flatten else prod(shape[axis + 1 :])
+
+
+register_family(
+    KernelFamily(
+        "softmax", "softmax",
+        cases=lambda: (
+            one_node(Softmax(axis=1), (2, 21, 9)),
+            one_node(LogSoftmax(), (5, 300)),
+            one_node(Softmax(axis=0), (70, 3)),
+        ),
+        forced=WITHOUT_TEAMS,
+    )
+)

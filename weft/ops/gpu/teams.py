@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from weft.core.contract.session_config import Precision
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK
 from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import KernelBuilder, power_of_two
+from weft.kernels.self_test_cases import SelfTestCase, one_node
 from weft.kernels.source import ArgKind
-from weft.kernels.special import SelfTestCase, SpecialKernel, one_node, register_special
-from weft.ops.softmax import Softmax
+from weft.kernels.special import KernelFamily, SpecialKernel, in_place_of, register_family, register_special
+from weft.ops.norm import LayerNormalization
+from weft.ops.softmax import LogSoftmax, Softmax
 
+WITHOUT_TEAMS = in_place_of("rows_in_teams")
+"""Makes kernels run that give a line to one work-item or one work-group."""
 SHORTEST = 16
 """A team pays from this many elements of a line; one work-item does a shorter line."""
 SIDE_BY_SIDE = 32
@@ -27,7 +32,8 @@ GROUP = 256
 
 def _cases() -> Sequence[SelfTestCase]:
     """Return softmaxes whose lines are shared by a part of a subgroup, by one subgroup and by several."""
-    return [one_node(Softmax(axis=-1), shape) for shape in ((37, 20), (9, 384), (5, 1000), (3, 4099))]
+    shapes = ((37, 20), (9, 384), (5, 1000), (3, 4099))
+    return [one_node(Softmax(axis=-1), shape, precision=Precision.LOW) for shape in shapes]
 
 
 SPECIAL = register_special(
@@ -112,3 +118,17 @@ def choose_team(
     while rows * items > SIDE_BY_SIDE and rows > 1 and lines < 2 * rows * k.caps.compute_units:
         rows //= 2  # spread lines over the compute units rather than fill work-groups
     return Team(items, -(-units // items), rows, fours)
+
+
+register_family(
+    KernelFamily(
+        "rows_in_teams", "lines that several work-items share",
+        cases=lambda: (
+            one_node(Softmax(), (37, 20)),
+            one_node(LogSoftmax(), (3, 1003)),
+            one_node(LayerNormalization(), (3, 5, 197), (197,), (197,), constants=(1, 2)),
+            one_node(LayerNormalization(), (9, 384), (384,), constants=(1,)),
+        ),
+        templates=("softmax_rows", "normalize_rows"), fallback="a work-group or an item for each line",
+    )
+)

@@ -12,6 +12,8 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, gpu_op
 from weft.kernels.launch import KernelBuilder
+from weft.kernels.self_test_cases import indices, one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.create import OneHot
 from weft.ops.gpu.integers import INTEGERS
 from weft.ops.triangle import ReverseSequence, Trilu
@@ -118,3 +120,16 @@ class ReverseSequenceOnGpu(_ByPosition):
             raw=True,
             epilogue=False,
         )
+
+
+register_family(
+    KernelFamily(
+        "by_position", "triangles, one-hot vectors and reversed sequences",
+        cases=lambda: (
+            one_node(Trilu(), (3, 5, 7)),
+            one_node(OneHot(axis=0), indices((3, 5), 7), np.array(7), np.array([0, 1], np.float32), constants=(1,)),
+            one_node(ReverseSequence(), (5, 3, 2), indices((3,), 5)),
+        ),
+        templates=("trilu", "one_hot", "reverse_sequence"),
+    )
+)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+import numpy as np
+
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
+from weft.kernels.self_test_cases import one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.unpool import MaxRoiPool
 
 
@@ -42,3 +46,13 @@ class MaxRoiPoolOnGpu(GpuOp):
             grid=grid,
             local=local,
         )
+
+
+register_family(
+    KernelFamily(
+        "max_roi_pool", "pools of regions",
+        cases=lambda: (
+            one_node(MaxRoiPool((2, 3)), (1, 3, 6, 7), np.array([[0, 1, 0, 5, 4], [0, 2, 3, 9, 9]], np.float32)),
+        ),
+    )
+)

@@ -57,7 +57,7 @@ def lowered(net: Net, api: str) -> tuple[list[Array], set[str], set[str]]:
     """Return the outputs of a network, the templates it launches, and the kinds of their arguments."""
     with weft.load(net.graph, api, fallback="error") as session:
         backends = [p.backend for p in session.pipelines if isinstance(p.backend, GpuBackend)]
-        launches = [launch for b in backends for launch in b.recording.launches]
+        launches = [launch for b in backends for launch in b.recording.run.whole]
         kinds = {str(arg.kind) for launch in launches for arg in launch.build.source.args}
         return session.run(net.feeds), {launch.label.rpartition("/")[2] for launch in launches}, kinds
 

@@ -207,7 +207,7 @@ def test_a_report_says_what_is_not_used(name: str, monkeypatch: pytest.MonkeyPat
     try:
         with weft.load(small(), "opencl", fallback="error") as session:
             notes = [n for n in session.report.notes if "are not used" in n]
-        assert fresh.selftest_seconds > 0
+        assert fresh.verdicts.seconds > 0
         assert fresh.device.caps.max_local_items == (items if name == "right" else items // 2)
     finally:
         fresh.close()
@@ -280,7 +280,7 @@ def test_what_did_not_run_says_nothing_of_portable_kernels(monkeypatch: pytest.M
         assert "that are right are not used: none of its cases ran" in right
         assert "pools are used untested: none of its cases ran on such kernels (lrn)" in portable
         assert ("earlier start" in portable) == known and "pool" not in runtime.device.caps.without
-        assert runtime.verdicts["pool"].word == "untested" and not runtime.verdicts["pool"].is_fault
+        assert runtime.verdicts.by_name["pool"].word == "untested" and not runtime.verdicts.by_name["pool"].is_fault
 
 
 def test_special_and_portable_kernels_share_one_round_of_children(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ class GpuDevice(ABC):
     gone: bool = False
     """Whether the device was lost; then new sessions open it again."""
     profile: DeviceProfile | None = field(default=None, init=False)
-    """What the device pretends to be, if anything."""
+    """The device that this one pretends to be, if any."""
 
     def pretend(self, profile: DeviceProfile) -> None:
         """Pretend to have less than the device has; called once, before anything is allocated.

@@ -107,12 +107,12 @@ class Builds:
         self._pool: ThreadPoolExecutor | None = None
         self._begun: list[tuple[str, Build]] = []
         self._early: dict[Hashable, deque[Build]] = {}
-        """What was prefetched and nobody asked for yet."""
+        """Builds that were prefetched and that nobody has asked for yet."""
         self._made: dict[int, tuple[LaunchLike, Build]] = {}
         self._made_before: dict[int, tuple[LaunchLike, Build]] = {}
         """The launches of this shape and of the one before, by id, with their builds."""
         self._held: object = None
-        """What was built together, until builds have asked for it."""
+        """Kernels that were built together, until their builds ask for them."""
         self._hold = ExitStack()
         self._only_looks_up = False
         """Whether kernels have been asked for at a later shape, and the device has had all of them so far."""

@@ -71,7 +71,7 @@ class Varying:
         return self._change or self._sizes not in (None, sizes)
 
     def note(self, launches: Iterable[LaunchLike], sizes: Sizes) -> None:
-        """Compare the launches of a shape with those of the last one, before any kernel is built for it.
+        """Compare the launches of a shape with the launches of the last one, before any kernel is built for it.
 
         These may be of one pipeline of several, each of which has its own labels.
         """

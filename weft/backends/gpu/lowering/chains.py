@@ -171,7 +171,7 @@ class _ChainArguments:
 
     @property
     def _order(self) -> list[Hashable]:
-        """Return the pieces in the order of the arguments: those that are only read first."""
+        """Return the pieces in the order of the arguments: first the pieces that are only read."""
         return sorted(self.tensors, key=self._written.__contains__)
 
     @property

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Layout
@@ -12,7 +11,7 @@ from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, WantedLayout
-from weft.kernels.launch import KernelBuilder
+from weft.kernels.launch import KernelBuilder, LaunchRequest
 
 
 class _Listener(KernelBuilder):
@@ -22,10 +21,9 @@ class _Listener(KernelBuilder):
         self.caps = caps
         self.templates: set[str] = set()
 
-    def launch(self, template: str, *, writes: Mapping[str, Tensor], **_: Any) -> None:
-        """Note the template, unless nothing would be written."""
-        if any(t.nbytes for t in writes.values()):
-            self.templates.add(template)
+    def add(self, asked: LaunchRequest) -> None:
+        """Note the template."""
+        self.templates.add(asked.template)
 
     def constant(
         self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW, spec: TensorSpec | None = None

@@ -39,7 +39,7 @@ class FoldedMoves:
 
 
 def fold_moves(graph: Graph, views: Mapping[str, ValueView], is_custom: IsCustom) -> FoldedMoves:
-    """Return the views with those of moved values; the layouts of the graph are assigned.
+    """Return the views, and more views for moved values; the layouts of the graph are assigned.
 
     Packed images that are made of rows of channels, or converted only to be read as such, become NHWC4, whatever the
     device prefers: these are their bytes.

@@ -96,7 +96,7 @@ def taken_apart(
 ) -> tuple[Graph, list[Node]]:
     """Return the nodes of which a node is made, and a graph with the specs and constants of their values.
 
-    `names` are those of the inputs, by default in0, in1 ...
+    `names` are the names of the inputs, by default in0, in1 ...
     """
     names = names or ["" if t is None else f"in{k}" for k, t in enumerate(inputs)]
     steps, arity = (op.steps, op.arity) if isinstance(op, Fused) else ((), len(names))

@@ -20,10 +20,9 @@ from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.errors import BackendError, ExecutionError
 from weft.kernels.chooser import Candidate, Decision
-from weft.kernels.device_caps import Size3
 from weft.kernels.gpu_op import find_gpu_op
-from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, KernelBuilder, Prologue
-from weft.kernels.places import map_constants, through_map
+from weft.kernels.index_map_text import map_constants, through_map
+from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, KernelBuilder, LaunchRequest, Prologue
 from weft.kernels.source import LOCAL_SIZE, Arg, ArgKind
 from weft.kernels.special import wrong_templates
 from weft.kernels.template import KernelRequest, Operand, StepText, render
@@ -134,70 +133,52 @@ class NodeBuilder(KernelBuilder):
         self.scratches: list[Tensor] = []
         self.constants: dict[str, PlannedConstant] = {}
         self.undeclared: dict[str, TensorSpec] = {}
-        """The specs of those of which the op does not say what they will be."""
+        """The specs of constants that the op did not announce a spec for."""
 
     # -- the interface of ops ----------------------------------------------------------------------------
 
-    def launch(
-        self,
-        template: str,
-        *,
-        reads: Mapping[str, Tensor],
-        writes: Mapping[str, Tensor],
-        ints: Mapping[str, int] | None = None,
-        floats: Mapping[str, float] | None = None,
-        variant: Mapping[str, str | int | bool | tuple[str, ...]] | None = None,
-        grid: Size3,
-        local: Size3,
-        raw: bool = False,
-        kinds: Mapping[str, ArgKind] | None = None,
-        epilogue: bool = True,
-        prologue: Prologue | None = None,
-        repeatable: bool = False,
-    ) -> None:
+    def add(self, asked: LaunchRequest) -> None:
         """Render and plan one launch; its kernel is built later."""
-        if not any(t.nbytes for t in writes.values()):
-            return
-        if template in wrong_templates(self.caps):
+        if asked.template in wrong_templates(self.caps):
             raise ExecutionError(
-                f"the kernel {template!r} is not launched",
+                f"the kernel {asked.template!r} is not launched",
                 where=self._device.info.name,
                 why="the self-test found it wrong on this device",
                 fix="put the node on another device with `hints`",
             )
-        target, kinds = next(iter(writes)), kinds or {}
+        writes, target, kinds = asked.writes, next(iter(asked.writes)), asked.kinds
         fours = kinds.get(target) == "fours"
-        extra = self._epilogue(writes[target], fours) if epilogue else _Steps()
-        before = _Steps() if prologue is None else self._prologue(prologue)
+        extra = self._epilogue(writes[target], fours) if asked.epilogue else _Steps()
+        before = _Steps() if asked.prologue is None else self._prologue(asked.prologue)
         if fours:
             kinds = {**kinds, **dict.fromkeys(extra.reads, kinds[target])}
-        sources = {n: self._on_device(n, t) for n, t in {**reads, **extra.reads, **before.reads}.items()}
-        args = [self._arg(n, t, kinds.get(n), raw, False) for n, t in sources.items()]
-        args += [self._arg(n, t, kinds.get(n), raw, True) for n, t in writes.items()]
-        ints, floats = {**(ints or {}), **extra.ints}, {**(floats or {}), **extra.floats, **before.floats}
+        sources = {n: self._on_device(n, t) for n, t in {**asked.reads, **extra.reads, **before.reads}.items()}
+        args = [self._arg(n, t, kinds.get(n), asked.raw, False) for n, t in sources.items()]
+        args += [self._arg(n, t, kinds.get(n), asked.raw, True) for n, t in writes.items()]
+        ints, floats = {**asked.ints, **extra.ints}, {**asked.floats, **extra.floats, **before.floats}
         for name, tensor in {**sources, **writes}.items():
             ints |= map_constants(name, places_of(tensor))
         request = KernelRequest(
-            template,
-            tuple(sorted((variant or {}).items())),
+            asked.template,
+            tuple(sorted(asked.variant.items())),
             tuple(args),
             tuple(ints),
             tuple(floats),
             extra.steps,
             target if extra.steps else "",
             before.steps,
-            prologue.on if prologue is not None and before.steps else "",
+            asked.prologue.on if asked.prologue is not None and before.steps else "",
         )
         source = render(request, self._device.dialect)
-        sizes = dict(zip(LOCAL_SIZE, local, strict=True))
+        sizes = dict(zip(LOCAL_SIZE, asked.local, strict=True))
         known = {**ints, **floats, **sizes, **_places({**sources, **writes})}
         values = {name: known[name] for name, _ in source.constants}
         read, written = (sum(t.nbytes for t in tensors.values()) for tensors in (sources, writes))
         planned = PlannedLaunch(
             node=self._node,
-            kernel=template,
-            grid=grid,
-            local=local,
+            kernel=asked.template,
+            grid=asked.grid,
+            local=asked.local,
             read=read,
             written=written,
             owner=self._label,
@@ -205,7 +186,7 @@ class NodeBuilder(KernelBuilder):
             values=values,
             reads=tuple(sources.values()),
             writes=tuple(writes.values()),
-            repeatable=repeatable,
+            repeatable=asked.repeatable,
         )
         self.launched.append(planned)
         if self.choices:
@@ -267,7 +248,7 @@ class NodeBuilder(KernelBuilder):
         return same and not other.blocks and mine.places == other.places
 
     def lies_at(self, part: Tensor, whole: Tensor, places: IndexMap) -> bool:
-        """Tell whether the elements of `part` lie in those of `whole` as a map says."""
+        """Tell whether the elements of `part` lie in `whole` as a map says."""
         inner, outer = part.memory, whole.memory
         if not isinstance(inner, Spot) or not isinstance(outer, Spot) or inner.root != outer.root:
             return False

@@ -164,7 +164,7 @@ class _Assigner:
         return self.twins[name, layout]
 
     def _uncast(self, name: str) -> str:
-        """Return what a value is a cast of, between floats, and drop the cast; else the value's own name."""
+        """Drop the cast between floats that makes a value, and return what it converts; the value if there is none."""
         maker = self.makers.get(name)
         if maker is None or maker.op.type != "Cast" or maker.name in self.dropped:
             return name
@@ -260,7 +260,7 @@ def blocks_taken(graph: Graph, node: Node) -> list[int] | None:
 
 
 def values_read(graph: Graph, views: Mapping[str, ValueView], is_custom: IsCustom = lambda op: False) -> set[str]:
-    """Return the values that a kernel reads, not counting those that are only aliased."""
+    """Return the values that a kernel reads; a value that is only aliased is not among them."""
 
     def is_alias(node: Node) -> bool:
         lies = [views.get(name, ValueView(name)) for name in (node.outputs[0], *node.inputs[:1])]

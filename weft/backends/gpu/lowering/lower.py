@@ -13,10 +13,9 @@ from weft import config
 from weft.backends.gpu.device.device import GpuDevice
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.device.varying import sizes_of
-from weft.backends.gpu.lowering.apart import why_apart
-from weft.backends.gpu.lowering.batch_split import find_front, part_of
 from weft.backends.gpu.lowering.chains import Section, find_chains, without_chained
 from weft.backends.gpu.lowering.dry_run import launches_nothing
+from weft.backends.gpu.lowering.find_micro_batches import find_micro_batches, micro_batch_of
 from weft.backends.gpu.lowering.fold_moves import FoldedMoves, fold_moves
 from weft.backends.gpu.lowering.fusion import fuse_pairs, fuse_pools
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
@@ -31,11 +30,12 @@ from weft.backends.gpu.lowering.layouts import (
     splits_products,
     values_read,
 )
-from weft.backends.gpu.lowering.merge_convolutions import merge_siblings, products_in_vain
+from weft.backends.gpu.lowering.merge_convolutions import merge_where_faster
 from weft.backends.gpu.lowering.prologues import fuse_prologues
+from weft.backends.gpu.lowering.why_apart import why_apart
 from weft.backends.gpu.memory.slots import Spot
-from weft.backends.gpu.recording.batch_front import NO_FRONT, Front
 from weft.backends.gpu.recording.launches import PlannedChain, PlannedLaunch
+from weft.backends.gpu.recording.micro_batches import WHOLE_BATCH, MicroBatches
 from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource, Taken
 from weft.backends.gpu.tuning_tables.tuning_table import TableSource, TuningTable
 from weft.core.contract.error_context import at_node, blame
@@ -105,7 +105,7 @@ class NodePlan:
     choices: list[Choice]
     """The choices that the op left to tuning."""
     taken: Sequence[Taken]
-    """What was chosen between kernels and tiles, in order."""
+    """The kernels and tiles that were chosen, in order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +113,8 @@ class GpuPlan:
     """What a load needs of a lowered part besides its graph and views."""
 
     nodes: Mapping[str, Sequence[NodePlan]]
-    """By the node's first output: one plan, or one for each part of the batch."""
-    front: Front
+    """By the node's first output: one plan, or one for each micro-batch."""
+    micro_batches: MicroBatches
     read: frozenset[str]
     """The roots of the values that kernels read."""
     chains: Sequence[PlannedChain] = ()
@@ -175,16 +175,18 @@ def lower(graph: Graph, target: Target, kept: KeptPlans) -> Lowered:
     if target.config.fusing and INDEX_MAPS not in target.device.caps.without:
         folded = fold_moves(graph, folded.views, target.is_custom)
     graph, views = folded.graph, folded.views
-    front = find_front(graph, views, target.is_custom, target.device) if target.begins_early else NO_FRONT
+    micro_batches = WHOLE_BATCH
+    if target.begins_early:
+        micro_batches = find_micro_batches(graph, views, target.is_custom, target.device)
     journal.views(graph, views)
-    journal.front(graph, front)
-    plans = _Planner(folded, front, target, kept).run()
-    chains = _chains(graph, plans, front, target)
+    journal.micro_batches(graph, micro_batches)
+    plans = _Planner(folded, micro_batches, target, kept).run()
+    chains = _chains(graph, plans, micro_batches, target)
     kept.forget(graph.name, plans.keys())
     read = frozenset(views[i].root if i in views else i for i in values_read(graph, views, target.is_custom))
     decisions = {node.name: plans[label][0].taken for node in graph.nodes if (label := label_of(node)) in plans}
-    plan = GpuPlan(plans, front, read, chains)
-    launches = without_chained(_in_order(plans, front), chains)
+    plan = GpuPlan(plans, micro_batches, read, chains)
+    launches = without_chained(_in_order(plans, micro_batches), chains)
     launched = {node for launch in launches for node in launch.nodes}
     if target.forms_chains(graph):
         _prefetch(launches, target)
@@ -198,7 +200,7 @@ def lower(graph: Graph, target: Target, kept: KeptPlans) -> Lowered:
 
 
 def label_of(node: Node) -> str:
-    """Return what a node's plans are kept under: its first output."""
+    """Return the key of a node's plans: its first output."""
     return next(o for o in node.outputs if o)
 
 
@@ -231,10 +233,10 @@ class _Notes:
                 changes.append(Change("planned", node.name, text, "", (name, view.root)))
         self._plan("find_views", "Let values lie where their readers want them, and move nothing twice", changes)
 
-    def front(self, graph: Graph, front: Front) -> None:
+    def micro_batches(self, graph: Graph, micro_batches: MicroBatches) -> None:
         """Note which nodes run once for each part of a batch."""
-        text = f"runs once for each of {front.parts} parts of the batch, while the host copies the rest of it"
-        nodes = (node for node in graph.nodes if label_of(node) in front.nodes)
+        text = f"runs once for each of {micro_batches.count} parts of the batch, while the host copies the rest of it"
+        nodes = (node for node in graph.nodes if label_of(node) in micro_batches.nodes)
         changes = [Change("planned", node.name, text, "", node.outputs) for node in nodes]
         self._plan("split_batch", "Begin before the whole input is there", changes)
 
@@ -257,7 +259,7 @@ def _rewritten(graph: Graph, target: Target, journal: _Notes) -> Graph:
     device, is_custom, split = target.device, target.is_custom, target.split_products
     caps = device.caps
     if target.config.fusing and not target.thrifty:
-        merged = merge_siblings(graph, is_custom, products_in_vain(device), caps.model.reused_pixels)
+        merged = merge_where_faster(graph, is_custom, device)
         purpose = "Compute convolutions of one image as one"
         graph = journal.rewrite("merge_convolutions", purpose, graph, merged)
     if target.config.fusing:
@@ -283,9 +285,9 @@ def _rewritten(graph: Graph, target: Target, journal: _Notes) -> Graph:
 
 
 class _Planner:
-    def __init__(self, folded: FoldedMoves, front: Front, target: Target, kept: KeptPlans) -> None:
+    def __init__(self, folded: FoldedMoves, micro_batches: MicroBatches, target: Target, kept: KeptPlans) -> None:
         self.graph, self.views, self.free = folded.graph, folded.views, folded.free
-        self.front, self.target, self.kept = front, target, kept
+        self.micro_batches, self.target, self.kept = micro_batches, target, kept
         self.tensors: dict[str, Tensor] = {}
 
     def run(self) -> dict[str, list[NodePlan]]:
@@ -305,7 +307,7 @@ class _Planner:
     def _plans(self, node: Node, label: str) -> list[NodePlan]:
         inputs = [self._tensor(i) if i else None for i in node.inputs]
         outputs = [self._tensor(o) for o in node.outputs if o]
-        parts = self.front.parts
+        count = self.micro_batches.count
 
         def plan(part: Callable[[Tensor], Tensor]) -> NodePlan:
             some = [t if t is None or t.constant is not None else part(t) for t in inputs]
@@ -313,11 +315,11 @@ class _Planner:
             return tuned_plan(self.target, node.op, label, some, done, self.kept, node.name)
 
         if node.name in self.free:
-            times = parts if label in self.front.nodes else 1
+            times = count if label in self.micro_batches.nodes else 1
             return [NodePlan(inputs, outputs, (), (), (), [], ()) for _ in range(times)]
-        if label not in self.front.nodes:
+        if label not in self.micro_batches.nodes:
             return [self._as_before(node, label, [*inputs, *outputs], lambda: plan(lambda t: t))]
-        return [plan(lambda t, k=part: part_of(t, k, parts)) for part in range(parts)]  # type: ignore[misc]
+        return [plan(lambda t, k=number: micro_batch_of(t, k, count)) for number in range(count)]  # type: ignore[misc]
 
     def _as_before(
         self, node: Node, label: str, tensors: Sequence[Tensor | None], make: Callable[[], NodePlan]
@@ -338,15 +340,16 @@ class _Planner:
         return self.tensors[name]
 
 
-def _in_order(plans: Mapping[str, Sequence[NodePlan]], front: Front) -> tuple[PlannedLaunch, ...]:
-    """Return all launches in the order of their submits: those of the front by parts of the batch, then the rest."""
-    of_front = [plans[label][part] for part in range(front.parts) for label in plans if label in front.nodes]
-    rest = [plan for label, each in plans.items() if label not in front.nodes for plan in each]
-    return tuple(launch for plan in (*of_front, *rest) for launch in plan.launches)
+def _in_order(plans: Mapping[str, Sequence[NodePlan]], micro_batches: MicroBatches) -> tuple[PlannedLaunch, ...]:
+    """Return all launches in the order of their submits: one micro-batch after the other, then the whole batch."""
+    divided = [label for label in plans if label in micro_batches.nodes]
+    first = [plans[label][number] for number in range(micro_batches.count) for label in divided]
+    rest = [plan for label, each in plans.items() if label not in micro_batches.nodes for plan in each]
+    return tuple(launch for plan in (*first, *rest) for launch in plan.launches)
 
 
 def _chains(
-    graph: Graph, plans: Mapping[str, Sequence[NodePlan]], front: Front, target: Target
+    graph: Graph, plans: Mapping[str, Sequence[NodePlan]], micro_batches: MicroBatches, target: Target
 ) -> Sequence[PlannedChain]:
     """Return which launches share one; none beside executions of others, which may be recorded between any two."""
     if not target.forms_chains(graph) or any(target.is_custom(node.op) for node in graph.nodes):
@@ -355,7 +358,7 @@ def _chains(
     sections = [
         Section(label, depth[label], [launch for plan in each for launch in plan.launches])
         for label, each in plans.items()
-        if label not in front.nodes
+        if label not in micro_batches.nodes
     ]
     return find_chains(sections, target.device.caps, target.device.dialect)
 

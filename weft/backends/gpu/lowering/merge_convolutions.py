@@ -2,7 +2,7 @@
 
 An example are the 1 x 1 and 3 x 3 halves of SqueezeNet's fire modules. The weights of each are padded with zeros to a
 window around all of them, which adds multiplications by zero. Where launches run one after the other, and there is
-little work, a launch costs more than these (`DeviceModel.idle_products`; SqueezeNet at batch 1 gained a fifth on
+little work, a launch costs more than these (`MergeFigures.idle_products`; SqueezeNet at batch 1 gained a fifth on
 OpenCL). Where launches of one level overlap, as on Vulkan, merging does not pay. As with Winograd's algorithm, values
 that are not finite spread to their neighbours.
 """
@@ -23,6 +23,7 @@ from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import TensorSpec
+from weft.kernels.device_model import AlgorithmFigures
 from weft.ops.concat import Concat
 from weft.ops.conv import Conv
 from weft.ops.window import Window
@@ -69,6 +70,22 @@ class _Sibling:
         return tuple(p - begin for p, begin in zip(around.begin, self.window.begin, strict=True))
 
 
+@dataclass(frozen=True)
+class MergeFigures(AlgorithmFigures, section="merge_convolutions"):
+    """When products with zeros are cheaper than a launch."""
+
+    idle_products: int
+    """Products with zeros, for each unit, that cost less than a launch."""
+    reused_pixels: int
+    """Such products are cheap only if each weight is multiplied with at least so many pixels."""
+
+
+def merge_where_faster(graph: Graph, is_custom: IsCustom, device: GpuDevice) -> Graph:
+    """Return the graph with those convolutions merged that a device computes faster as one."""
+    reused = device.caps.model.of(MergeFigures).reused_pixels
+    return merge_siblings(graph, is_custom, products_in_vain(device), reused)
+
+
 def merge_siblings(graph: Graph, is_custom: IsCustom, most: int | None, reused: int = 0) -> Graph:
     """Return the graph with neighbouring inputs of a join of channels made by one convolution.
 
@@ -82,7 +99,7 @@ def products_in_vain(device: GpuDevice) -> int | None:
     """Return how many multiplications by zero cost less than a launch: 0 on a CPU; None where launches overlap."""
     if device.launches_overlap:
         return None
-    return device.caps.model.idle_products * device.caps.likely_units
+    return device.caps.model.of(MergeFigures).idle_products * device.caps.likely_units
 
 
 class _Merger:

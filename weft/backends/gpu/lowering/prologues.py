@@ -94,7 +94,7 @@ class _Found:
     steps: tuple[Step, ...]
     operands: tuple[str, ...]
     constants: Mapping[str, Array]
-    """Those that the graph does not have."""
+    """The constants among the operands that the graph does not have."""
 
 
 class _Prologue:

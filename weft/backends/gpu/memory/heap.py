@@ -53,7 +53,7 @@ class _Memory:
 
 
 class Keeper(Protocol):
-    """What keeps lent buffers for runs to come: a recording."""
+    """Recordings, which keep lent buffers for runs to come."""
 
     def drop_unheld(self) -> None:
         """Drop the buffers in which no caller has an array any more; any thread may call it."""

@@ -50,7 +50,7 @@ class Region:
     """The memory of one tensor: a slot, or some channel blocks of one (`first` of `blocks`; 0: all of it).
 
     For some images of a batch: `length` bytes from byte `start` on, with all channel blocks; 0 is the whole slot.
-    `places` says where its elements lie among those of the slot.
+    `places` says where its elements lie in the slot.
     """
 
     slot: Slot
@@ -89,7 +89,7 @@ class Slots:
     """Gives the tensors of one pipeline their regions; a slot shared by views lives from the first to the last of them.
 
     Nodes of one dependency level run in parallel, so slots that die in a level, and scratch, are released after it.
-    Levels that run in parts of a batch run repeatedly, so slots that die in them are released after all of them.
+    Levels that run on micro-batches run repeatedly, so slots that die in them are released after all of them.
     """
 
     manager: BufferManager
@@ -98,13 +98,13 @@ class Slots:
     _roots: dict[str, tuple[Slot, int]] = field(default_factory=dict)
     _depth: dict[str, int] = field(default_factory=dict)
     _held: int = -1
-    """The last level that runs in parts of a batch."""
+    """The last level that runs on micro-batches."""
     _level: int = 0
     _dying: list[Slot] = field(default_factory=list)
 
-    def follow(self, graph: Graph, views: Mapping[str, ValueView], in_parts: int = -1) -> None:
-        """Set the values, views and levels of a rewritten network, and the last level that runs in parts of a batch."""
-        self.views, self._depth, self._held = views, depths(graph), in_parts
+    def follow(self, graph: Graph, views: Mapping[str, ValueView], last_divided: int = -1) -> None:
+        """Set the values, views and levels of a rewritten network, and the last level that runs on micro-batches."""
+        self.views, self._depth, self._held = views, depths(graph), last_divided
         self._root_bytes = {v.root: value_bytes(graph, v.root) for v in views.values()}
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Work on a large input while the host still copies it: uploads in chunks, and the front of the network."""
+"""Work on a large input while the host still copies it: uploads in chunks, and the first nodes on micro-batches."""
 
 from __future__ import annotations
 

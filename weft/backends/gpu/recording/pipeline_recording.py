@@ -21,9 +21,9 @@ from weft.backends.gpu.device.device import (
 from weft.backends.gpu.device.device_lost import NotingLoss
 from weft.backends.gpu.memory.heap import DeviceHeap, LentBuffer
 from weft.backends.gpu.memory.slots import Region, touched
-from weft.backends.gpu.recording.batch_front import NO_FRONT, Front
 from weft.backends.gpu.recording.chunked_upload import Job, Stream, chunks, worthwhile
-from weft.backends.gpu.recording.launches import BoundChain, BoundLaunch, PlannedChain
+from weft.backends.gpu.recording.launches import BoundChain, BoundLaunch
+from weft.backends.gpu.recording.run_launches import RunLaunches
 from weft.backends.gpu.recording.schedule import Access, schedule
 from weft.core.contract.backend import StorageType
 from weft.core.contract.error_context import is_error
@@ -76,23 +76,14 @@ class PipelineRecording:
     heap: DeviceHeap
     profiling: ProfilingContext | None = None
     """Receives the device's times of each run; taking them makes a run slower."""
-    launches: list[BoundLaunch] = field(default_factory=list)
+    run: RunLaunches = field(default_factory=RunLaunches)
+    """What every run launches."""
     imports: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Pairs of tensors: one of another pipeline on the device, and the one to which every run copies it first."""
     work: dict[str, Work] = field(default_factory=dict)
     """The work of each owner of launches, for profiles."""
     tuned: int = 0
     """How many launches' kernels a tuning table chose."""
-    front: Front = NO_FRONT
-    """The nodes that run on parts of the batch while the rest is copied."""
-    front_launches: dict[int, list[BoundLaunch]] = field(default_factory=dict)
-    """The launches of the front, by part of the batch."""
-    _chains: Sequence[PlannedChain] = ()
-    """Which of the launches share one."""
-    _chained: frozenset[int] = frozenset()
-    """The `id` of each planned launch in them."""
-    _bound_chains: dict[int, BoundChain] = field(default_factory=dict)
-    """The chains with memory and kernels, by the `id` of each planned launch in them."""
     _inputs: dict[str, Port] = field(default_factory=dict)
     _outputs: dict[str, Port] = field(default_factory=dict)
     _chosen: dict[str, LentBuffer] = field(default_factory=dict)
@@ -102,7 +93,7 @@ class PipelineRecording:
     _replays: dict[tuple[LentBuffer | None, ...], _Replay] = field(default_factory=dict)
     """By the callers' memory of each port that is not streamed, which they keep; () for none. The last used is last."""
     _streamed: frozenset[str] = frozenset()
-    """The inputs whose work begins before the run: those uploaded in chunks, and that of the front."""
+    """The inputs whose work begins before the run: they are uploaded in chunks, or divided into micro-batches."""
     _whole: dict[str, Port] = field(default_factory=dict)
     """The other inputs, and the outputs: they are part of the run's own recording."""
     _current: _Replay | None = None
@@ -126,43 +117,9 @@ class PipelineRecording:
         """Return the bytes of staging buffers, and of host memory that kernels access."""
         return sum(port.buffer.nbytes for port in (*self._inputs.values(), *self._outputs.values()))
 
-    @property
-    def planned(self) -> list[BoundLaunch]:
-        """Return all launches of a run, in the order of their submits."""
-        return [*self._of_front, *self._joined]
-
-    @property
-    def separate(self) -> list[BoundLaunch]:
-        """Return all launches of a run as if none shared one."""
-        return [*self._of_front, *self.launches]
-
-    @property
-    def _of_front(self) -> list[BoundLaunch]:
-        return [launch for part in sorted(self.front_launches) for launch in self.front_launches[part]]
-
-    @property
-    def _joined(self) -> list[BoundLaunch]:
-        """Return the launches behind the front, each chain in the place of its first one."""
-        found = (self._bound_chains.get(id(launch.plan), launch) for launch in self.launches)
-        return list({id(launch): launch for launch in found}.values())
-
-    def plan_chains(self, chains: Sequence[PlannedChain]) -> None:
-        """Note which launches are to share one."""
-        self._chains = chains
-        self._chained = frozenset(id(launch) for chain in chains for launch in chain.launches)
-
-    def is_chained(self, launch: BoundLaunch) -> bool:
-        """Tell whether a launch is to share one with others."""
-        return id(launch.plan) in self._chained
-
-    def unchained(self) -> list[tuple[PlannedChain, list[BoundLaunch]]]:
-        """Return the chains with their launches, now that each of these is bound to memory."""
-        bound = {id(launch.plan): launch for launch in self.launches}
-        return [(chain, [bound[id(launch)] for launch in chain.launches]) for chain in self._chains]
-
     def chain(self, chains: Sequence[BoundChain]) -> None:
-        """Let chains take the place of their launches."""
-        self._bound_chains = {id(level.plan): chain for chain in chains for level in chain.levels}
+        """Let chains take the place of their launches, and their work for profiles."""
+        self.run.chain(chains)
         for chain in chains if self.profiling is not None else ():
             name = chain.owner
             self.work[name] = Work.sum(name, [self.work[owner] for owner in chain.plan.owners if owner in self.work])
@@ -196,11 +153,11 @@ class PipelineRecording:
 
     def seal(self) -> None:
         """Record everything, now that the tensors have addresses."""
-        front = self.front.input if self.front_launches else ""
+        divided = self.run.divided_input
         self._streamed = frozenset(
             name
             for name, port in self._inputs.items()
-            if port.buffer.kind is MemoryKind.STREAM or (name == front and port.in_place)
+            if port.buffer.kind is MemoryKind.STREAM or (name == divided and port.in_place)
         )
         ports = self._inputs | self._outputs
         self._whole = {name: port for name, port in ports.items() if name not in self._streamed}
@@ -209,7 +166,7 @@ class PipelineRecording:
         self._replay({})
 
     def _stream(self, name: str, lent: LentBuffer | None) -> Stream:
-        """Return the work on an input that overlaps the copy of it: uploads in chunks, and the front in parts."""
+        """Return the work on an input that overlaps the copy of it: uploads in chunks, and micro-batches."""
         with self._keeping:
             known = self._streams.pop((name, lent), None)
             if known is None:
@@ -222,13 +179,13 @@ class PipelineRecording:
     def _recorded_stream(self, port: Port, lent: LentBuffer | None) -> Stream:
         tensor, jobs = port.tensor, list[Job]()
         buffer = port.buffer if lent is None else lent.buffer
-        is_front = bool(self.front_launches) and tensor.name == self.front.input
+        is_divided, count = tensor.name == self.run.divided_input, self.run.micro_batches.count
         if lent is not None or not port.in_place:
             copy = _upload(buffer, tensor).command
             assert isinstance(copy, CopyCommand)
-            jobs += chunks(copy.source, copy.target, copy.label, self.front.parts if is_front else 1)
-        for part, launches in self.front_launches.items() if is_front else ():
-            end = tensor.nbytes * (part + 1) // self.front.parts
+            jobs += chunks(copy.source, copy.target, copy.label, count if is_divided else 1)
+        for number, launches in self.run.of_micro_batches.items() if is_divided else ():
+            end = tensor.nbytes * (number + 1) // count
             jobs.append(Job(end, schedule([access(launch) for launch in launches])))
         return Stream(self.device, _mapped(buffer, tensor), jobs)
 
@@ -246,12 +203,12 @@ class PipelineRecording:
         known = self._replays.pop(key, None)
         if known is None:
             self._drop_replays(_oldest([key for key in self._replays if key]))
-            known = self._recorded(chosen, self.front.input in self._streamed)
+            known = self._recorded(chosen, self.run.micro_batches.input in self._streamed)
         self._replays[key] = known
         return known
 
     def _recorded(self, chosen: Chosen, begun: bool) -> _Replay:
-        """Return a replay; `begun` if the front's launches belong to a stream."""
+        """Return a replay; `begun` if launches of micro-batches belong to a stream."""
         with ExitStack() as placed:
             before, after = list[Access](), list[Access]()
             for name, port in self._whole.items():
@@ -264,7 +221,7 @@ class PipelineRecording:
                 elif lent is not None or not port.in_place:
                     before.append(_upload(buffer, port.tensor))
             before += [_inside(source, target) for source, target in self.imports]
-            launches = self._joined if begun else self.planned
+            launches = self.run.joined if begun else self.run.planned
             commands = schedule([*before, *map(access, launches), *after])
         labels = ["" if isinstance(c, BarrierCommand) else c.label for c in commands]
         launched = [i for i, c in enumerate(commands) if isinstance(c, LaunchCommand) and 0 not in c.grid]
@@ -407,9 +364,8 @@ class PipelineRecording:
         self._inputs, self._outputs, self._whole = {}, {}, {}
         for port in ports:
             self.heap.free(port.buffer)
-        self.launches, self.imports, self.tuned = [], [], 0
-        self._bound_chains = {}
-        self.front_launches, self.work = {}, {}
+        self.run.clear()
+        self.imports, self.tuned, self.work = [], 0, {}
 
 
 def _is_gone(lent: LentBuffer | None) -> bool:

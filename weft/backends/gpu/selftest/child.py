@@ -6,7 +6,7 @@ the first failure, because a device may answer nothing correctly after a fault; 
 when it has no more to report, because a driver may take a second to end a process, which nobody has to wait for.
 
 Compilers take most of a test's time, and some drivers (NVIDIA's for OpenCL) compile one kernel of a process at a time.
-So several children share the kinds at first: all read from one pipe which to test next, those that take longest first.
+So several children share the kinds at first: all read from one pipe which to test next, the longest test first.
 A kind that fails there is tested again by itself, because the fault of one child may take the device from all.
 """
 

@@ -27,7 +27,8 @@ from weft.core.session.pipeline import Pipeline
 from weft.errors import CompileError, DeviceError, OutOfMemory, WeftError
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, WantedLayout, find_gpu_op
-from weft.kernels.special import KernelFamily, SelfTestCase, SpecialKernel
+from weft.kernels.self_test_cases import SelfTestCase
+from weft.kernels.special import SpecialKernel
 
 
 class NotRun(WeftError):
@@ -42,16 +43,14 @@ def check(kind: SpecialKernel, runtime: GpuRuntime, others: Sequence[SpecialKern
     """
     device, caps = runtime.device, runtime.device.caps
     try:
-        device.caps = without_others(caps, kind, others)
-        if isinstance(kind, KernelFamily):
-            device.caps = kind.forced(device.caps)
+        device.caps = kind.forced(without_others(caps, kind, others))
         return kind.check(runtime) if kind.check else _check_cases(kind, runtime)
     finally:
         device.caps = caps
 
 
 def without_others(caps: DeviceCaps, kind: SpecialKernel, others: Sequence[SpecialKernel]) -> DeviceCaps:
-    """Return the capabilities without other kinds, except those that this kind depends on."""
+    """Return the capabilities without other kinds, except the kinds that this one depends on."""
     left = [other for other in others if other.name != kind.name]
     for other in (*left, *left):  # twice: a kind may appear only when a later one is switched off
         if other in left and other.present(caps) and kind.present(less := other.disable(caps)):
@@ -81,8 +80,7 @@ def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
             launched.update(made.templates)
             if not worst <= case.allowed:
                 return f"{case.text} was wrong by {worst:.1e} of its largest value"
-    wanted = set(kind.templates if isinstance(kind, KernelFamily) else filter(None, [kind.template]))
-    missing = ", ".join(sorted(wanted - launched))
+    missing = ", ".join(sorted(kind.launched - launched))
     if missing and not problem:
         problem = f"none of its cases ran on such kernels ({missing}), so that nothing is known of them"
     if problem:
@@ -177,7 +175,7 @@ class ReadyGraph:
         except BaseException:
             self._pipeline.close()
             raise
-        self.templates = [name for launch in backend.recording.planned for name in launch.templates]
+        self.templates = [name for launch in backend.recording.run.planned for name in launch.templates]
 
     def difference(self) -> float:
         """Run it, and return the largest difference from the reference, as a part of the largest value."""

@@ -49,18 +49,19 @@ AGAIN = "known from an earlier start, `weft cache clear` has it tested again"
 
 
 def verify(runtime: GpuRuntime) -> None:
-    """Have a device's kernels tested, once in its life; those that are wrong there are not used."""
-    with runtime.verifying:
-        if runtime.verified:
+    """Have a device's kernels tested, once in its life; kernels that are wrong there are not used."""
+    held = runtime.verdicts
+    with held.finding:
+        if held.known:
             return
         begun = time.perf_counter()
         for kind, verdict in examine(runtime, families=tests_families(runtime)):
-            runtime.verdicts[kind.name] = verdict
+            held.by_name[kind.name] = verdict
             if verdict.why is not None:
-                runtime.kernel_notes.append(told(kind, verdict))
-        runtime.notes += runtime.kernel_notes
-        runtime.selftest_seconds = time.perf_counter() - begun
-        runtime.verified = True
+                held.notes.append(told(kind, verdict))
+        runtime.notes += held.notes
+        held.seconds = time.perf_counter() - begun
+        held.known = True
 
 
 def examine(

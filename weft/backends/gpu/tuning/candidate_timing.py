@@ -52,7 +52,7 @@ class Contest:
 
     @property
     def found(self) -> dict[str, Trial]:
-        """Return this machine's trials, which erase those of the package."""
+        """Return this machine's trials, which count instead of the package's."""
         return {text: FORGOTTEN if text in self.brought else trial for text, trial in self.trials.items()}
 
     def choice(self) -> str:

@@ -23,7 +23,7 @@ class Prospect:
     problems: int
     """Distinct problems that have several candidates."""
     tuned: int
-    """Those of them whose choice was tuned before."""
+    """Problems whose choice was tuned before."""
     us: float
     """The time of the others."""
     gain_us: float

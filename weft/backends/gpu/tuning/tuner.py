@@ -126,7 +126,7 @@ def _times(pipeline: Pipeline) -> dict[int, float]:
     backend = pipeline.backend
     assert isinstance(backend, GpuBackend)
     backend.recording.wait()
-    device, launches = backend.device, backend.recording.separate
+    device, launches = backend.device, backend.recording.run.separate
     accesses = [access(launch) for launch in launches]
     commands = schedule(accesses)
     handle = device.record(commands, profile=True)

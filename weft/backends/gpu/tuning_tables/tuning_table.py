@@ -126,7 +126,7 @@ class TuningTable:
         """Why notes are not saved to disk, if they are not."""
         self._brought = sorted(shipped.glob("*.json"))
         self._layers: tuple[Entries, Entries] | None = None
-        """The entries of this machine, and those of the package."""
+        """The entries of this machine, and of the package."""
         self._changed: Entries = {}
         self.noted = 0
         """How many entries were added: what was chosen before may not be what would be chosen now."""
@@ -157,8 +157,8 @@ class TuningTable:
     def proposals(self, key: str, texts: Collection[str]) -> list[Proposal]:
         """Return the choices for a problem; for a choice that is not among `texts`, the fastest that is.
 
-        Take the first one whose kernels are still those that were timed. With WEFT_TUNING=0, or the option `tuning`
-        off, there are none.
+        Take the first one whose kernels have not changed since they were timed. With WEFT_TUNING=0, or the option
+        `tuning` off, there are none.
         """
         found = []
         for entry in self.views(key) if self._proposes and config.tuning_enabled() else ():
@@ -262,7 +262,7 @@ class TableSource:
         return None
 
     def stand(self, choices: Iterable[Choice]) -> bool:
-        """Tell whether all choices led to the kernels that were timed; refuse those that did not."""
+        """Tell whether all choices led to the kernels that were timed; refuse the choices that did not."""
         made = [(choice, self._taken[choice.key]) for choice in choices if choice.made]
         stale = {(choice.key, proposal) for choice, proposal in made if choice.digest != proposal.digest}
         self._refused |= stale

@@ -1,4 +1,4 @@
-"""Attention on GPUs: one algorithm a file, those that compete in `attention`."""
+"""Attention on GPUs: one algorithm a file; `attention` lists which compete."""
 
 from __future__ import annotations
 

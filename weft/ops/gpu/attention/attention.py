@@ -43,7 +43,7 @@ class AttentionOnGpu(GpuOp):
         return found is not None and found[0][-1] == 1 and (position >= 0 or not found[1])
 
     def rounds(self, op: Attention, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return those over the keys in blocks, for each of which a block is loaded and multiplied."""
+        """Return the rounds over blocks of keys: the kernel loads and multiplies a block in each."""
         each = op.extents([t.shape for t in inputs[: op.count()] if t is not None])
         return tiled_rounds(caps, each)
 

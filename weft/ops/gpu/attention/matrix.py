@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import log, prod
 
 import numpy as np
 
+from weft.core.contract.session_config import Precision
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.device_model import AlgorithmFigures
+from weft.kernels.self_test_cases import SelfTestCase, one_node
 from weft.kernels.source import SUBGROUP
-from weft.kernels.special import SelfTestCase, SpecialKernel, one_node, register_special
+from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.attention import Attention, Extents
 from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem
 
@@ -21,6 +25,14 @@ WIDE = 8
 """Elements that are loaded or stored at once: 16 bytes."""
 CHUNK = 32
 """Elements of a head that the items of a subgroup load at once."""
+
+
+@dataclass(frozen=True)
+class MatrixAttentionFigures(AlgorithmFigures, section="attention_matrix"):
+    """How tiles are chosen."""
+
+    subgroups: int
+    """More subgroups than this on a unit slow each other down."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,7 @@ TILES = (
     AttentionTile(1, 4, 16),
     AttentionTile(1, 8, 16),
 )
-"""First those that were best or close to it; tuning tries all."""
+"""The first ones were best or close to it; tuning tries all."""
 USUAL = 32
 """The default number of keys of a block: more take too many registers, fewer take too many steps."""
 
@@ -66,11 +78,12 @@ def _cases() -> Sequence[SelfTestCase]:
     """Return heads apart and side by side, with and without a mask, few and many keys, sizes that fill no tile."""
     hidden = np.zeros((1, 1, 130, 130), np.float16)
     hidden[..., 100:] = hidden[..., 7, 1:] = -np.inf
+    in_halves = partial(one_node, precision=Precision.LOW)
     return [
-        one_node(Attention(scale=0.2), (2, 3, 40, 32), (2, 3, 50, 32), (2, 3, 50, 32)),
-        one_node(Attention(scale=0.1, heads=4, packed=1), (1, 130, 3 * 4 * 64), hidden),
-        one_node(Attention(scale=0.1, heads=2), (1, 300, 2 * 104), (1, 77, 2 * 104), (1, 77, 2 * 104)),
-        one_node(Attention(scale=0.2), (40, 8, 128, 32), (40, 8, 128, 32), (40, 8, 128, 32)),
+        in_halves(Attention(scale=0.2), (2, 3, 40, 32), (2, 3, 50, 32), (2, 3, 50, 32)),
+        in_halves(Attention(scale=0.1, heads=4, packed=1), (1, 130, 3 * 4 * 64), hidden),
+        in_halves(Attention(scale=0.1, heads=2), (1, 300, 2 * 104), (1, 77, 2 * 104), (1, 77, 2 * 104)),
+        in_halves(Attention(scale=0.2), (40, 8, 128, 32), (40, 8, 128, 32), (40, 8, 128, 32)),
     ]
 
 
@@ -108,7 +121,7 @@ def choose_tile(caps: DeviceCaps, each: Extents) -> AttentionTile | None:
     """Return the tile with the fewest slices that keeps the device busy, else one with the most; None if none fits."""
     fitting = legal_tiles(caps, each)
     usual = [t for t in fitting if t.keys == USUAL] or fitting
-    wanted = caps.model.attention_subgroups * caps.compute_units
+    wanted = caps.model.of(MatrixAttentionFigures).subgroups * caps.compute_units
     for tile in usual:
         if prod(each.lead) * -(-each.queries // QUERIES) * tile.slices >= wanted:
             return tile

@@ -16,7 +16,9 @@ from weft.core.graph.layout import PACK
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import VECTOR_BYTES, nested_rounds
-from weft.ops.attention import Extents
+from weft.kernels.self_test_cases import one_node
+from weft.kernels.special import KernelFamily, register_family
+from weft.ops.attention import Attention, Extents
 from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem
 
 LARGEST_HEAD = 128
@@ -168,3 +170,15 @@ class TiledAttention(Algorithm[AttentionProblem, AttentionPlan, Tile]):
             grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1),
             local=(tile.items, 1, 1),
         )  # fmt: skip
+
+
+register_family(
+    KernelFamily(
+        "attention", "attention in one kernel",
+        cases=lambda: (
+            one_node(Attention(scale=0.5), (1, 2, 17, 5), (1, 2, 70, 5), (1, 2, 70, 13)),
+            one_node(Attention(heads=2, packed=1), (1, 12, 48)),
+        ),
+        fallback="products and a softmax", seconds=0.3,
+    )
+)

@@ -1,4 +1,4 @@
-"""Convolutions on GPUs: one algorithm a file, those that compete in `algorithms`."""
+"""Convolutions on GPUs: one algorithm a file; `algorithms` lists which compete."""
 
 from __future__ import annotations
 

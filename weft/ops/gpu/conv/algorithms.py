@@ -57,7 +57,7 @@ CONVOLUTIONS = Chooser[ConvProblem, ConvPlan](
     ),
     Rivals(
         "conv_split",
-        (SplitWgmmaConv(), WinogradConv(), SplitConv(), TiledConv(in_parts=False), DirectConv()),
+        (SplitWgmmaConv(), WinogradConv(), SplitConv(), TiledConv(splits_k=False), DirectConv()),
         ConvProblem.facts_by_channels,
         why_not_split,
         modelled=_caps,

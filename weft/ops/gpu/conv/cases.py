@@ -1,15 +1,29 @@
-"""Self-test cases for the kernels of convolutions: one convolution each, with a bias."""
+"""Self-test cases for the kernels of convolutions: one convolution each."""
 
 from __future__ import annotations
 
 from weft.core.contract.session_config import Precision
+from weft.core.graph.fused_op import RUNNING, Step
 from weft.core.graph.layout import Shape
-from weft.kernels.special import SelfTestCase, one_node
+from weft.kernels.self_test_cases import SelfTestCase, one_node
 from weft.ops.conv import Conv
+from weft.ops.unary import Relu
+
+RELU = Step(Relu(), (RUNNING,))
+"""The step that cases fuse."""
 
 
 def conv_case(x: Shape, weight: Shape, stride: int = 1, precision: Precision = Precision.LOW) -> SelfTestCase:
-    """Return the case of images (n, ci, h, w) and weights (co, ci, kh, kw), padded by half of the kernel all around."""
+    """Return the case of images (n, ci, h, w), weights (co, ci, kh, kw) and a bias, padded by half of the kernel."""
     kernel = weight[2:]
     op = Conv(kernel_shape=kernel, strides=(stride,) * len(kernel), pads=tuple(k // 2 for k in kernel) * 2)
     return one_node(op, x, weight, weight[:1], constants=(1, 2), precision=precision)
+
+
+def conv_with(
+    x: Shape, w: Shape, *, bias: bool = True, prefer: str = "", precision: Precision = Precision.HIGH, **attrs: object
+) -> SelfTestCase:
+    """Return the case of a convolution with these attributes; `prefer` as in `SelfTestCase`."""
+    op = Conv(kernel_shape=w[2:], **attrs)  # type: ignore[arg-type]
+    given = (x, w, w[:1]) if bias else (x, w)
+    return one_node(op, *given, constants=(1, 2)[: len(given) - 1], prefer=prefer, precision=precision)

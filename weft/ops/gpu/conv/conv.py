@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 from weft.core.graph.layout import PACK
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
+from weft.kernels.self_test_cases import noise, several_nodes
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.problem import ConvPlan, on_matrix_units, why_not_computed, why_not_empty
 from weft.ops.gpu.packing import weights_of
+from weft.ops.unary import Relu
+
+
+@dataclass(frozen=True)
+class PlanarFigures(AlgorithmFigures, section="conv_planar"):
+    """When an image is read as NCHW."""
+
+    most_products: int
+    """Up to so many products, reading an image as NCHW beats packing it for matrix units."""
 
 
 @gpu_op(Conv)
@@ -31,7 +44,7 @@ class ConvOnGpu(GpuOp):
         return why_not_empty(inputs[0]) or why_not_computed(inputs[1], caps)
 
     def rounds(self, op: Conv, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return those of the GEMM, which takes four channels at a time, or those of loops over channels and taps."""
+        """Return the rounds of the GEMM, which takes four channels at a time, or of loops over channels and taps."""
         w = inputs[1]
         assert w is not None
         channels, *kernel = w.shape[1:]
@@ -53,7 +66,7 @@ class ConvOnGpu(GpuOp):
             return False
         if not on_matrix_units(caps, x.dtype, split_products):
             return True
-        return prod(output.dims) * prod(w.dims[2:]) * PACK <= caps.model.planar_products
+        return prod(output.dims) * prod(w.dims[2:]) * PACK <= caps.model.of(PlanarFigures).most_products
 
     def launches(self, op: Conv, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Launch the algorithm that the chooser takes."""
@@ -61,3 +74,22 @@ class ConvOnGpu(GpuOp):
         assert x is not None and w is not None
         window, shift = op.window(x.shape, w.shape), None if bias is None else weights_of(bias)
         CONVOLUTIONS.launch(ConvPlan.of(k, window, x, outputs[0], weights_of(w), shift, group=op.group))
+
+
+register_family(
+    KernelFamily(
+        "conv_planar", "convolutions of images of few channels in place",
+        cases=lambda: (
+            several_nodes(
+                "Conv of (1, 3, 23, 21) with (8, 3, 5, 5)",
+                [
+                    (Conv(kernel_shape=(5, 5), strides=(2, 2), pads=(2, 2, 2, 2)), ("x", "w"), "y"),
+                    (Relu(), ("y",), "z"),
+                ],
+                {"x": noise(1, 3, 23, 21)},
+                {"w": noise(8, 3, 5, 5)},
+            ),
+        ),
+        templates=("conv_gemm",), whole=False, fallback="conversions of layouts before them", seconds=0.45,
+    )
+)

@@ -10,11 +10,23 @@ from typing import NamedTuple
 from weft.core.graph.layout import Layout
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import Algorithm, Candidate, Facts, candidates_of, waves
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import SMALL_GROUP
+from weft.kernels.special import KernelFamily, in_place_of, register_family
+from weft.ops.gpu.conv.cases import conv_with
+from weft.ops.gpu.conv.direct import DIRECT
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 
 MOST_PRODUCTS = 200
 """Most vector products of one work-item: the kernel's text writes out each."""
+
+
+@dataclass(frozen=True)
+class DepthwiseFigures(AlgorithmFigures, section="conv_depthwise_tile"):
+    """How tiles are chosen."""
+
+    items: int
+    """A tile must give each unit at least so many work-items."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +68,7 @@ def facts_of_depthwise(problem: ConvProblem) -> Facts:
 def choose_tile(problem: ConvProblem) -> DepthwiseTile:
     """Return the tile with the most reuse that fills the device."""
     offered = CHANNELS_LAST if problem.layout is Layout.NHWC4 else CHANNELS_FIRST
-    wanted = problem.caps.model.depthwise_items * problem.caps.likely_units
+    wanted = problem.caps.model.of(DepthwiseFigures).items * problem.caps.likely_units
     for tile in offered:
         if problem.taps * tile.rows * tile.columns <= MOST_PRODUCTS and items_of(problem, tile) >= wanted:
             return tile
@@ -145,3 +157,22 @@ class DepthwiseInLoops(Algorithm[ConvProblem, ConvPlan, OnePixel]):
         ints = {**p.constants, "BLOCKS": p.blocks, "TOTAL": total}
         reads = depthwise_reads(plan, p.layout)
         k.launch("conv_depthwise", reads=reads, writes={"y": plan.y}, ints=ints, grid=grid, local=local)
+register_family(
+    KernelFamily(
+        "conv_depthwise_tile", "depthwise convolutions by tiles",
+        cases=lambda: (
+            conv_with((1, 7, 10, 9), (7, 1, 3, 5), group=7, strides=(1, 3), pads=(3, 1, 2, 2)),
+            conv_with(
+                (2, 12, 13, 11), (12, 1, 3, 3), group=12, pads=(1, 1, 1, 1), prefer="DepthwiseTile(rows=2, columns=4)"
+            ),
+        ),
+        fallback="depthwise convolutions by loops",
+    )
+)
+register_family(
+    KernelFamily(
+        "conv_depthwise", "depthwise convolutions by loops",
+        cases=lambda: (conv_with((1, 6, 17, 16), (6, 1, 15, 14), group=6, pads=(7, 6, 7, 7), dilations=(1, 1)),),
+        fallback=DIRECT, forced=in_place_of("conv_depthwise_staged"),
+    )
+)

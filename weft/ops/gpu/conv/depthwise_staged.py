@@ -13,7 +13,10 @@ from math import prod
 
 from weft.core.graph.layout import PACK, Layout
 from weft.kernels.chooser import NEVER, Algorithm, Candidate, candidates_of
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import LARGE_GROUP, SECTOR, VECTOR_BYTES
+from weft.kernels.special import KernelFamily, register_family
+from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.depthwise import depthwise_reads
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 
@@ -25,6 +28,16 @@ MOST_PRODUCTS = 50
 """Most vector products of an item that the kernel's text writes out; of more, it has a loop over the window's rows."""
 CANDIDATES = 3
 """Most tiles that are offered of those whose items compute the same number of pixels."""
+
+
+@dataclass(frozen=True)
+class DepthwiseStagedFigures(AlgorithmFigures, section="conv_depthwise_staged"):
+    """When staging pays."""
+
+    taps: int
+    """Staging is the default if the window has at least so many taps."""
+    cost: float
+    """Its share of the portable kernel's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +82,7 @@ TILES = tuple(
     for pixels, blocks, rows, across in product(PIXELS, BLOCKS, ROWS, ITEMS_ACROSS)
     if (tile := StagedTile(blocks, rows, pixels * across, pixels)).items <= LARGE_GROUP
 )
-"""Sizes that divide those of common images. They are few, so that a choice is quick and images share kernels."""
+"""Sizes that divide the sizes of common images: few, so that a choice is quick and images share kernels."""
 
 
 def microseconds(problem: ConvProblem, tile: StagedTile) -> float:
@@ -115,8 +128,9 @@ class DepthwiseStaged(Algorithm[ConvProblem, ConvPlan, StagedTile]):
         ranked = sorted(legal, key=times.__getitem__)
         kept = {tile for pixels in PIXELS for tile in [t for t in ranked if t.pixels == pixels][:CANDIDATES]}
         best = [tile for tile in ranked if tile in kept]
-        first = not caps.software and problem.taps >= caps.model.depthwise_staged_taps
-        return candidates_of(best, times.__getitem__, caps.model.costs[self.name] if first else NEVER)
+        known = caps.model.of(DepthwiseStagedFigures)
+        first = not caps.software and problem.taps >= known.taps
+        return candidates_of(best, times.__getitem__, known.cost if first else NEVER)
 
     def launch(self, plan: ConvPlan, tile: StagedTile) -> None:
         """Launch the kernel; a group reads all taps of its blocks, which adjoin in NC4HW4."""
@@ -146,3 +160,15 @@ class DepthwiseStaged(Algorithm[ConvProblem, ConvPlan, StagedTile]):
             local=(tile.items, 1, 1),
             repeatable=True,
         )
+
+
+register_family(
+    KernelFamily(
+        "conv_depthwise_staged", "depthwise convolutions in work-group memory",
+        cases=lambda: (
+            conv_with((2, 13, 9, 11), (13, 1, 5, 5), group=13, strides=(2, 1), pads=(2, 1, 2, 3), prefer="StagedTile("),
+            conv_with((1, 6, 17, 16), (6, 1, 15, 14), group=6, pads=(7, 6, 7, 7), prefer="StagedTile("),
+        ),
+        fallback="depthwise convolutions by tiles",
+    )
+)

@@ -8,8 +8,11 @@ from typing import NamedTuple
 
 from weft.core.graph.layout import PACK
 from weft.kernels.chooser import Algorithm, Candidate
+from weft.kernels.special import KernelFamily, register_family
+from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, divisor, pieces
 
+DIRECT = "convolutions by the direct kernel"
 MOST_WIDE = 4
 """Most taps of a line that an item loads at once."""
 
@@ -57,3 +60,16 @@ class DirectConv(Algorithm[ConvProblem, ConvPlan, DirectTile]):
                 grid=grid,
                 local=local,
             )  # fmt: skip
+
+
+register_family(
+    KernelFamily(
+        "conv_direct", DIRECT,
+        cases=lambda: (
+            conv_with((3, 9, 6, 5), (6, 3, 3, 3), group=3, strides=(2, 1)),
+            conv_with((2, 5, 5, 6, 7), (5, 5, 1, 2, 3), strides=(2, 1, 2), pads=(0, 1, 0, 0, 0, 1)),
+            conv_with((1, 6, 15), (6, 3, 4), group=2, dilations=(3,), pads=(3, 0), bias=False),
+        ),
+        seconds=0.4,
+    )
+)

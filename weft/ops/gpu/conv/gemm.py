@@ -11,21 +11,17 @@ import numpy as np
 
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.core.graph.tensor import Tensor
-from weft.kernels.chooser import NEVER, Algorithm, Candidate, candidates_of
+from weft.kernels.chooser import NEVER, Candidate
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import VECTOR_BYTES
+from weft.kernels.special import KernelFamily, register_family
+from weft.ops.gpu.conv.cases import conv_with
+from weft.ops.gpu.conv.direct import DIRECT
+from weft.ops.gpu.conv.implicit_gemm import ImplicitGemm
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, pieces, vectors_spec
-from weft.ops.gpu.conv.split_k import (
-    InParts,
-    Sums,
-    TileWork,
-    better,
-    by_turns,
-    offer_parts,
-    tile_and_parts,
-    time_of,
-)
+from weft.ops.gpu.conv.split_k import InParts, Sums, TileWork, tile_and_parts
 from weft.ops.gpu.packing import pack_in_run
 
 CONV_PROLOGUE = "conv_prologue"
@@ -50,6 +46,18 @@ def pack_weights(weight: Array, first: int, count: int) -> Array:
     out = np.zeros((rows, packed.shape[1]), weight.dtype)
     out[: packed.shape[0]] = packed
     return out.reshape(1, -1, PACK).transpose(0, 2, 1)
+
+
+@dataclass(frozen=True)
+class GemmFigures(AlgorithmFigures, section="conv_gemm"):
+    """How tiles are chosen."""
+
+    items: int
+    """A tile must give each unit at least so many work-items."""
+    sliced_items: int
+    """The same for a tile with slices of K."""
+    long_steps: int
+    """With more steps of K, a tile of few items that each compute more is faster."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,7 @@ WIDE_TILES = (
 )
 """For tuning alone: items that compute more, or share more of what is staged, which pays or not by the shape."""
 LONG_TILE = GemmTile(4, 2, 8, 8, 1)
-"""For sums of many steps (`DeviceModel.gemm_long_steps`): shorter ones are faster where more groups fit on a unit."""
+"""For sums of many steps (`GemmFigures.long_steps`): shorter ones are faster where more groups fit on a unit."""
 TILES = (
     LONG_TILE,
     GemmTile(4, 1, 8, 8, 1),
@@ -136,12 +144,12 @@ def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmT
     """
     if caps.software:
         return SOFTWARE_TILE if _has_room(caps, SOFTWARE_TILE) else None
-    model, units = caps.model, caps.likely_units
-    without = WIDE_TILES if steps > model.gemm_long_steps else (LONG_TILE, *WIDE_TILES)
+    known, units = caps.model.of(GemmFigures), caps.likely_units
+    without = WIDE_TILES if steps > known.long_steps else (LONG_TILE, *WIDE_TILES)
     fitting = [t for t in legal_tiles(caps, steps) if t not in without]
     for tile in fitting:
         groups = -(-pixels // tile.rows) * -(-blocks // tile.columns)
-        wanted = model.gemm_items if tile.lz == 1 else model.gemm_sliced_items
+        wanted = known.items if tile.lz == 1 else known.sliced_items
         if groups * tile.lx * tile.ly * tile.lz >= wanted * units:
             return tile
     return fitting[-1] if fitting else None
@@ -157,14 +165,6 @@ def bytes_of_block(problem: ConvProblem) -> int:
     return steps_of(problem) * STEP * PACK * PACK * problem.weights.itemsize
 
 
-def work_of(problem: ConvProblem, tile: GemmTile) -> TileWork:
-    """Return the work in tiles of this size."""
-    steps, pixels, count = steps_of(problem), problem.pixels, problem.count
-    groups = -(-pixels // tile.rows) * -(-count // tile.columns)
-    read = steps * STEP * PACK * (tile.rows + PACK * tile.columns) * problem.weights.itemsize
-    return TileWork(groups, -(-steps // tile.lz), read, pixels * count * PACK)
-
-
 def _packed(plan: ConvPlan, steps: int) -> Tensor:
     """Return the weights of the plan's piece as the kernel reads them."""
     p = plan.problem
@@ -175,17 +175,12 @@ def _packed(plan: ConvPlan, steps: int) -> Tensor:
     return plan.k.constant(f"gemm.{plan.first}", pack, Layout.NC4HW4, spec)
 
 
-def _for_tuning(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return candidates of which only tuning may take the wide ones."""
-    return [replace(c, cost=NEVER) if tile_and_parts(c.tile)[0] in WIDE_TILES else c for c in candidates]
-
-
 @dataclass(frozen=True)
-class TiledConv(Algorithm[ConvProblem, ConvPlan, "GemmTile | InParts[GemmTile]"]):
-    """The implicit GEMM, which computes in fp32 whatever is stored."""
+class TiledConv(ImplicitGemm[GemmTile]):
+    """The portable GEMM, which computes in fp32 whatever is stored."""
 
     name, prologue = "conv_gemm", CONV_PROLOGUE
-    in_parts: bool = True
+    splits_k: bool = True
     """Whether groups may share the K of a tile."""
 
     def why_not(self, problem: ConvProblem) -> str | None:
@@ -198,27 +193,37 @@ class TiledConv(Algorithm[ConvProblem, ConvPlan, "GemmTile | InParts[GemmTile]"]
             return "its weights exceed what one kernel argument may span"
         return None
 
-    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
-        """Return the tiles, whole and in parts; the first is `choose_tile`'s, or one in parts that clearly beats it."""
+    def tiles(self, problem: ConvProblem) -> tuple[GemmTile | None, Sequence[GemmTile]]:
+        """Return the best tile, and all that fit."""
         caps, steps = problem.caps, steps_of(problem)
-        legal, default = legal_tiles(caps, steps), choose_tile(caps, problem.pixels, problem.count, steps)
-        if default is None:
-            return []
-        work = partial(work_of, problem)
-        if not (self.in_parts and problem.whole):
-            return _for_tuning(candidates_of([default, *legal], lambda tile: work(tile).microseconds(caps)))
-        parted = offer_parts(caps, legal, work)
-        # Without slices of K a group has 64 work-items, and a round takes longer than the model says.
-        sliced = [each for each in parted if each.tile.lz > 1]
-        best = better(caps, default, sliced, work)
-        return _for_tuning(candidates_of([best, *by_turns(parted, legal)], partial(time_of, caps, work)))
+        return choose_tile(caps, problem.pixels, problem.count, steps), legal_tiles(caps, steps)
+
+    def work(self, problem: ConvProblem, tile: GemmTile) -> TileWork:
+        """Return the work in tiles of this size."""
+        steps, pixels, count = steps_of(problem), problem.pixels, problem.count
+        groups = -(-pixels // tile.rows) * -(-count // tile.columns)
+        read = steps * STEP * PACK * (tile.rows + PACK * tile.columns) * problem.weights.itemsize
+        return TileWork(groups, -(-steps // tile.lz), read, pixels * count * PACK)
+
+    def in_parts(self, problem: ConvProblem, tiles: Sequence[GemmTile]) -> Sequence[InParts[GemmTile]]:
+        """Return tiles in parts, but none for a piece of the weights."""
+        return super().in_parts(problem, tiles) if self.splits_k and problem.whole else []
+
+    def needs_no_tuning(self, tile: InParts[GemmTile]) -> bool:
+        """Accept slices: without them a group has 64 work-items, and a round takes longer than the model says."""
+        return tile.tile.lz > 1
+
+    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
+        """Return the tiles, whole and in parts, of which only tuning may take the wide ones."""
+        every = super().candidates(problem)
+        return [replace(c, cost=NEVER) if tile_and_parts(c.tile)[0] in WIDE_TILES else c for c in every]
 
     def effort(self, problem: ConvProblem, tile: GemmTile | InParts[GemmTile]) -> Effort | None:
         """Return the work of a tile; None for tiles that only tuning takes."""
         p, (chosen, parts) = problem, tile_and_parts(tile)
         if chosen in WIDE_TILES:
             return None
-        work, rows, columns = work_of(p, chosen), chosen.rows, PACK * chosen.columns
+        work, rows, columns = self.work(p, chosen), chosen.rows, PACK * chosen.columns
         return Effort(
             groups=work.groups * parts,
             items=chosen.items,
@@ -235,13 +240,12 @@ class TiledConv(Algorithm[ConvProblem, ConvPlan, "GemmTile | InParts[GemmTile]"]
             results=work.stored,
         )
 
-    def launch(self, plan: ConvPlan, tile: GemmTile | InParts[GemmTile]) -> None:
-        """Launch the GEMM, and the sum of the parts if there are several."""
-        k, p, (chosen, parts) = plan.k, plan.problem, tile_and_parts(tile)
+    def multiply(self, plan: ConvPlan, tile: GemmTile, sums: Sums) -> None:
+        """Launch the GEMM."""
+        k, p = plan.k, plan.problem
         steps = steps_of(p)
-        sums = Sums(plan, parts, -(-steps // chosen.lz))
         packed = _packed(plan, steps)
-        tiles = -(-p.pixels // chosen.rows)
+        tiles = -(-p.pixels // tile.rows)
         reading, channels = p.reading
         k.launch(
             "conv_gemm",
@@ -252,11 +256,24 @@ class TiledConv(Algorithm[ConvProblem, ConvPlan, "GemmTile | InParts[GemmTile]"]
                 "COUNT": p.count, "TILES": tiles, **channels, **sums.ints,
             },
             variant={
-                "rp": chosen.pixels, "rc": chosen.blocks, "lx": chosen.lx, "ly": chosen.ly,
-                "buffers": chosen.buffers(k.caps), "pointwise": p.pointwise, **reading, **sums.variant,
+                "rp": tile.pixels, "rc": tile.blocks, "lx": tile.lx, "ly": tile.ly,
+                "buffers": tile.buffers(k.caps), "pointwise": p.pointwise, **reading, **sums.variant,
             },
-            grid=(min(tiles, k.caps.max_grid[0]), -(-p.count // chosen.columns), parts),
-            local=(chosen.lx, chosen.ly, chosen.lz),
+            grid=(min(tiles, k.caps.max_grid[0]), -(-p.count // tile.columns), sums.parts),
+            local=(tile.lx, tile.ly, tile.lz),
             epilogue=sums.epilogue, prologue=plan.prologue,
         )  # fmt: skip
-        sums.finish()
+
+
+register_family(
+    KernelFamily(
+        "conv_gemm", "tiled convolutions",
+        cases=lambda: (
+            conv_with((1, 7, 10, 12), (5, 7, 3, 3), dilations=(2, 3), pads=(2, 3, 2, 3)),
+            conv_with((2, 17, 9, 7), (6, 17, 2, 3), strides=(2, 3), pads=(0, 1, 1, 2)),
+            conv_with((2, 64, 7, 5), (70, 64, 1, 1), bias=False),
+            conv_with((1, 36, 6, 7), (33, 36, 3, 3), prefer="GemmTile(pixels=2, blocks=1, lx=8, ly=4, lz=8)"),
+        ),
+        fallback=DIRECT, seconds=0.65,
+    )
+)

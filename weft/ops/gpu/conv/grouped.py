@@ -11,6 +11,9 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import Algorithm, Candidate, Facts, candidates_of
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import SMALL_GROUP, VECTOR_BYTES
+from weft.kernels.special import KernelFamily, on_many_units, register_family
+from weft.ops.gpu.conv.cases import conv_with
+from weft.ops.gpu.conv.direct import DIRECT
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, divisor
 from weft.ops.gpu.packing import as_image
 
@@ -205,3 +208,23 @@ def _packed(plan: ConvPlan) -> Tensor:
     """Return the weights as vectors [input channel of a group][tap][block of output channels]."""
     shape = 1, plan.problem.channels_out, plan.problem.channels_in * plan.problem.taps
     return as_image(plan.k, "grouped", plan.weights, shape, Layout.NHWC4)
+
+
+_TILE = "GroupedTile(rows={}, columns={}, blocks={}, slices={})"
+register_family(
+    KernelFamily(
+        "conv_grouped", "convolutions in groups of whole blocks",
+        cases=lambda: (
+            conv_with(
+                (2, 24, 9, 10), (48, 8, 3, 3), group=3, strides=(2, 1), pads=(1, 0, 1, 2),
+                prefer=_TILE.format(2, 2, 2, 2),
+            ),
+            conv_with(
+                (1, 64, 7, 5), (32, 32, 5, 5), group=2, dilations=(1, 2), pads=(2, 4, 2, 4),
+                prefer=_TILE.format(1, 2, 1, 8),
+            ),
+            conv_with((1, 136, 21), (48, 68, 1), group=2, bias=False, prefer=_TILE.format(1, 1, 1, 1)),
+        ),
+        fallback=DIRECT, forced=on_many_units, seconds=0.45,
+    )
+)

@@ -12,29 +12,31 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout
-from weft.kernels.chooser import Algorithm, Candidate, Facts, candidates_of
+from weft.kernels.chooser import Facts
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import PIECE
+from weft.kernels.self_test_cases import SelfTestCase
 from weft.kernels.source import SUBGROUP
-from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
+from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
+from weft.ops.gpu.conv.implicit_gemm import ImplicitGemm
 from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem, vectors_spec
-from weft.ops.gpu.conv.split_k import (
-    InParts,
-    Sums,
-    TileWork,
-    better,
-    by_turns,
-    offer_parts,
-    tile_and_parts,
-    time_of,
-)
+from weft.ops.gpu.conv.split_k import InParts, Sums, TileWork, tile_and_parts
 
 MATRIX_PROLOGUE = "conv_matrix_prologue"
 """The kernel that applies element-wise steps as it loads; `DeviceCaps.without` names it where it is wrong."""
 SIDE = 16
 """Rows and columns of the tiles that a subgroup multiplies, with and without work-group memory."""
+
+
+@dataclass(frozen=True)
+class MatrixFigures(AlgorithmFigures, section="conv_matrix"):
+    """What the algorithm costs."""
+
+    cost: float
+    """Its share of the portable kernel's time."""
 
 
 @dataclass(frozen=True)
@@ -200,16 +202,17 @@ def packed_size(problem: ConvProblem, tile: MatrixTile) -> int:
     return -(-depth // step) * step * -(-problem.channels_out // tile.columns) * tile.columns
 
 
-def work_of(pixels: int, channels: int, depth: int, tile: MatrixTile) -> TileWork:
-    """Return the work in tiles of this size, for `sum_parts`."""
-    groups, steps = -(-pixels // tile.rows) * -(-channels // tile.columns), -(-depth // (PACK * tile.kb))
+def work_of(problem: ConvProblem, tile: MatrixTile) -> TileWork:
+    """Return the work in tiles of this size."""
+    pixels, channels, steps = problem.pixels, problem.channels_out, -(-problem.depth // (PACK * tile.kb))
+    groups = -(-pixels // tile.rows) * -(-channels // tile.columns)
     read = 2 * PACK * tile.kb * steps * (tile.rows + tile.columns)
     return TileWork(groups, -(-steps // tile.lz), read, pixels * channels)
 
 
 def effort_of(problem: ConvProblem, tile: MatrixTile, parts: int, sums: int) -> Effort:
     """Return the work of a tile whose items keep so many sums for each result."""
-    p, work = problem, work_of(problem.pixels, problem.channels_out, problem.depth, tile)
+    p, work = problem, work_of(problem, tile)
     registers = 8 * tile.fm * tile.fn * sums + 50
     return Effort(
         groups=work.groups * parts,
@@ -229,7 +232,7 @@ def effort_of(problem: ConvProblem, tile: MatrixTile, parts: int, sums: int) -> 
     )
 
 
-class MatrixConv(Algorithm[ConvProblem, ConvPlan, "MatrixTile | InParts[MatrixTile]"]):
+class MatrixConv(ImplicitGemm[MatrixTile]):
     """Subgroups multiply tiles that the work-group stages in its memory."""
 
     name, prologue = "conv_matrix", MATRIX_PROLOGUE
@@ -238,47 +241,46 @@ class MatrixConv(Algorithm[ConvProblem, ConvPlan, "MatrixTile | InParts[MatrixTi
         """Return None: `why_not_halves` has asked everything."""
         return None
 
-    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
-        """Return the tiles, whole and in parts; the first is `choose_tile`'s, or one in parts that beats it."""
-        caps, sizes = problem.caps, (problem.pixels, problem.channels_out, problem.depth)
-        work = partial(work_of, *sizes)
-        legal, default = legal_tiles(caps, problem.depth), choose_tile(caps, *sizes)
-        if default is None:
-            return []
-        parted = offer_parts(caps, legal, work)
-        best = better(caps, default, parted, work)
-        every, cost = [best, *by_turns(parted, legal)], caps.model.costs[self.name]
-        return candidates_of(every, partial(time_of, caps, work), cost)
+    def tiles(self, problem: ConvProblem) -> tuple[MatrixTile | None, Sequence[MatrixTile]]:
+        """Return the best tile, and all that fit."""
+        caps, depth = problem.caps, problem.depth
+        return choose_tile(caps, problem.pixels, problem.channels_out, depth), legal_tiles(caps, depth)
+
+    def work(self, problem: ConvProblem, tile: MatrixTile) -> TileWork:
+        """Return the work in tiles of this size."""
+        return work_of(problem, tile)
+
+    def cost(self, problem: ConvProblem) -> float:
+        """Return the cost on this kind of device."""
+        return problem.caps.model.of(MatrixFigures).cost
 
     def effort(self, problem: ConvProblem, tile: MatrixTile | InParts[MatrixTile]) -> Effort:
         """Return the work of a tile."""
         chosen, parts = tile_and_parts(tile)
         return effort_of(problem, chosen, parts, 1)
 
-    def launch(self, plan: ConvPlan, tile: MatrixTile | InParts[MatrixTile]) -> None:
-        """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
-        k, p, (chosen, parts) = plan.k, plan.problem, tile_and_parts(tile)
-        pack = partial(pack_weights, plan.weight, chosen)
-        spec = vectors_spec(packed_size(p, chosen), p.weights)
-        packed = k.constant(f"matrix.{chosen.columns}.{chosen.kb}", pack, Layout.NC4HW4, spec)
-        tiles, across = -(-p.pixels // chosen.rows), -(-p.channels_out // chosen.columns)
-        wide, steps = p.read_pieces, -(-p.depth // (PACK * chosen.kb))
-        sums = Sums(plan, parts, -(-steps // chosen.lz))
+    def multiply(self, plan: ConvPlan, tile: MatrixTile, sums: Sums) -> None:
+        """Launch the GEMM."""
+        k, p = plan.k, plan.problem
+        pack = partial(pack_weights, plan.weight, tile)
+        spec = vectors_spec(packed_size(p, tile), p.weights)
+        packed = k.constant(f"matrix.{tile.columns}.{tile.kb}", pack, Layout.NC4HW4, spec)
+        tiles, across = -(-p.pixels // tile.rows), -(-p.channels_out // tile.columns)
+        wide, steps = p.read_pieces, -(-p.depth // (PACK * tile.kb))
         k.launch(
             "conv_matrix",
             reads={"x": plan.x, "w": packed, **sums.bias},
             writes={"y": sums.target},
             ints={
                 **p.constants, "C4": p.blocks_in, "STEPS": steps, "PIXELS": p.pixels,
-                "COUNT": p.blocks, "TILES": tiles, "WIDTH": across * chosen.columns // PACK, **sums.ints,
+                "COUNT": p.blocks, "TILES": tiles, "WIDTH": across * tile.columns // PACK, **sums.ints,
             },
             variant={
-                "fm": chosen.fm, "fn": chosen.fn, "sm": chosen.sm, "sn": chosen.sn, "kb": chosen.kb,
-                "pointwise": p.pointwise, "sliced": chosen.lz > 1, "wide": wide, **sums.variant, **p.many_images,
+                "fm": tile.fm, "fn": tile.fn, "sm": tile.sm, "sn": tile.sn, "kb": tile.kb,
+                "pointwise": p.pointwise, "sliced": tile.lz > 1, "wide": wide, **sums.variant, **p.many_images,
             },
             kinds={"x": "wide", "w": "wide"} if wide else None,
-            grid=(min(tiles, k.caps.max_grid[0]), across, parts),
-            local=(SUBGROUP, chosen.sm * chosen.sn, chosen.lz),
+            grid=(min(tiles, k.caps.max_grid[0]), across, sums.parts),
+            local=(SUBGROUP, tile.sm * tile.sn, tile.lz),
             epilogue=sums.epilogue, prologue=plan.prologue,
         )  # fmt: skip
-        sums.finish()

@@ -11,15 +11,19 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, cast
 
-from weft.core.graph.fused_op import Step, pick_operands
+from weft.core.graph.fused_op import Fused, Step, pick_operands
 from weft.core.graph.layout import PACK, Array, Layout, Shape
 from weft.core.graph.op import Constants, Op, OpClass
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, Prologue, power_of_two
+from weft.kernels.self_test_cases import noise, several_nodes
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.conv import Conv
+from weft.ops.gpu.conv.cases import RELU
 from weft.ops.gpu.packing import as_image, weights_of
 
 CONV_PAIR = "conv_pair"
@@ -40,7 +44,7 @@ HIDDEN = "hidden"
 class ConvPair(Op):
     """A convolution, element-wise steps, and the convolution of their result as one op; only backends make it.
 
-    The first `arity` inputs are those of `first`, the next `more` the weights and perhaps the bias of `second`. The
+    The first `arity` inputs belong to `first`, the next `more` the weights and perhaps the bias of `second`. The
     steps read their own results and scalars behind these.
     """
 
@@ -75,6 +79,14 @@ class ConvPair(Op):
         return both + len(self.steps) * prod(between)
 
 
+@dataclass(frozen=True)
+class PairFigures(AlgorithmFigures, section="conv_pair"):
+    """When two convolutions should be one launch."""
+
+    products: int
+    """Up to so many products, each work-group computes the first convolution itself."""
+
+
 def pairing_pays(first: Conv, second: Conv, x: Shape, weight: Shape, after: Shape, caps: DeviceCaps) -> bool:
     """Tell whether two convolutions of single pixels are better one launch."""
     if CONV_PAIR in caps.without or prod(x[2:]) != 1 or len(x) not in (3, 4):
@@ -88,7 +100,7 @@ def pairing_pays(first: Conv, second: Conv, x: Shape, weight: Shape, after: Shap
     largest = 4 * hidden * PACK * max(-(-channels // PACK), -(-after[0] // PACK))
     shared = 4 * (power_of_two(-(-channels // PACK)) * PACK + power_of_two(hidden) + (PACK + 1) * _most_items(caps))
     fits = shared <= caps.local_memory and largest <= caps.max_buffer_range
-    return fits and hidden * channels <= caps.model.pair_products
+    return fits and hidden * channels <= caps.model.of(PairFigures).products
 
 
 def _most_items(caps: DeviceCaps) -> int:
@@ -178,3 +190,31 @@ class ConvPairOnGpu(GpuOp):
             local=(group.items, 1, 1),
             prologue=Prologue(HIDDEN, op.steps, inputs),
         )  # fmt: skip
+
+
+register_family(
+    KernelFamily(
+        CONV_PAIR, "pairs of convolutions of single pixels",
+        cases=lambda: (
+            several_nodes(
+                "Conv of (3, 37, 1, 1) with (9, 37, 1, 1) and (270, 9, 1, 1)",
+                [
+                    (Fused(Conv(kernel_shape=(1, 1)), 3, (RELU,)), ("x", "w", "b"), "r"),
+                    (Conv(kernel_shape=(1, 1)), ("r", "v"), "y"),
+                ],
+                {"x": noise(3, 37, 1, 1)},
+                {"w": noise(9, 37, 1, 1), "b": noise(9), "v": noise(270, 9, 1, 1)},
+            ),
+            several_nodes(
+                "Conv of (1, 357, 1, 1) with (150, 357, 1, 1) and (270, 150, 1, 1)",
+                [
+                    (Fused(Conv(kernel_shape=(1, 1)), 2, (RELU,)), ("x", "w"), "r"),
+                    (Conv(kernel_shape=(1, 1)), ("r", "v", "d"), "y"),
+                ],
+                {"x": noise(1, 357, 1, 1)},
+                {"w": noise(150, 357, 1, 1), "v": noise(270, 150, 1, 1), "d": noise(270)},
+            ),
+        ),
+        templates=("conv_pair",), fallback="two convolutions", seconds=0.45,
+    )
+)

@@ -1,4 +1,4 @@
-"""Convolutions of floats on GPUs in NCHW, one element a work-item: those of float64, which no other kernel takes."""
+"""Convolutions of floats on GPUs in NCHW, one element a work-item. They run float64, which no other kernel takes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
+from weft.kernels.self_test_cases import noise64, one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.conv import PlanarConv, PlanarConvTranspose
 from weft.ops.gpu.conv.problem import window_constants
 from weft.ops.window import Window
@@ -71,3 +73,22 @@ def _launch(
         grid=grid,
         local=local,
     )
+
+
+register_family(
+    KernelFamily(
+        "planar_conv", "convolutions of float64",
+        cases=lambda: (
+            one_node(
+                PlanarConv(group=2, strides=(2, 1), pads=(1, 0, 2, 1)),
+                noise64(2, 4, 7, 6), noise64(6, 2, 3, 2), noise64(6),
+                tolerance=1e-14,
+            ),
+            one_node(
+                PlanarConvTranspose(group=2, strides=(2, 1)), noise64(2, 4, 3, 5), noise64(4, 3, 3, 2), noise64(6),
+                tolerance=1e-14,
+            ),
+        ),
+        templates=("planar_conv", "planar_conv_transpose"), claimed=lambda caps: caps.doubles,
+    )
+)

@@ -8,6 +8,7 @@ channels does so again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
@@ -16,12 +17,14 @@ from weft.core.graph.op import Constants, Op, OpClass
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.gemm import TiledConv
 from weft.ops.gpu.conv.problem import ConvPlan, on_matrix_units
+from weft.ops.gpu.conv.split_floats import SplitFigures
 from weft.ops.pool import MaxPool
 from weft.ops.window import Window
 
@@ -54,6 +57,16 @@ class PooledConv(Op):
         return self.pool.flops(inputs[:1], [(n, x[1], *places)]) + self.conv.flops(inputs, outputs)
 
 
+@dataclass(frozen=True)
+class PooledFigures(AlgorithmFigures, section="conv_pooled"):
+    """When a convolution should compute the pool that it reads."""
+
+    vectors: int
+    """It may read up to so many pixels of four channels for each unit."""
+    channels: int
+    """The most output channels that it may have."""
+
+
 def pooling_pays(
     op: PooledConv, x: TensorSpec, weight: Shape, output: Shape, caps: DeviceCaps, split_products: bool
 ) -> bool:
@@ -61,7 +74,7 @@ def pooling_pays(
 
     It is if the portable GEMM runs them, and there is little work and few channels.
 
-    From `DeviceModel.split_products` on, kernels on matrix units are faster for fp16 and split fp32. They load vectors
+    From `SplitFigures.least_products` on, kernels on matrix units are faster for fp16 and split fp32. They load vectors
     as they lie in memory, so they cannot pool.
     """
     pool = op.pool.window(x.dims)
@@ -72,9 +85,9 @@ def pooling_pays(
         return False
     channels, blocks = output[1], -(-x.dims[1] // PACK)
     vectors = x.dims[0] * prod(pool.outputs) * blocks
-    units = caps.likely_units
-    strict = not on_matrix_units(caps, x.dtype, split_products) or vectors * PACK * channels < caps.model.split_products
-    return strict and channels <= caps.model.pooled_channels and vectors <= caps.model.pooled_vectors * units
+    known, least = caps.model.of(PooledFigures), caps.model.of(SplitFigures).least_products
+    portable = not on_matrix_units(caps, x.dtype, split_products) or vectors * PACK * channels < least
+    return portable and channels <= known.channels and vectors <= known.vectors * caps.likely_units
 
 
 def _sees_pixels(pool: Window) -> bool:

@@ -9,24 +9,28 @@ load through registers apply them there, in fp32, and round the result once, as 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar, cast
 
+from weft.core.contract.session_config import Precision
 from weft.core.graph.dtypes import DType
-from weft.core.graph.fused_op import RUNNING, Step, earlier, pick_operands
+from weft.core.graph.fused_op import RUNNING, Fused, Step, earlier, pick_operands
 from weft.core.graph.layout import Array, Layout, Shape
 from weft.core.graph.op import Constants, Op, OpClass
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.errors import ExecutionError
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import PIECE, KernelBuilder, Prologue
-from weft.kernels.special import SelfTestCase, SpecialKernel, one_node, register_special
+from weft.kernels.self_test_cases import SelfTestCase, noise, one_node, several_nodes
+from weft.kernels.special import KernelFamily, SpecialKernel, register_family, register_special
 from weft.ops.binary import Add, Div, Mul
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
+from weft.ops.gpu.conv.cases import RELU
 from weft.ops.gpu.conv.gemm import CONV_PROLOGUE, TiledConv
 from weft.ops.gpu.conv.matrix import MATRIX_PROLOGUE, MatrixConv
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, on_matrix_units
@@ -64,6 +68,14 @@ class PrologueConv(Op):
         return self.conv.flops(inputs[: self.arity], outputs) + len(self.steps) * prod(inputs[0] or ())
 
 
+@dataclass(frozen=True)
+class PrologueFigures(AlgorithmFigures, section="conv_prologue"):
+    """When the portable GEMM should apply steps as it loads."""
+
+    channels: int
+    """The most output channels of the convolution: each group applies the steps again."""
+
+
 def why_no_prologue(
     conv: Conv, x: TensorSpec, weight: Shape, steps: int, caps: DeviceCaps, split_products: bool
 ) -> str | None:
@@ -76,7 +88,7 @@ def why_no_prologue(
         return _why_not_on_matrix_units(conv, x, weight, steps, caps)
     if {CONV_PROLOGUE, TiledConv.name} & caps.without:
         return "its kernels failed their self-test"
-    if weight[0] > caps.model.prologue_channels:
+    if weight[0] > caps.model.of(PrologueFigures).channels:
         return f"its groups would apply the steps again for each few of its {weight[0]} output channels"
     return None
 
@@ -147,7 +159,7 @@ def _case(x: Shape, channels: int, steps: Sequence[Step], *, prefer: str) -> Sel
     read = max(i for step in steps for i in step.operands) - 3
     operands = ((*x[:2], 1, 1), *[(x[1], 1, 1)] * read)
     given = (x, (channels, x[1], 1, 1), (channels,), *operands)
-    return one_node(op, *given, constants=(1, 2, *range(4, len(given))), prefer=prefer)
+    return one_node(op, *given, constants=(1, 2, *range(4, len(given))), prefer=prefer, precision=Precision.LOW)
 
 
 SCALED = [Step(Mul(), (RUNNING, 3))]
@@ -200,5 +212,25 @@ register_special(
         claimed=lambda caps: caps.matrix_units,
         cases=_matrix_cases,
         template=MatrixConv.name,
+    )
+)
+
+
+register_family(
+    KernelFamily(
+        CONV_PROLOGUE, "convolutions that apply steps as they load",
+        cases=lambda: (
+            several_nodes(
+                "Conv of (2, 9, 5, 6) with (7, 9, 1, 1)",
+                [
+                    # Of the zeros behind the last channel, 0 / 0 is made.
+                    (Fused(Div(), 2, (RELU,)), ("x", "gate"), "r"),
+                    (Conv(kernel_shape=(1, 1)), ("r", "w"), "y"),
+                ],
+                {"x": noise(2, 9, 5, 6), "gate": noise(2, 9, 1, 1)},
+                {"w": noise(7, 9, 1, 1)},
+            ),
+        ),
+        templates=("conv_gemm",), whole=False, fallback="element-wise kernels before them", seconds=0.45,
     )
 )

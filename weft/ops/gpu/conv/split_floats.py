@@ -15,8 +15,10 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.device_model import AlgorithmFigures
+from weft.kernels.self_test_cases import SelfTestCase
 from weft.kernels.source import SUBGROUP
-from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
+from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.halves import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights, undoing
 from weft.ops.gpu.conv.matrix import MatrixTile, effort_of, fitting, packed_size, with_most_reuse
@@ -24,8 +26,18 @@ from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem, vectors_s
 from weft.ops.gpu.conv.wgmma import STEP
 from weft.ops.gpu.conv.winograd import WINS
 
-LITTLE = "conv_split, little work"
-"""The cost of split products where there is little work, so that latency is what takes the time."""
+
+@dataclass(frozen=True)
+class SplitFigures(AlgorithmFigures, section="conv_split"):
+    """When fp32 on matrix units pays."""
+
+    least_products: int
+    """A convolution needs at least so many products."""
+    cost: float
+    """Its share of the portable kernel's time."""
+    little_cost: float
+    """The same where there is little work, so that units wait."""
+
 
 @dataclass(frozen=True)
 class SplitTile(MatrixTile):
@@ -99,7 +111,7 @@ def why_not_split(problem: ConvProblem) -> str | None:
 def is_much(problem: ConvProblem) -> bool:
     """Tell whether there is enough work for matrix units to pay."""
     products = problem.pixels * problem.channels_out * problem.depth
-    return products >= problem.caps.model.split_products and problem.depth >= SIDE
+    return products >= problem.caps.model.of(SplitFigures).least_products and problem.depth >= SIDE
 
 
 def legal_tiles(caps: DeviceCaps, k: int) -> list[SplitTile]:
@@ -156,9 +168,9 @@ class SplitConv(Algorithm[ConvProblem, ConvPlan, SplitTile]):
             groups = -(-rows // tile.rows) * -(-columns // tile.columns)
             return waves(caps.model, groups, tile.items, caps.compute_units)
 
-        costs = caps.model.costs
+        known = caps.model.of(SplitFigures)
         # The model of Winograd's method, which competes, is as far off here as there.
-        cost = costs[self.name] / WINS if is_much(problem) else costs[LITTLE]
+        cost = known.cost / WINS if is_much(problem) else known.little_cost
         return candidates_of([best, *legal_tiles(caps, depth)], time, cost)
 
     def effort(self, problem: ConvProblem, tile: SplitTile) -> Effort:

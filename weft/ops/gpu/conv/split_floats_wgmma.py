@@ -14,12 +14,13 @@ from weft.core.graph.tensor import TensorSpec
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import PIECE
 from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.gpu.conv import split_floats
 from weft.ops.gpu.conv.halves import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
-from weft.ops.gpu.conv.split_floats import LITTLE, is_much, scales_back
+from weft.ops.gpu.conv.split_floats import SplitFigures, is_much, scales_back
 from weft.ops.gpu.conv.wgmma import (
     FAILED,
     NO_WARPGROUPS,
@@ -35,6 +36,24 @@ NAME = "conv_split_wgmma"
 REGISTERS = 65536
 LARGE = 3
 """The first of the cases of `split` that has enough work for warpgroups."""
+
+
+@dataclass(frozen=True)
+class SplitWgmmaFigures(AlgorithmFigures, section="conv_split_wgmma"):
+    """How tiles compare, in units of their own, and what the best one costs."""
+
+    step_columns: int
+    """Columns that a step takes longer than its own columns."""
+    store_columns: int
+    """Columns that storing a row of sums takes longer than its own columns."""
+    store: float
+    """Time of a sum that it stores."""
+    three_planes: float
+    """Factor for weights in three planes."""
+    alone: float
+    """Factor for a warpgroup that has a unit to itself."""
+    cost: float
+    """Its share of the portable kernel's time."""
 
 
 def _has_warpgroups(caps: DeviceCaps) -> bool:
@@ -119,15 +138,15 @@ def _time(
     caps: DeviceCaps, pixels: int, channels: int, depth: int, pointwise: bool, tile: SplitWgmmaTile
 ) -> float:
     """Return the time of a tile by the model: rounds over all multiprocessors, each of its steps and its stores."""
-    model, steps = caps.model, -(-depth // STEP)
+    known, steps = caps.model.of(SplitWgmmaFigures), -(-depth // STEP)
     groups = -(-pixels // tile.rows) * -(-channels // tile.cols)
     side_by_side = min(tile.at_a_time(pointwise), -(-groups // caps.compute_units))
     rounds = -(-groups // (caps.compute_units * side_by_side))
     warpgroups = tile.wm * tile.wz * side_by_side
-    step = float(tile.cols + model.split_wgmma_step_columns)
-    step *= model.split_wgmma_three_planes if tile.planes == 3 else 1.0
-    step *= model.split_wgmma_alone if warpgroups == 1 else 1.0
-    stored = model.split_wgmma_store * tile.wz * (tile.cols + model.warpgroup_store_columns)
+    step = float(tile.cols + known.step_columns)
+    step *= known.three_planes if tile.planes == 3 else 1.0
+    step *= known.alone if warpgroups == 1 else 1.0
+    stored = known.store * tile.wz * (tile.cols + known.store_columns)
     return rounds * warpgroups * (step * -(-steps // tile.wz) + stored)
 
 
@@ -173,7 +192,8 @@ class SplitWgmmaConv(Algorithm[ConvProblem, ConvPlan, SplitWgmmaTile]):
         best = choose_tile(caps, p.pixels, p.channels_out, p.depth, p.pointwise)
         groups = -(-p.pixels // best.rows) * -(-p.channels_out // best.cols)
         filling = groups >= caps.compute_units // 2 and is_much(p)
-        return candidates_of([best, *legal], time, caps.model.costs[self.name if filling else LITTLE])
+        cost = caps.model.of(SplitWgmmaFigures).cost if filling else caps.model.of(SplitFigures).little_cost
+        return candidates_of([best, *legal], time, cost)
 
     def effort(self, problem: ConvProblem, tile: SplitWgmmaTile) -> Effort:
         """Return the work of a tile."""

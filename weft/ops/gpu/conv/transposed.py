@@ -13,6 +13,8 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
+from weft.kernels.self_test_cases import one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.conv import ConvTranspose
 from weft.ops.gpu.conv.problem import why_not_computed, why_not_empty, window_constants
 from weft.ops.gpu.move import Strides, launch_move
@@ -106,3 +108,16 @@ def _by_vector(part: Array) -> Array:
     full[:out, :inside] = part
     packed = full.reshape(-1, PACK, full.shape[1] // PACK, PACK, taps).transpose(4, 2, 0, 3, 1)
     return packed.reshape(1, -1, PACK).transpose(0, 2, 1)
+
+
+register_family(
+    KernelFamily(
+        "conv_transpose", "transposed convolutions",
+        cases=lambda: (
+            one_node(
+                ConvTranspose(strides=(2, 2), pads=(1, 0, 2, 1)), (1, 5, 5, 6), (5, 7, 4, 3), (7,), constants=(1, 2)
+            ),
+            one_node(ConvTranspose(strides=(1, 3), group=2), (2, 4, 5, 4), (4, 3, 2, 2), constants=(1,)),
+        ),
+    )
+)

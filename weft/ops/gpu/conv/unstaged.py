@@ -10,30 +10,33 @@ from math import prod
 import numpy as np
 
 from weft.core.graph.layout import PACK, Array, Layout
-from weft.kernels.chooser import Algorithm, Candidate, candidates_of
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import PIECE
+from weft.kernels.self_test_cases import SelfTestCase
 from weft.kernels.source import SUBGROUP
-from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
+from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
+from weft.ops.gpu.conv.implicit_gemm import ImplicitGemm
 from weft.ops.gpu.conv.matrix import SIDE
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, vectors_spec
-from weft.ops.gpu.conv.split_k import (
-    InParts,
-    Sums,
-    TileWork,
-    better,
-    by_turns,
-    offer_parts,
-    tile_and_parts,
-    time_of,
-)
+from weft.ops.gpu.conv.split_k import InParts, Sums, TileWork, tile_and_parts
 
 UNSTAGED_PROLOGUE = "conv_unstaged_prologue"
 """The kernel that applies element-wise steps as it loads; `DeviceCaps.without` names it where it is wrong."""
 CHUNK = 4 * PIECE
 """Elements along K that a subgroup loads at a time: a piece for each of four items."""
+
+
+@dataclass(frozen=True)
+class UnstagedFigures(AlgorithmFigures, section="conv_unstaged"):
+    """When no staging pays."""
+
+    squares: int
+    """Up to so many tiles of 16 x 16 for each unit, matrix units are faster without staging."""
+    cost: float
+    """Its share of the portable kernel's time."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,8 @@ TILES = (
     UnstagedTile(1, 1, 8, 2),
     UnstagedTile(1, 1, 16, 2),
 )
-"""From the best reuse to the most parallelism: those that were best for something, and 2 x 2 tiles whole,
-which `choose_tile` takes for short sums of many tiles."""
+"""From the best reuse to the most parallelism. Each was best for something, except 2 x 2 tiles without slices, which
+`choose_tile` takes for short sums of many tiles."""
 SLICES = ((16, 8), (8, 4), (0, 1))
 """Least chunks of K for which so many slices were usually best."""
 
@@ -143,7 +146,7 @@ def choose_tile(caps: DeviceCaps, pixels: int, channels: int, chunks: int) -> Un
 
     It has as many slices of K as the chunks allow.
     """
-    if squares(pixels, channels) > caps.model.unstaged_squares * caps.compute_units:
+    if squares(pixels, channels) > caps.model.of(UnstagedFigures).squares * caps.compute_units:
         return None
     lz = next(lz for least, lz in SLICES if chunks >= least)
     fitting = legal_tiles(caps, pixels, chunks)
@@ -152,13 +155,6 @@ def choose_tile(caps: DeviceCaps, pixels: int, channels: int, chunks: int) -> Un
         if 2 * -(-pixels // tile.rows) * -(-channels // tile.columns) >= 3 * caps.compute_units:
             return tile
     return fitting[-1] if fitting else None
-
-
-def work_of(pixels: int, channels: int, chunks: int, tile: UnstagedTile) -> TileWork:
-    """Return what a tile leaves to do, for `sum_parts`."""
-    groups = -(-pixels // tile.rows) * -(-channels // tile.columns)
-    read = 2 * CHUNK * chunks * (tile.rows + tile.columns)
-    return TileWork(groups, -(-chunks // (tile.lz * tile.ahead)), read, pixels * channels)
 
 
 def pack_weights(weight: Array, fn: int) -> Array:
@@ -176,7 +172,7 @@ def pack_weights(weight: Array, fn: int) -> Array:
     return pairs.transpose(0, 2, 4, 1, 3, 5).reshape(1, -1, PACK).transpose(0, 2, 1)
 
 
-class UnstagedConv(Algorithm[ConvProblem, ConvPlan, "UnstagedTile | InParts[UnstagedTile]"]):
+class UnstagedConv(ImplicitGemm[UnstagedTile]):
     """Items load what they multiply straight from the device's memory."""
 
     name, prologue = "conv_unstaged", UNSTAGED_PROLOGUE
@@ -191,27 +187,31 @@ class UnstagedConv(Algorithm[ConvProblem, ConvPlan, "UnstagedTile | InParts[Unst
         packed = (problem.channels_out + largest) * chunks_of(problem) * CHUNK * problem.weights.itemsize
         if packed > problem.caps.max_buffer_range:
             return "its weights exceed what one kernel argument may span"
-        most = problem.caps.model.unstaged_squares * problem.caps.compute_units
+        most = problem.caps.model.of(UnstagedFigures).squares * problem.caps.compute_units
         if squares(problem.pixels, problem.channels_out) > most:
             return "the product is large enough for groups to share what they load"
         return None
 
-    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
-        """Return the tiles for a problem, in parts and whole."""
-        caps, sizes = problem.caps, (problem.pixels, problem.channels_out, chunks_of(problem))
-        work = partial(work_of, *sizes)
-        legal, default = legal_tiles(caps, sizes[0], sizes[2]), choose_tile(caps, *sizes)
-        if default is None:
-            return []
-        parted = offer_parts(caps, legal, work)
-        best = better(caps, default, parted, work)
-        every, cost = [best, *by_turns(parted, legal)], caps.model.costs[self.name]
-        return candidates_of(every, partial(time_of, caps, work), cost)
+    def tiles(self, problem: ConvProblem) -> tuple[UnstagedTile | None, Sequence[UnstagedTile]]:
+        """Return the best tile, and all that fit."""
+        caps, pixels, chunks = problem.caps, problem.pixels, chunks_of(problem)
+        return choose_tile(caps, pixels, problem.channels_out, chunks), legal_tiles(caps, pixels, chunks)
+
+    def work(self, problem: ConvProblem, tile: UnstagedTile) -> TileWork:
+        """Return the work in tiles of this size."""
+        pixels, channels, chunks = problem.pixels, problem.channels_out, chunks_of(problem)
+        groups = -(-pixels // tile.rows) * -(-channels // tile.columns)
+        read = 2 * CHUNK * chunks * (tile.rows + tile.columns)
+        return TileWork(groups, -(-chunks // (tile.lz * tile.ahead)), read, pixels * channels)
+
+    def cost(self, problem: ConvProblem) -> float:
+        """Return the cost on this kind of device."""
+        return problem.caps.model.of(UnstagedFigures).cost
 
     def effort(self, problem: ConvProblem, tile: UnstagedTile | InParts[UnstagedTile]) -> Effort:
         """Return the work of a tile."""
         p, (chosen, parts) = problem, tile_and_parts(tile)
-        work = work_of(p.pixels, p.channels_out, chunks_of(p), chosen)
+        work = self.work(p, chosen)
         return Effort(
             groups=work.groups * parts,
             items=chosen.items,
@@ -229,19 +229,17 @@ class UnstagedConv(Algorithm[ConvProblem, ConvPlan, "UnstagedTile | InParts[Unst
             stepped=p.stepped(chosen.rows, parts),
         )
 
-    def launch(self, plan: ConvPlan, tile: UnstagedTile | InParts[UnstagedTile]) -> None:
-        """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
-        k, p, (chosen, parts) = plan.k, plan.problem, tile_and_parts(tile)
-        chunks = chunks_of(p)
-        sums = Sums(plan, parts, -(-chunks // (chosen.lz * chosen.ahead)))
-        pack = partial(pack_weights, plan.weight, chosen.fn)
-        across = -(-p.channels_out // (SIDE * chosen.fn)) * chosen.fn
-        spec = vectors_spec(across * SIDE * chunks_of(p) * CHUNK, p.weights)
+    def multiply(self, plan: ConvPlan, tile: UnstagedTile, sums: Sums) -> None:
+        """Launch the GEMM."""
+        k, p, chunks = plan.k, plan.problem, chunks_of(plan.problem)
+        pack = partial(pack_weights, plan.weight, tile.fn)
+        across = -(-p.channels_out // (SIDE * tile.fn)) * tile.fn
+        spec = vectors_spec(across * SIDE * chunks * CHUNK, p.weights)
         k.launch(
             "conv_unstaged",
             reads={
                 "x": plan.x, **sums.bias,
-                "w": k.constant(f"unstaged.{chosen.fn}", pack, Layout.NC4HW4, spec),
+                "w": k.constant(f"unstaged.{tile.fn}", pack, Layout.NC4HW4, spec),
             },
             writes={"y": sums.target},
             ints={
@@ -249,12 +247,11 @@ class UnstagedConv(Algorithm[ConvProblem, ConvPlan, "UnstagedTile | InParts[Unst
                 "COUNT": p.blocks, **sums.ints,
             },
             variant={
-                "fm": chosen.fm, "fn": chosen.fn, "ahead": chosen.ahead, "sliced": chosen.lz > 1,
+                "fm": tile.fm, "fn": tile.fn, "ahead": tile.ahead, "sliced": tile.lz > 1,
                 "pointwise": p.pointwise, **sums.variant, **p.many_images,
             },
             kinds={"x": "wide", "w": "wide"},
-            grid=(-(-p.pixels // chosen.rows), -(-p.channels_out // chosen.columns), parts),
-            local=(SUBGROUP, 1, chosen.lz),
+            grid=(-(-p.pixels // tile.rows), -(-p.channels_out // tile.columns), sums.parts),
+            local=(SUBGROUP, 1, tile.lz),
             epilogue=sums.epilogue, prologue=plan.prologue,
         )  # fmt: skip
-        sums.finish()

@@ -14,8 +14,10 @@ from weft.core.graph.tensor import TensorSpec
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import WARPGROUP_MEMORY, DeviceCaps
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import PIECE
-from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
+from weft.kernels.self_test_cases import SelfTestCase
+from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 from weft.ops.gpu.conv.split_k import (
@@ -51,6 +53,30 @@ SLICES, SLICED = (2,), (64, 32, 16)
 """Sets of warpgroups that may share the steps, and columns that they then have, besides even parts."""
 PROMISING = 3
 """Tiles that are offered for each number of parts of K."""
+
+
+@dataclass(frozen=True)
+class WgmmaFigures(AlgorithmFigures, section="conv_wgmma"):
+    """How tiles compare, in units of their own, and what the best one costs."""
+
+    short_steps: int
+    """With at most so many steps, a tile should share its unit with two others."""
+    store_columns: int
+    """Columns that storing a row of sums takes longer than its own columns."""
+    product: float
+    """Time of a product."""
+    read: float
+    """Time of an operand that it reads."""
+    store: float
+    """Time of a sum that it stores."""
+    alone: float
+    """Factor for a work-group that has a unit to itself, so that nobody multiplies while it stores."""
+    first_waits: Sequence[float]
+    """With few steps, the share of its time that a work-group waits for the first one, by how many share its unit."""
+    cost: float
+    """Its share of the portable kernel's time."""
+    little_cost: float
+    """The same where there is little work, so that units wait."""
 
 
 class Warpgroups:
@@ -124,7 +150,6 @@ def within_limit(kind: SpecialKernel) -> SpecialKernel:
     def claimed(caps: DeviceCaps) -> bool:
         return kind.claimed(caps) and kind.name in caps.without
 
-    claimed.__module__ = kind.module  # the process that tests the kind imports this module to register it
     title = f"{kind.title} within the limit of work-group memory"
     return replace(kind, name=f"{kind.name}_small", title=title, claimed=claimed)
 
@@ -212,15 +237,15 @@ def _cost(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int, 
     A tile that loads less for each product comes closer to the full rate. Of groups that share a multiprocessor, one
     stores its sums while another multiplies. Sets that share steps work side by side; their sums are added at the end.
     """
-    model, groups = caps.model, -(-pixels // tile.rows) * -(-channels // tile.cols) * parts
+    known, groups = caps.model.of(WgmmaFigures), -(-pixels // tile.rows) * -(-channels // tile.cols) * parts
     side_by_side = min(tile.at_a_time(steps), -(-groups // caps.compute_units))
     rounds = -(-groups // (caps.compute_units * side_by_side))
     loaded = 1 / tile.rows + 1 / tile.cols
-    each = tile.rows * tile.cols * (model.wgmma_product + model.wgmma_read * loaded) * -(-steps // tile.wz)
-    each += tile.rows * (tile.cols + model.warpgroup_store_columns) * (model.wgmma_store + tile.wz)
-    waiting = 1.0 if side_by_side > 1 else model.wgmma_alone
-    waits = model.wgmma_first_waits
-    if steps <= model.warpgroup_short_steps and side_by_side <= len(waits):
+    each = tile.rows * tile.cols * (known.product + known.read * loaded) * -(-steps // tile.wz)
+    each += tile.rows * (tile.cols + known.store_columns) * (known.store + tile.wz)
+    waiting = 1.0 if side_by_side > 1 else known.alone
+    waits = known.first_waits
+    if steps <= known.short_steps and side_by_side <= len(waits):
         waiting += waits[side_by_side - 1] / -(-steps // tile.wz)
     return rounds * side_by_side * each * waiting
 
@@ -272,7 +297,8 @@ class WgmmaConv(Algorithm[ConvProblem, ConvPlan, "WgmmaTile | InParts[WgmmaTile]
         tile, parts = tile_and_parts(best)
         filling = work(tile).groups * tile.wz * parts >= caps.compute_units // 4
         every = [best, *by_turns(parted, whole)]
-        cost = caps.model.costs[self.name if filling else f"{self.name}, little work"]
+        known = caps.model.of(WgmmaFigures)
+        cost = known.cost if filling else known.little_cost
         return candidates_of(every, partial(time_of, caps, work), cost)
 
     def effort(self, problem: ConvProblem, tile: WgmmaTile | InParts[WgmmaTile]) -> Effort:

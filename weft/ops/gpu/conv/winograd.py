@@ -38,7 +38,10 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import NEVER, Algorithm, Candidate
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import Size3
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import MAX_ELEMENTS, KernelBuilder
+from weft.kernels.special import KernelFamily, on_few_units, register_family
+from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.gemm import STEP, GemmTile, legal_tiles, steps_of
 from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem
 
@@ -119,6 +122,16 @@ def _steps(channels: int) -> int:
     return -(-channels // (PACK * STEP))
 
 
+@dataclass(frozen=True)
+class WinogradFigures(AlgorithmFigures, section="conv_winograd"):
+    """When the method pays."""
+
+    products_per_float: int
+    """Products that an fp32 kernel computes in the time in which it reads or writes a float."""
+    products_per_launch: int
+    """Products that a unit computes in the time of the two extra launches of the method."""
+
+
 def patches_of(problem: ConvProblem) -> tuple[int, int, int]:
     """Return the number of patches: images, down and across."""
     oh, ow = problem.window.outputs
@@ -131,13 +144,13 @@ def share(problem: ConvProblem) -> float:
     The model adds up the products, in whole tiles of 32 patches, at the direct kernel's rate; the floats that the
     transforms and the GEMM move, including weights; and two launches.
     """
-    ci, co, model = problem.channels_in, problem.channels_out, problem.caps.model
+    ci, co, known = problem.channels_in, problem.channels_out, problem.caps.model.of(WinogradFigures)
     patches, pixels = prod(patches_of(problem)), problem.pixels
     products = READ * READ * -(-patches // 32) * 32 * ci * co
     moved = (2 * READ * READ * patches + pixels) * (ci + co) + READ * READ * ci * co
     direct = TAPS * TAPS * pixels * ci * co
-    launches = model.products_per_launch * problem.caps.likely_units
-    return float((products + model.products_per_float * moved + launches) / direct)
+    launches = known.products_per_launch * problem.caps.likely_units
+    return float((products + known.products_per_float * moved + launches) / direct)
 
 
 def choose_tile(problem: ConvProblem, tiles: Sequence[WinogradTile]) -> WinogradTile | None:
@@ -290,3 +303,13 @@ def _launch_products(plan: ConvPlan, tile: GemmTile, v: Tensor, m: Tensor, patch
         grid=(min(rows, k.caps.max_grid[0]), -(-p.blocks // tile.columns), READ * READ),
         local=(tile.lx, tile.ly, tile.lz),
     )  # fmt: skip
+
+
+register_family(
+    KernelFamily(
+        "conv_winograd", "convolutions by Winograd's method",
+        cases=lambda: (conv_with((1, 65, 15, 17), (67, 65, 3, 3), pads=(1, 1, 1, 1), prefer="WinogradTile("),),
+        templates=("conv_winograd_input", "conv_winograd_gemm", "conv_winograd_output"),
+        fallback="tiled convolutions", forced=on_few_units, seconds=0.45,
+    )
+)

@@ -14,13 +14,29 @@ from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
+from weft.kernels.device_model import AlgorithmFigures
+from weft.kernels.self_test_cases import SelfTestCase
+from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, vectors_spec
 from weft.ops.gpu.conv.unstaged import UnstagedConv
 
 STEP = 16
 """The depth of a product, and of each step, is a multiple of this."""
+
+
+@dataclass(frozen=True)
+class WorkgroupGemmFigures(AlgorithmFigures, section="workgroup_gemm"):
+    """When matrices of work-groups pay."""
+
+    short_depth: int
+    """Up to this depth, the smallest tile of full width is best."""
+    long_depth: int
+    """From this depth on, small products are faster without staging (`conv_unstaged`)."""
+    cost: float
+    """Its share of the portable kernel's time."""
+    little_cost: float
+    """The same where there is little work, so that units wait."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +59,7 @@ TILES = (
     GroupTile(32, 64, 128, 128),
     GroupTile(32, 32, 128, 128),
 )
-"""Those that were best for something, from the best reuse to the most parallelism."""
+"""Each was best for something; from the best reuse to the most parallelism."""
 
 
 def _cases() -> Sequence[SelfTestCase]:
@@ -90,7 +106,7 @@ def choose_tile(caps: DeviceCaps, pixels: int, channels: int, depth: int) -> Gro
         return -(-groups(tile) // caps.compute_units) * (tile.rows + tile.columns)
 
     legal = legal_tiles(caps, pixels, channels)
-    if depth <= caps.model.group_short_depth and SMALL in legal:
+    if depth <= caps.model.of(WorkgroupGemmFigures).short_depth and SMALL in legal:
         legal = [SMALL]
     best = min(legal, key=loaded, default=None)
     return best if best is not None and 2 * groups(best) >= caps.compute_units else None
@@ -127,9 +143,9 @@ class GroupMatrixConv(Algorithm[ConvProblem, ConvPlan, GroupTile]):
     def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
         """Return the tiles; small products of long sums are faster without staging."""
         caps, sizes = problem.caps, (problem.pixels, problem.channels_out)
-        best = choose_tile(caps, *sizes, problem.depth)
+        known, best = caps.model.of(WorkgroupGemmFigures), choose_tile(caps, *sizes, problem.depth)
         unstaged = UnstagedConv()
-        is_long = problem.depth >= caps.model.group_long_depth
+        is_long = problem.depth >= known.long_depth
         if is_long and unstaged.why_not(problem) is None and unstaged.candidates(problem):
             best = None
         legal = legal_tiles(caps, *sizes)
@@ -139,8 +155,8 @@ class GroupMatrixConv(Algorithm[ConvProblem, ConvPlan, GroupTile]):
             return waves(caps.model, groups, tile.items, caps.compute_units)
 
         if best is None:
-            return candidates_of(legal, time, caps.model.costs[f"{self.name}, little work"])
-        return candidates_of([best, *legal], time, caps.model.costs[self.name])
+            return candidates_of(legal, time, known.little_cost)
+        return candidates_of([best, *legal], time, known.cost)
 
     def effort(self, problem: ConvProblem, tile: GroupTile) -> Effort:
         """Return the work of a tile, of which the device keeps two steps of operands in the group's memory."""

@@ -1,4 +1,4 @@
-"""Products of matrices on GPUs: one algorithm a file, those that compete in `matmul`."""
+"""Products of matrices on GPUs: one algorithm a file; `matmul` lists which compete."""
 
 from __future__ import annotations
 

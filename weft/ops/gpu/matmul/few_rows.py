@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.chooser import Algorithm, Candidate
+from weft.kernels.device_model import AlgorithmFigures
+from weft.kernels.self_test_cases import one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem, why_not_packed
+from weft.ops.matmul import Gemm, MatMul
 
 FEW_ROWS = 4
 
 
 class OneColumn(NamedTuple):
     """A work-group computes one column."""
+
+
+@dataclass(frozen=True)
+class FewRowsFigures(AlgorithmFigures, section="matmul_rows"):
+    """How work is divided."""
+
+    column_items: int
+    """Work-items that share a column of the result; CPUs switch between items at barriers."""
 
 
 class ProductOfFewRows(Algorithm[ProductProblem, ProductPlan, OneColumn]):
@@ -40,7 +53,7 @@ class ProductOfFewRows(Algorithm[ProductProblem, ProductPlan, OneColumn]):
         """Launch one kernel for each piece of the weights."""
         k, p, matrix = plan.k, plan.problem, plan.matrix()
         addend, steps = plan.addend()
-        items = k.tree_items(k.caps.model.column_items)
+        items = k.tree_items(k.caps.model.of(FewRowsFigures).column_items)
         for first, count in plan.pieces():
             weights = k.constant(f"rows.{first}", partial(_rows, matrix, first, count), Layout.NC4HW4)
             k.launch(
@@ -57,3 +70,15 @@ class ProductOfFewRows(Algorithm[ProductProblem, ProductPlan, OneColumn]):
 
 def _rows(matrix: Array, first: int, count: int) -> Array:
     return matrix[first : first + count].reshape(count, -1, 1)
+
+
+register_family(
+    KernelFamily(
+        "matmul_rows", "products of few rows",
+        cases=lambda: (
+            one_node(MatMul(), (1, 131), (131, 37), constants=(1,)),
+            one_node(Gemm(transB=1), (3, 260), (17, 260), (17,), constants=(1, 2)),
+        ),
+        fallback="products by tiles",
+    )
+)

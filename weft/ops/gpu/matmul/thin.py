@@ -7,8 +7,11 @@ from math import prod
 from typing import NamedTuple
 
 from weft.kernels.chooser import Algorithm, Candidate
+from weft.kernels.self_test_cases import one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.matmul.few_rows import FEW_ROWS
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem
+from weft.ops.matmul import Gemm, MatMul
 
 
 class OneItem(NamedTuple):
@@ -50,3 +53,15 @@ class ThinProduct(Algorithm[ProductProblem, ProductPlan, OneItem]):
             grid=grid,
             local=local,
         )
+
+
+register_family(
+    KernelFamily(
+        "matmul_thin", "products of few rows in software",
+        cases=lambda: (
+            one_node(MatMul(), (2, 1, 3, 7), (3, 7, 70)),
+            one_node(Gemm(transA=1, transB=1, alpha=2.0, beta=-1.5), (7, 2), (3, 7), (1, 3)),
+        ),
+        fallback="products by tiles", claimed=lambda caps: caps.software,
+    )
+)

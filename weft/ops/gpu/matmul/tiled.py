@@ -8,10 +8,22 @@ from math import prod
 
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
+from weft.kernels.device_model import AlgorithmFigures
+from weft.kernels.self_test_cases import one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem
+from weft.ops.matmul import Gemm, MatMul
 
 ITEMS = 8
 """Work-items along each side of a tile."""
+
+
+@dataclass(frozen=True)
+class TiledFigures(AlgorithmFigures, section="matmul"):
+    """How tiles are chosen."""
+
+    tiles: int
+    """A product must have at least so many tiles for each unit."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +46,7 @@ def tiles_of(problem: ProductProblem, tile: ProductTile, columns: int) -> int:
 def choose_tile(problem: ProductProblem, columns: int) -> ProductTile:
     """Return the tile with the most reuse that gives every compute unit enough tiles."""
     caps = problem.caps
-    wanted = 0 if caps.software else caps.model.matmul_tiles * caps.compute_units
+    wanted = 0 if caps.software else caps.model.of(TiledFigures).tiles * caps.compute_units
     return next((tile for tile in TILES if tiles_of(problem, tile, columns) >= wanted), TILES[-1])
 
 
@@ -90,3 +102,15 @@ def _launch(
         grid=(max(1, min(total, k.caps.max_grid[0])), 1, 1),
         local=(ITEMS, ITEMS, 1),
     )
+
+
+register_family(
+    KernelFamily(
+        "matmul", "products by tiles",
+        cases=lambda: (
+            one_node(MatMul(), (65, 33), (33, 67)),
+            one_node(MatMul(), (2, 1, 5, 7), (3, 7, 4)),
+            one_node(Gemm(transA=1, transB=1, alpha=2.0, beta=-1.5), (7, 5), (3, 7), (1, 3)),
+        ),
+    )
+)

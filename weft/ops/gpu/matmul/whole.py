@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
+
 from weft.core.graph.dtypes import DType
+from weft.kernels.self_test_cases import indices, one_node
+from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.matmul.problem import ProductPlan
+from weft.ops.matmul import Gemm, MatMul
 
 WHOLE = frozenset({DType.INT32, DType.INT64, DType.UINT32, DType.UINT64})
 """The types of integers that ONNX multiplies matrices of."""
@@ -27,3 +32,14 @@ def launch_whole(plan: ProductPlan) -> None:
         local=local,
         epilogue=False,
     )
+
+
+register_family(
+    KernelFamily(
+        "matmul_whole", "products of integers",
+        cases=lambda: (
+            one_node(MatMul(), *(np.asarray(indices(s, 1 << 40), np.int64) for s in ((2, 3, 40), (40, 5)))),
+            one_node(Gemm(transB=1), *(np.asarray(indices(s, 1 << 20), np.int32) for s in ((3, 9), (5, 9), (5,)))),
+        ),
+    )
+)

@@ -1,8 +1,8 @@
-"""Find the front of a network: the first nodes, which run on parts of a large batch while the host copies the rest.
+"""Find the first nodes of a network that should run on micro-batches, while the host copies the rest of the batch.
 
 Copying a large input can take as long as the network itself. Nodes that treat each image by itself need not wait for
-all of it: they are recorded once for each part of the batch, and each recording is submitted when its images are there.
-Deeper nodes have too few pixels in a part to fill the device, so they run on the whole batch.
+all of it: they are recorded once for each micro-batch, and each recording is submitted when its images are there.
+Deeper nodes have too few pixels in a micro-batch to fill the device, so they run on the whole batch.
 """
 
 from __future__ import annotations
@@ -15,37 +15,48 @@ from math import prod
 from weft.backends.gpu.device.device import GpuDevice
 from weft.backends.gpu.lowering.layouts import IsCustom, base_op
 from weft.backends.gpu.memory.slots import Region, Spot, value_bytes
-from weft.backends.gpu.recording.batch_front import NO_FRONT, Front
 from weft.backends.gpu.recording.chunked_upload import LEAST
+from weft.backends.gpu.recording.micro_batches import WHOLE_BATCH, MicroBatches
 from weft.core.contract.lowered import ValueView
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Node, depths
 from weft.core.graph.layout import PACK
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.gpu_op import find_gpu_op
 from weft.ops.concat import Concat
 from weft.ops.elementwise import Elementwise
 
-PARTS = 2
-"""Parts of a batch: more parts hide more of the copy, but each costs a launch for every node of the front. Four were as
-fast as two on Vulkan and slower on OpenCL (benchmarks/NOTES.md)."""
+COUNT = 2
+"""Micro-batches of a batch: more of them hide more of the copy, but each costs a launch for every node that runs on it.
+Four were as fast as two on Vulkan and slower on OpenCL (benchmarks/NOTES.md)."""
 LEAST_IMAGES = 2
-"""Least images of a part."""
+"""Least images of a micro-batch."""
 
 
-def find_front(graph: Graph, views: Mapping[str, ValueView], is_custom: IsCustom, device: GpuDevice) -> Front:
-    """Return the front of a part of the network whose layouts are assigned; NO_FRONT if it has none.
+@dataclass(frozen=True)
+class MicroBatchFigures(AlgorithmFigures, section="micro_batches"):
+    """When a micro-batch is enough work."""
+
+    pixels: int
+    """A micro-batch must have at least so many pixels for each unit."""
+
+
+def find_micro_batches(
+    graph: Graph, views: Mapping[str, ValueView], is_custom: IsCustom, device: GpuDevice
+) -> MicroBatches:
+    """Return which nodes should run on micro-batches, of a part of the network whose layouts are assigned.
 
     `graph.nodes` are in the order of their depths.
     """
     if len(graph.inputs) != 1 or value_bytes(graph, graph.inputs[0]) < LEAST:
-        return NO_FRONT
+        return WHOLE_BATCH
     dims = graph.specs[graph.inputs[0]].dims
     images = dims[0] if len(dims) > 2 else 0
-    if images % PARTS or images < PARTS * LEAST_IMAGES:
-        return NO_FRONT
-    finder = _Finder(graph, frozenset(graph.outputs), views, is_custom, device, images, PARTS)
+    if images % COUNT or images < COUNT * LEAST_IMAGES:
+        return WHOLE_BATCH
+    finder = _Finder(graph, frozenset(graph.outputs), views, is_custom, device, images, COUNT)
     depth, nodes = depths(graph), list[str]()
     last = 0
     for level, found in groupby(graph.nodes, key=lambda node: depth[node.outputs[0]]):
@@ -54,7 +65,7 @@ def find_front(graph: Graph, views: Mapping[str, ValueView], is_custom: IsCustom
             break
         last = level
         nodes += [node.outputs[0] for node in here]
-    return Front(graph.inputs[0], PARTS, last, frozenset(nodes)) if nodes else NO_FRONT
+    return MicroBatches(graph.inputs[0], COUNT, last, frozenset(nodes)) if nodes else WHOLE_BATCH
 
 
 @dataclass(frozen=True)
@@ -65,10 +76,10 @@ class _Finder:
     is_custom: IsCustom
     device: GpuDevice
     images: int
-    parts: int
+    count: int
 
     def belongs(self, node: Node) -> bool:
-        """Tell whether a node treats each image by itself, and a part of its output fills the device."""
+        """Tell whether a node treats each image by itself, and a micro-batch of its output fills the device."""
         base, specs, constants = base_op(node.op), self.graph.specs, self.graph.constants
         if not (base.by_image or _is_joint(base)) or self.is_custom(node.op) or find_gpu_op(node.op) is None:
             return False
@@ -83,8 +94,8 @@ class _Finder:
         operands = (constants[i] for i in node.inputs[weights:] if i in constants)
         if any(c.ndim >= rank and c.shape[0] != 1 for c in operands):
             return False  # a constant for each image
-        pixels = prod(specs[outputs[0]].dims[2:]) * self.images // self.parts
-        return pixels >= self.device.caps.model.front_pixels * self.device.caps.likely_units
+        pixels = prod(specs[outputs[0]].dims[2:]) * self.images // self.count
+        return pixels >= self.device.caps.model.of(MicroBatchFigures).pixels * self.device.caps.likely_units
 
     def _weights(self, node: Node) -> int:
         """Return how many of the first inputs are the image and weights; what follows has the layout of the values."""
@@ -93,7 +104,7 @@ class _Finder:
         return node.op.arity if isinstance(node.op, Fused) else len(node.inputs)
 
     def _divides(self, name: str) -> bool:
-        """Tell whether the parts of a value begin at offsets that can be bound to kernels."""
+        """Tell whether the micro-batches of a value begin at offsets that can be bound to kernels."""
         view = self.views.get(name)
         root = view.root if view else name
         if view is not None and not view.places.is_identity:
@@ -101,7 +112,7 @@ class _Finder:
         dims = self.graph.specs[name].dims, self.graph.specs[root].dims
         if any(len(d) < 2 or d[0] != self.images for d in dims):
             return False
-        return value_bytes(self.graph, root) // self.parts % self.device.caps.offset_alignment == 0
+        return value_bytes(self.graph, root) // self.count % self.device.caps.offset_alignment == 0
 
 
 def _is_joint(op: Op) -> bool:
@@ -109,13 +120,13 @@ def _is_joint(op: Op) -> bool:
     return isinstance(op, Elementwise) or (isinstance(op, Concat) and op.axis == 1)
 
 
-def part_of(tensor: Tensor, part: int, parts: int) -> Tensor:
-    """Return part number `part` of the images of a tensor, as a tensor in the same memory; all parts are equal."""
+def micro_batch_of(tensor: Tensor, number: int, count: int) -> Tensor:
+    """Return the images of a tensor in micro-batch `number` of `count`, as a tensor in the same memory."""
     region: Region | Spot = tensor.memory
-    images = tensor.shape[0] // parts
+    images = tensor.shape[0] // count
     if region.blocks:
         size = images * region.blocks * PACK * prod(tensor.shape[2:]) * tensor.dtype.itemsize
     else:
-        size = tensor.nbytes // parts
-    memory = replace(region, start=part * size, length=size)
+        size = tensor.nbytes // count
+    memory = replace(region, start=number * size, length=size)
     return replace(tensor, shape=(images, *tensor.shape[1:]), memory=memory)

@@ -1,4 +1,4 @@
-"""How kernels find the elements of an argument that lie at places which an `IndexMap` gives.
+"""The text by which kernels reach elements that lie in memory as an `IndexMap` says.
 
 The text of a kernel depends on the number of axes only; sizes, steps, shifts and offsets are constants.
 """

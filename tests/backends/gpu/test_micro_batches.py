@@ -1,4 +1,4 @@
-"""The front of a network, which runs on parts of a large batch while the host still copies the rest."""
+"""The first nodes of a network run on micro-batches of a large batch while the host still copies the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests.helpers.device_figures import set_figures
 from tests.helpers.nets import Net, feeds
 from tests.helpers.opened import STARTS, opened
 from tests.helpers.random_nets import SLOW, assert_session_is_right, networks
-from weft.backends.gpu.lowering import batch_split
+from weft.backends.gpu.lowering import find_micro_batches
+from weft.backends.gpu.lowering.find_micro_batches import MicroBatchFigures
 from weft.backends.gpu.recording import chunked_upload
 from weft.backends.gpu.recording.pipeline_recording import PipelineRecording
 from weft.backends.gpu.tuning.tuner import open_problems
@@ -39,10 +40,10 @@ def small_batches_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do on the CPU, with little, what pays for large batches on a GPU."""
     for device in DEVICES:
         monkeypatch.setattr(opened(device), "computes_ahead", True)
-    for module in (chunked_upload, batch_split):
+    for module in (chunked_upload, find_micro_batches):
         monkeypatch.setattr(module, "LEAST", 1 << 10)
     monkeypatch.setattr(chunked_upload, "CHUNK", 3_000)
-    set_figures(monkeypatch, front_pixels=1)
+    set_figures(monkeypatch, MicroBatchFigures, pixels=1)
 
 
 def recorded(session: weft.Session) -> PipelineRecording:
@@ -69,7 +70,7 @@ def branches() -> Graph:
 
 
 def scratch() -> Graph:
-    """More live at once in the front than after it: what dies in a part is needed again by the next."""
+    """More live at once in the first nodes than after them: what dies in a micro-batch is needed again by the next."""
     net = Net()
     x = net.input("x", BATCH, 4, 16, 16)
     for _ in range(4):
@@ -79,7 +80,7 @@ def scratch() -> Graph:
 
 
 def a_constant_for_each_image() -> Graph:
-    """A constant for each image, which ends the front."""
+    """A constant for each image, which ends micro-batches."""
     net = Net()
     x = net.conv(net.input("x", BATCH, 4, 16, 16), 4, 3, pads=(1,) * 4)
     x = net.add("Mul", x, net.random(BATCH, 1, 1, 1))
@@ -87,7 +88,7 @@ def a_constant_for_each_image() -> Graph:
 
 
 def a_joined_constant_for_each_image() -> Graph:
-    """A constant for each image, joined along the channels, which ends the front, too."""
+    """A constant for each image, joined along the channels, which ends the micro_batches, too."""
     net = Net()
     x = net.conv(net.input("x", BATCH, 4, 16, 16), 4, 3, pads=(1,) * 4)
     x = net.add("Concat", x, net.random(BATCH, 4, 16, 16), axis=1)
@@ -150,16 +151,16 @@ def test_results_are_right_whatever_runs_in_parts(
     device: str, ahead: bool, precision: str, parts: int, make: Callable[[], Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opened(device), "sends_ahead", ahead)
-    monkeypatch.setattr(batch_split, "PARTS", parts)
+    monkeypatch.setattr(find_micro_batches, "COUNT", parts)
     graph = make()
     with monkeypatch.context() as patch:
         patch.setattr(opened(device), "computes_ahead", False)
         whole = weft.load(graph, device=device, precision=precision, fallback="error")
     with whole, weft.load(graph, device=device, precision=precision, fallback="error") as session:
-        assert not recorded(whole).front_launches
+        assert not recorded(whole).run.of_micro_batches
         recording = recorded(session)
-        assert recording.front.parts == parts
-        assert sorted(recording.front_launches) == list(range(parts))
+        assert recording.run.micro_batches.count == parts
+        assert sorted(recording.run.of_micro_batches) == list(range(parts))
         if precision == "high":
             check(session, graph)
         else:
@@ -217,11 +218,11 @@ def test_what_the_parts_leave_to_tuning_counts_for_each_of_them(device: str) -> 
     with weft.load(chain(), device=device, fallback="error") as session:
         recording, (pipeline,) = recorded(session), session.pipelines
         every = [choice for task in pipeline.tasks for choice in getattr(task.execution, "choices", ())]
-        assert {id(x) for choice in every for x in choice.launches} <= {id(x.plan) for x in recording.planned}
+        assert {id(x) for choice in every for x in choice.launches} <= {id(x.plan) for x in recording.run.planned}
         for task in pipeline.tasks:
             execution: Any = task.execution
-            if execution.label in recording.front.nodes and execution.choices:
-                assert len(execution.choices) == recording.front.parts
+            if execution.label in recording.run.micro_batches.nodes and execution.choices:
+                assert len(execution.choices) == recording.run.micro_batches.count
         problems = open_problems(session.pipelines)
         assert sum(problem.nodes for problem in problems) < len(every), "a node is one, in however many parts"
 
@@ -237,7 +238,7 @@ def test_another_batch_has_other_parts(device: str) -> None:
             x = feeds(chain(batch), batch)
             (y,) = session.run(x)
             np.testing.assert_allclose(y, outputs(chain(batch), x)[0], *tolerance(DType.FLOAT32, "reduction"))
-            assert recorded(session).front.parts == parts
+            assert recorded(session).run.micro_batches.count == parts
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -245,23 +246,23 @@ def test_no_parts_with_a_profile_or_little_memory(device: str) -> None:
     graph = chain()
     for how in ({"profile": True}, {"memory": "limit"}):
         with weft.load(graph, device=device, fallback="error", **how) as session:  # type: ignore[arg-type]
-            assert not recorded(session).front_launches
+            assert not recorded(session).run.of_micro_batches
             check(session, graph, runs=1)
 
 
 def test_a_driver_that_does_not_tell_its_units_has_a_typical_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_figures(monkeypatch, front_pixels=20)  # half of the batch has 1024 pixels, 256 after the pool
+    set_figures(monkeypatch, MicroBatchFigures, pixels=20)  # half of the batch has 1024 pixels, 256 after the pool
     device = opened("vulkan")
     for units, nodes in ((16, 2), (1, 2), (2, 3)):
         monkeypatch.setattr(device, "caps", replace(device.caps, compute_units=units))
         with weft.load(chain(), device="vulkan", fallback="error") as session:
-            assert len(recorded(session).front.nodes) == nodes
+            assert len(recorded(session).run.micro_batches.nodes) == nodes
 
 
 def test_no_parts_where_they_would_not_fill_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_figures(monkeypatch, front_pixels=1 << 20)
+    set_figures(monkeypatch, MicroBatchFigures, pixels=1 << 20)
     with weft.load(chain(), device="vulkan", fallback="error") as session:
-        assert not recorded(session).front_launches
+        assert not recorded(session).run.of_micro_batches
 
 
 @pytest.mark.parametrize(
@@ -273,5 +274,5 @@ def test_a_random_network_is_right(device: str, ahead: bool, graph: Graph) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(opened(device), "sends_ahead", ahead)
         with weft.load(graph, device=device, fallback="error") as session:
-            assert recorded(session).front.parts == batch_split.PARTS
+            assert recorded(session).run.micro_batches.count == find_micro_batches.COUNT
             assert_session_is_right(session, graph, 1e-4)

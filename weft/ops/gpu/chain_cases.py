@@ -12,11 +12,12 @@ from weft.core.graph.fused_op import RUNNING, Fused, Step
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Op
 from weft.kernels.chain import CHAIN, WARPGROUP_CHAIN
-from weft.kernels.special import SelfTestCase, SpecialKernel, register_special
+from weft.kernels.self_test_cases import SelfTestCase, noise, several_nodes
+from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.binary import Add, Mul
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv import wgmma
-from weft.ops.gpu.families import RELU, many, noise
+from weft.ops.gpu.conv.cases import RELU
 from weft.ops.pool import GlobalAveragePool, MaxPool
 from weft.ops.unary import Sigmoid
 
@@ -49,7 +50,7 @@ def _cases() -> Sequence[SelfTestCase]:
         ]
         x = f"y{b}"
     size = (1, 40, 56, 52)
-    return [many(f"{len(nodes)} nodes on {size}", nodes, {"x": noise(*size)}, constants)]
+    return [several_nodes(f"{len(nodes)} nodes on {size}", nodes, {"x": noise(*size)}, constants)]
 
 
 def _warpgroup_cases() -> Sequence[SelfTestCase]:
@@ -66,7 +67,7 @@ def _warpgroup_cases() -> Sequence[SelfTestCase]:
              (f"deep{b}", p, x), f"y{b}"),
         ]  # fmt: skip
         x = f"y{b}"
-    case = many(f"{len(nodes)} nodes in fp16", nodes, {"x": noise(1, 64, 28, 28)}, constants)
+    case = several_nodes(f"{len(nodes)} nodes in fp16", nodes, {"x": noise(1, 64, 28, 28)}, constants)
     halves = ({name: a.astype(np.float16) for name, a in each.items()} for each in (case.inputs, case.constants))
     inputs, weights = halves
     return [replace(case, inputs=inputs, constants=weights, precision=Precision.LOW)]

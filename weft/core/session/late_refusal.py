@@ -1,4 +1,4 @@
-"""What is done about a node that its backend took and then refuses: everything is planned and loaded anew."""
+"""Late refusals: a backend takes a node and refuses it as it is loaded. Everything is then planned and loaded anew."""
 
 from __future__ import annotations
 

@@ -1,0 +1,113 @@
+"""Families for what kernels of many templates do alike: store other types, reach index maps, read sizes as they run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from weft.core.contract.session_config import Precision
+from weft.core.graph.dtypes import DType
+from weft.kernels.launch import FOR_SHAPES, INDEX_MAPS
+from weft.kernels.self_test_cases import indices, noise, noise64, one_node, several_nodes
+from weft.kernels.special import KernelFamily, register_family
+from weft.ops.binary import Add, Equal, Mul, Pow
+from weft.ops.concat import Concat, Split
+from weft.ops.conv import Conv
+from weft.ops.gpu.conv.cases import conv_with
+from weft.ops.matmul import MatMul
+from weft.ops.pool import GlobalAveragePool
+from weft.ops.shape import Transpose
+from weft.ops.softmax import Softmax
+from weft.ops.unary import Cast, Relu, Sin
+
+register_family(
+    KernelFamily(
+        "doubles", "kernels that compute in float64",
+        cases=lambda: (
+            one_node(Mul(), noise64(7, 13), noise64(7, 1), tolerance=1e-15),
+            one_node(Pow(), np.abs(noise64(5, 11)), noise64(5, 11), tolerance=1e-14),
+            one_node(Sin(), 1e9 * noise64(37), tolerance=1e-15),
+            one_node(Cast(to=DType.FLOAT64), indices((7, 13), 1 << 62), tolerance=1e-16),
+        ),
+        claimed=lambda caps: caps.doubles, withdraw=lambda caps: replace(caps, doubles=False),
+        templates=("elementwise", "integers_to_float"), whole=False,
+    )
+)
+register_family(
+    KernelFamily(
+        INDEX_MAPS, "elements that are reached through index maps",
+        cases=lambda: (
+            several_nodes(
+                "Softmax of a transposed Relu of (2, 5, 3, 7), transposed back",
+                [
+                    (Relu(), ("x",), "r"), (Transpose(perm=(0, 2, 3, 1)), ("r",), "t"), (Softmax(axis=-1), ("t",), "s"),
+                    (Transpose(perm=(0, 3, 1, 2)), ("s",), "u"), (Add(), ("u", "x"), "y"),
+                ],
+                {"x": noise(2, 5, 3, 7)},
+            ),
+            several_nodes(
+                "Concat of two ends that change places, of (6, 8)",
+                [
+                    (Relu(), ("x",), "r"), (Split(axis=0), ("r", "sizes"), ("a", "b")),
+                    (Concat(axis=0), ("b", "a"), "c"),
+                    (Transpose(perm=(1, 0)), ("c",), "t"), (Softmax(axis=-1), ("t",), "y"),
+                ],
+                {"x": noise(6, 8)},
+                {"sizes": np.array([2, 4])},
+            ),
+        ),
+        templates=("elementwise", "softmax"), whole=False, fallback="moves of elements",
+    )
+)
+register_family(
+    KernelFamily(
+        FOR_SHAPES, "kernels that read sizes when they run",
+        cases=lambda: (
+            several_nodes(
+                "Conv and Add of (2, 7, 11, 9) after (1, 7, 6, 5)",
+                [
+                    (Conv(kernel_shape=(3, 2), strides=(2, 1), pads=(1, 0, 1, 1)), ("x", "w"), "y"),
+                    (GlobalAveragePool(), ("y",), "mean"),
+                    (Add(), ("mean", "z"), "sum"),
+                ],
+                {"x": noise(2, 7, 11, 9), "z": noise(2, 1, 1, 13)},
+                {"w": noise(6, 7, 3, 2)},
+                before={"x": noise(1, 7, 6, 5), "z": noise(1, 1, 1, 8)},
+            ),
+            several_nodes(
+                "MatMul and Softmax of (3, 5, 19) after (2, 4, 12)",
+                [(MatMul(), ("x", "z"), "y"), (Softmax(), ("y",), "p")],
+                {"x": noise(3, 5, 19), "z": noise(3, 19, 23)},
+                before={"x": noise(2, 4, 12), "z": noise(2, 12, 17)},
+            ),
+        ),
+        templates=("conv_gemm", "pool_global"), whole=False, fallback="kernels built for each shape", seconds=2.0,
+    )
+)
+register_family(
+    KernelFamily(
+        "fp16_storage", "kernels that store halves",
+        cases=lambda: (
+            conv_with((1, 7, 10, 12), (5, 7, 3, 3), pads=(1, 1, 1, 1), precision=Precision.LOW),
+            one_node(Add(), (7, 13), (7, 13), precision=Precision.LOW),
+            one_node(Add(), (2, 6, 5, 3), (2, 6, 5, 3), precision=Precision.LOW),
+            one_node(Transpose(perm=(1, 0)), (5, 7), precision=Precision.LOW),
+            one_node(Softmax(), (5, 33), precision=Precision.LOW),
+        ),
+        templates=("elementwise_c4", "elementwise", "move"), whole=False,
+        claimed=lambda caps: caps.fp16_storage, withdraw=lambda caps: replace(caps, fp16_storage=False),
+        forced=lambda caps: replace(caps, matrix_units=False), seconds=0.3,
+    )
+)
+register_family(
+    KernelFamily(
+        "int8_storage", "kernels that load and store bytes",
+        cases=lambda: (
+            one_node(Equal(), indices((7, 13), 3).astype(np.uint8), indices((1, 13), 3).astype(np.uint8)),
+            one_node(Transpose(), indices((7, 5), 99).astype(np.int8)),
+        ),
+        templates=("move",), whole=False,
+        claimed=lambda caps: caps.int8_storage, withdraw=lambda caps: replace(caps, int8_storage=False),
+    )
+)
