@@ -105,7 +105,7 @@ REFUSED = {
     r"Gemm-i.*-alpha=": "do not scale integers",
     r"QuantizeLinear-.*-precision=": "divide in float32",
     r"BitCast-.*-to=bool$": "0 or 1",
-    r"Pow-i.*-f": "exponents that are integers",
+    r"Pow-i.*-(f|!f32=0.5)": "exponents that are integers",
     r"Cast-u8.*-to=float8_e8m0fnu": "from floats alone",
 }
 """Rows of types that fit which GPUs must refuse all the same, by a pattern, with a piece of the reason."""
