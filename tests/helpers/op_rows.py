@@ -101,7 +101,6 @@ RUNS_ON_GPUS: dict[str, frozenset[str]] = {
 """The ops with a GPU form, and the element types of computed inputs that it must take."""
 
 REFUSED = {
-    r"Resize-[iu].*-mode=(linear|cubic)": "interpolate floats",
     r"Gemm-i.*-alpha=": "do not scale integers",
     r"QuantizeLinear-.*-precision=": "divide in float32",
     r"BitCast-.*-to=bool$": "0 or 1",
