@@ -55,7 +55,7 @@ RUNS_ON_GPUS: dict[str, frozenset[str]] = {
     **_each("Conv ConvTranspose weft::PlanarConv weft::PlanarConvTranspose", REALS),
     **_each("weft::Attention", FLOATS),
     **_each("AveragePool LpPool weft::PlanarAveragePool weft::PlanarLpPool", REALS),
-    **_each("GlobalAveragePool GlobalMaxPool", REALS),
+    **_each("GlobalAveragePool GlobalMaxPool GlobalLpPool Bernoulli", REALS),
     **_each("MaxPool weft::PlanarMaxPool", REALS | INTEGERS),
     **_each("ReduceSum ReduceMean ReduceProd ReduceL1 ReduceL2 ReduceSumSquare", REALS | INTEGERS),
     **_each("ReduceMax ReduceMin", REALS | INTEGERS | {"bool"}),
