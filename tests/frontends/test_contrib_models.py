@@ -85,3 +85,31 @@ def test_a_prompt_and_a_step_of_a_decoder(device: str) -> None:
             actual = session.run(fed)
         for mine, theirs in zip(actual, oracle.run(None, fed), strict=True):
             np.testing.assert_allclose(mine, theirs, *tolerance(DType.FLOAT32, "reduction"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
+def test_lengths_that_a_run_is_given(device: str) -> None:
+    """Attend with the total length as an input, which decides the shape of the caches, and differs from run to run."""
+    kinds = {"q": TensorProto.FLOAT, "past_k": TensorProto.FLOAT, "past_v": TensorProto.FLOAT}
+    fixed: dict[str, Any] = {
+        "q": (2, 1, (HEADS + 2 * GROUPS) * DEPTH), "past_k": (2, GROUPS, 6, DEPTH), "past_v": (2, GROUPS, 6, DEPTH),
+        "lengths": (2,), "total": (1,),
+    }  # fmt: skip
+    inputs = [helper.make_tensor_value_info(n, kinds.get(n, TensorProto.INT32), shape) for n, shape in fixed.items()]
+    node = helper.make_node(
+        "GroupQueryAttention", ["q", "", "", "past_k", "past_v", "lengths", "total"], ["y", "k", "v"],
+        domain=MS, name="attention", num_heads=HEADS, kv_num_heads=GROUPS,
+    )  # fmt: skip
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in node.output]
+    graph = helper.make_graph([node], "lengths", inputs, outputs)
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(MS, 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=8).SerializeToString()
+    oracle = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(0)
+    floats = {name: rng.uniform(-1, 1, fixed[name]).astype(np.float32) for name in kinds}
+    with weft.load(model, device, fallback="error") as session:
+        for ends in ([6, 3], [4, 4], [6, 1]):
+            fed = {**floats, "lengths": np.array(ends, np.int32), "total": np.array([max(ends) + 1], np.int32)}
+            for mine, theirs in zip(session.run(fed), oracle.run(None, fed), strict=True):
+                np.testing.assert_allclose(mine, theirs, *tolerance(DType.FLOAT32, "reduction"))
+        assert {where.partition(":")[0] for where in session.report.placement.values()} <= {device}

@@ -55,7 +55,7 @@ RUNS_ON_GPUS: dict[str, frozenset[str]] = {
     **_each("Conv ConvTranspose weft::PlanarConv weft::PlanarConvTranspose", REALS),
     **_each("weft::Attention", FLOATS),
     **_each("AveragePool LpPool weft::PlanarAveragePool weft::PlanarLpPool", REALS),
-    **_each("GlobalAveragePool GlobalMaxPool", REALS),
+    **_each("GlobalAveragePool GlobalMaxPool GlobalLpPool Bernoulli", REALS),
     **_each("MaxPool weft::PlanarMaxPool", REALS | INTEGERS),
     **_each("ReduceSum ReduceMean ReduceProd ReduceL1 ReduceL2 ReduceSumSquare", REALS | INTEGERS),
     **_each("ReduceMax ReduceMin", REALS | INTEGERS | {"bool"}),
@@ -101,11 +101,10 @@ RUNS_ON_GPUS: dict[str, frozenset[str]] = {
 """The ops with a GPU form, and the element types of computed inputs that it must take."""
 
 REFUSED = {
-    r"Resize-[iu].*-mode=(linear|cubic)": "interpolate floats",
     r"Gemm-i.*-alpha=": "do not scale integers",
     r"QuantizeLinear-.*-precision=": "divide in float32",
     r"BitCast-.*-to=bool$": "0 or 1",
-    r"Pow-i.*-f": "exponents that are integers",
+    r"Pow-i.*-(f|!f32=0.5)": "exponents that are integers",
     r"Cast-u8.*-to=float8_e8m0fnu": "from floats alone",
 }
 """Rows of types that fit which GPUs must refuse all the same, by a pattern, with a piece of the reason."""

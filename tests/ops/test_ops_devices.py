@@ -151,6 +151,15 @@ def test_powers_of_doubles_are_right_to_two_ulp() -> None:
 
 
 @pytest.mark.parametrize("device", GPUS)
+def test_steps_behind_a_power_see_the_power_alone(device: str) -> None:
+    """Fuse steps into a power whose exponent is converted first: they must leave the exponent as it is."""
+    net = Net()
+    power = net.add(Pow(), net.feed((3, 4), np.linspace(0.5, 3, 12, dtype=np.float32).reshape(3, 4)),
+                    net.feed((4,), np.array([0, 1, 2, 3])))  # fmt: skip
+    net.check(device, [net.add(Mul(), net.add(Relu(), power), net.constant(np.array([-2], np.float32)))])
+
+
+@pytest.mark.parametrize("device", GPUS)
 def test_what_packed_kernels_join_runs_apart_in_doubles(device: str) -> None:
     """Pool and convolve float64 as kernels of float32 do in one launch: a pool or steps before, two pixels' layers."""
     rng = np.random.default_rng(0)

@@ -10,7 +10,7 @@ import weft
 from tests.helpers.onnx_models import make_model, node
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
-from weft.ops.random import RandomNormal, RandomUniform, philox
+from weft.ops.random import Bernoulli, RandomNormal, RandomUniform, philox
 
 
 def test_the_words_are_those_that_the_authors_of_the_generator_give() -> None:
@@ -26,6 +26,10 @@ def test_numbers_are_spread_as_their_names_say() -> None:
     np.testing.assert_allclose([uniform.mean(), uniform.var()], [1, 16 / 12], atol=0.02)
     normal = RandomNormal(shape=(100_000,), mean=2.0, scale=0.5, seed=1.0).reference()
     np.testing.assert_allclose([normal.mean(), normal.std(), np.mean(normal < 1.5)], [2, 0.5, 0.1587], atol=0.005)
+    shares = np.tile(np.array([0, 0.1, 0.75, 1], np.float32), 50_000).reshape(-1, 4)
+    drawn = Bernoulli(seed=1.0).reference(shares)
+    np.testing.assert_allclose(drawn.mean(axis=0), shares[0], atol=0.005)
+    assert set(np.unique(drawn)) == {0, 1}
 
 
 def drawn(device: str, **attributes: float) -> list[Array]:

@@ -109,6 +109,12 @@ class Dialect(ABC):
     kept_loop: ClassVar[tuple[str, tuple[str, ...]]] = ("", ())
     """The text before a loop that the compiler should not unroll, and the compiler extensions that it requires."""
 
+    plus_product: ClassVar[str] = (
+        "f32 plus_product(f32 sum, f32 a, f32 b) { volatile f32 product = a * b; return sum + product; }\n"
+    )
+    """A function that returns sum + a * b, rounded after the product and after the sum. Compilers make one instruction
+    of both, which rounds once, where nothing keeps them from it."""
+
     reinterprets: ClassVar[tuple[str, str, str]] = ("", "", "")
     """The bits of the f32 `v` as `uint`, the f32 of which `v` are the bits, and the number `v` as `uint`."""
 
@@ -116,9 +122,10 @@ class Dialect(ABC):
         """Return the functions for element types that the language lacks, and what gives the bits of floats.
 
         "" if no argument is of such a type and the body asks for no bits. Before them come the functions of indices,
-        if the body calls one, and those of arguments that are reached through a map.
+        if the body calls one, `plus_product` likewise, and those of arguments that are reached through a map.
         """
         indices = INDICES if any(name in parts.body for name in ("index_of_", "_place(", "place_inside(")) else ""
+        indices += self.plus_product if "plus_product(" in parts.body else ""
         return indices + index_map_text.functions(parts.args) + self._formats(parts)
 
     def _formats(self, parts: KernelParts) -> str:

@@ -12,6 +12,7 @@ from weft.core.graph.composite import Body, Composite
 from weft.core.graph.dtypes import DType
 from weft.core.graph.op import OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
+from weft.errors import ValueNeeded
 from weft.ops.elementwise import FLOATS, misfit
 from weft.ops.key_cache import gather_rows
 from weft.ops.onnx_attention import Masks, attend, check_heads, heads_apart, heads_joined
@@ -215,8 +216,14 @@ class GroupQueryAttention(Composite):
         heads, groups = self.num_heads, self.kv_num_heads
         check_heads(self, heads, groups)
         known = make.known(total)
-        if known is None or known.size != 1:
-            raise misfit(self, "total_sequence_length decides a shape: it must be a constant of one element")
+        if known is None:
+            raise ValueNeeded(
+                "the shape of the caches depends on a value computed at run time",
+                why="input 6 (total_sequence_length) is not a constant",
+                index=6,
+            )
+        if known.size != 1:
+            raise misfit(self, f"total_sequence_length is {make.dims(total)}; it must have one element")
         if make.dtype(query) not in FLOATS or len(make.dims(query)) != 3 or bool(past_k) != bool(past_v):
             raise misfit(self, "it needs a query of floats and rank 3, and both or none of past_key and past_value")
         if self.outputs > 3:

@@ -141,7 +141,7 @@ class ScatterND(Op):
         x, places, updates = given(inputs, 0), _indices(given(inputs, 1)), given(inputs, 2)
         one_type(x, updates)
         _check_reduction(self.reduction)
-        if not x.dims or not places.dims or not 1 <= places.dims[-1] <= len(x.dims):
+        if not x.dims or not places.dims or places.dims[-1] > len(x.dims):
             raise unfit(f"indices of shape {places.dims} do not fit data of shape {x.dims}")
         if updates.dims != places.dims[:-1] + x.dims[places.dims[-1] :]:
             raise unfit(f"indices of shape {places.dims} do not fit updates of shape {updates.dims}")
@@ -151,6 +151,9 @@ class ScatterND(Op):
     def reference(self, *inputs: Array | None) -> Array:
         """Return the output."""
         x, places, updates = (given(inputs, k) for k in range(3))
+        if not places.shape[-1]:  # each index names all of the data
+            first = (np.zeros(places.shape[:-1], np.int64),)
+            return _write(x[None], first, updates, self.reduction).reshape(x.shape)
         return _write(x, tuple(np.moveaxis(places, -1, 0)), updates, self.reduction)
 
 

@@ -170,8 +170,7 @@ class LpPool(Pool):
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
         float_type(given(inputs, 0))
-        if self.p < 1:
-            raise ModelError(f"p is {self.p}", why="a norm needs p of at least 1")
+        _check_norm(self.p)
         return (self.output(given(inputs, 0)),)
 
     def reference(self, *inputs: Array | None) -> Array:
@@ -253,6 +252,40 @@ class GlobalMaxPool(GlobalPool):
         """Return the output."""
         x = given(inputs, 0)
         return np.asarray(x.max(axis=tuple(range(2, x.ndim)), keepdims=True))
+
+
+@register_op
+@op_dataclass
+class GlobalLpPool(GlobalPool):
+    """The p-norm of each channel."""
+
+    p: int = 2
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        _check_norm(self.p)
+        return super().infer(inputs, constants)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x = given(inputs, 0)
+        total = (np.abs(widen(x)) ** self.p).sum(axis=tuple(range(2, x.ndim)), keepdims=True)
+        return np.asarray(total ** (1 / self.p)).astype(x.dtype, copy=False)
+
+
+def _check_norm(p: int) -> None:
+    if p < 1:
+        raise ModelError(f"p is {p}", why="a norm needs p of at least 1")
+
+
+@decomposition("GlobalLpPool")
+def _global_norm(op: GlobalLpPool, make: Body, node: Node) -> Sequence[str]:
+    (x,) = node.inputs
+    axes = make.constant(np.arange(2, len(make.dims(x))))
+    if op.p <= 2:
+        return [make.add(f"ReduceL{op.p}", x, axes)]
+    p, root = (make.constant(np.asarray(power, np.float32)) for power in (op.p, 1 / op.p))
+    return [make.add("Pow", make.add("ReduceSum", make.add("Pow", make.add("Abs", x), p), axes), root)]
 
 
 @decomposition("GlobalAveragePool")

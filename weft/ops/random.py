@@ -184,6 +184,34 @@ class RandomUniformLike(_Like, _Uniform):
 
 @register_op
 @op_dataclass
+class Bernoulli(_Random):
+    """Draw 1 with the probability that the input has at that place, else 0; of the input's type, or of `dtype`.
+
+    The text of ONNX says so. The function that ONNX gives beside the text, which onnxruntime runs, compares the other
+    way round and draws 1 where the text draws 0.
+    """
+
+    most_inputs: ClassVar[int | None] = 1
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x = given(inputs, 0)
+        if not x.dtype.is_float:
+            raise ModelError(f"probabilities of {x.dtype.value} are not supported", why="ONNX has floats")
+        return (sized(x.dims, self.dtype or x.dtype),)
+
+    def draws(self, shape: Shape) -> Array:
+        """Return float32 numbers from 0 to before 1."""
+        return RandomUniform(seed=self.seed).drawn(shape, DType.FLOAT32)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x = given(inputs, 0)
+        return (self.draws(x.shape) < x.astype(np.float32)).astype((self.dtype or DType.of(x.dtype)).numpy)
+
+
+@register_op
+@op_dataclass
 class Multinomial(Op):
     """Draw classes, with logarithms of their unscaled probabilities as the input (batch, classes)."""
 
@@ -293,6 +321,14 @@ def _capturing(body: Graph, step: str) -> Graph:
 def _held(op: Op) -> dict[str, Graph]:
     """Return the graphs that an op holds, by field."""
     return {f.name: v for f in fields(op) if isinstance(v := getattr(op, f.name), Graph)}
+
+
+@decomposition("Bernoulli")
+def _bernoulli(op: Bernoulli, make: Body, node: Node) -> Sequence[str]:
+    (x,) = node.inputs
+    shares = x if make.dtype(x) is DType.FLOAT32 else make.add("Cast", x, to=DType.FLOAT32)
+    ones = make.add("Less", make.constant(op.draws(make.dims(x))), shares)
+    return [make.add("Cast", ones, to=op.dtype or make.dtype(x))]
 
 
 @decomposition("Multinomial")

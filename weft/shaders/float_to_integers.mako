@@ -1,9 +1,12 @@
-## Floats as integers of up to 64 bits, rounded toward zero; for NaN and numbers out of range the device decides.
+## Floats as integers of up to 64 bits, rounded toward zero. Numbers out of range become the nearest in range if it
+## `saturates`, else the device decides; for NaN it always does.
 <%
 most = "2147483647.0" if k.double else "2147483520.0"
+dtype = y.arg.dtype
+least, largest = dtype.limits if dtype.is_integer else (0, 1)
 %>
 ${k.for_each("i", "TOTAL")} {
-  const real v = ${x.load("i")};
+  const real v = ${f"fmax({x.load('i')}, {float(least)})" if saturates else x.load("i")};
 % if truth:
   const int truth = v != 0.0 ? 1 : 0;
   ${y.store_int("i", "truth")}
@@ -16,6 +19,12 @@ ${k.for_each("i", "TOTAL")} {
     low = ~low + 1;
     high = ~high + (low == 0 ? 1 : 0);
   }
+% if saturates:
+  if (v >= ${float(largest + 1)}) {
+    low = ${largest & 0xffffffff}u;
+    high = ${largest >> 32}u;
+  }
+% endif
   ${y.store_pair("i", "low", "high")}
 % endif
 }

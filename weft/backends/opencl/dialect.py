@@ -41,6 +41,13 @@ class OpenCLDialect(Dialect):
 
     name: ClassVar[str] = "opencl"
     prelude: ClassVar[str] = "prelude.opencl.mako"
+    plus_product: ClassVar[str] = (
+        "f32 plus_product(f32 sum, f32 a, f32 b) {\n"
+        "#pragma OPENCL FP_CONTRACT OFF\n"
+        "  const f32 product = a * b;\n"
+        "  return sum + product;\n"
+        "}\n"
+    )
     reinterprets: ClassVar[tuple[str, str, str]] = ("as_uint(v)", "as_float(v)", "((uint)(v))")
 
     def assemble(self, parts: KernelParts) -> str:

@@ -41,6 +41,12 @@ class GlslDialect(Dialect):
 
     name: ClassVar[str] = "glsl"
     prelude: ClassVar[str] = "prelude.glsl.mako"
+    plus_product: ClassVar[str] = (
+        "f32 plus_product(f32 sum, f32 a, f32 b) {\n"
+        "  precise f32 product = a * b, total = sum + product;\n"
+        "  return total;\n"
+        "}\n"
+    )
     reinterprets: ClassVar[tuple[str, str, str]] = ("floatBitsToUint(v)", "uintBitsToFloat(v)", "uint(v)")
     exchange_extensions: ClassVar[tuple[str, ...]] = ("GL_KHR_shader_subgroup_shuffle",)
     kept_loop: ClassVar[tuple[str, tuple[str, ...]]] = ("[[dont_unroll]] ", ("GL_EXT_control_flow_attributes",))

@@ -89,6 +89,10 @@ CASES += [
     case("Pow", given([0.0, -0.0, -2.0, -2.0, inf, nan, 1.0]), given([0.0, 3.0, 0.5, 3.0, -1.0, 0.0, nan])),
     case("Pow", i64(9, low=-5, high=5), i64(9, low=0, high=6)),
     case("Pow", i32(9, low=1, high=5), f32(9, low=0, high=3)),
+    case("Pow", i64(9, low=-99, high=99), const(2.0)),
+    case("Pow", i32(3, 5), const([3.0])),
+    case("Pow", given([2, -1, 1, 3], "int32"), const(-1.0), name="inverse"),
+    case("Pow", i64(9, low=1, high=99), const(0.5)),
     case("Pow", given([2, 4, -1, 1], "int32"), given([-1, 2, -3, -2], "int32"), name="negative"),
     # onnxruntime computes powers of integers in doubles; these wrap.
     *(case("Pow", given([-1, -1, -1, 3, 2], kind), given([2**31 + 1, 2**31, 2**40 + 1, 2**32 + 1, 64], "int64"),

@@ -120,6 +120,10 @@ CASES: list[Case] = [
     case("ScatterElements", f32(3, 4), given(np.zeros((0, 4)), "int64"), f32(0, 4)),
     case("ScatterElements", f32(3, 4), given(np.zeros((0, 4)), "int64"), f32(0, 4), reduction="add"),
     case("ScatterND", f32(3, 4), given(np.zeros((0, 1)), "int64"), f32(0, 4)),
+    # An index of no numbers names all of the data.
+    case("ScatterND", f32(3, 4), given(np.zeros(0), "int64"), f32(3, 4)),
+    case("ScatterND", i64(3, 4), given(np.zeros((2, 0)), "int64"), i64(2, 3, 4), reduction="add"),
+    case("ScatterND", f32(3, 4), given(np.zeros((0, 0)), "int64"), f32(0, 3, 4)),
     case("Transpose", f32(0, 3, 2), perm=(2, 0, 1)),
     case("Reshape", f32(0, 6), const([-1, 2, 3])),
     case("Expand", f32(1, 3), const([0, 3])),

@@ -104,4 +104,9 @@ CASES += [
     case("GlobalMaxPool", f32(2, 77, 17, 21)),
     case("GlobalMaxPool", f16(1, 8, 7, 7)),
     case("GlobalMaxPool", f64(2, 5, 3, 4)),
+    case("GlobalLpPool", f32(2, 5, 4, 3), opset=21),
+    case("GlobalLpPool", f32(1, 3, 7), p=1, opset=21),
+    case("GlobalLpPool", f32(2, 3, 2, 3, 4), p=3, opset=21),
+    case("GlobalLpPool", f16(1, 4, 3, 3), p=3, opset=21),
+    case("GlobalLpPool", f64(1, 4, 3, 3), opset=21, unverified="onnxruntime has no GlobalLpPool of float64"),
 ]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from weft.conformance.cases.table import Case, Input, case, const, f16, f32, f64, i32, u8
+import numpy as np
+
+from weft.conformance.cases.table import Case, Input, case, const, f16, f32, f64, given, i8, i32, of_type, u8
 
 
 def scaled(x: Input, *scales: float, **attributes: Any) -> Case:
@@ -18,6 +20,11 @@ def sized(x: Input, *sizes: int, roi: Sequence[float] = (), **attributes: Any) -
     region = const(roi, "float32") if roi else None
     return case("Resize", x, region, None, const(sizes, "int64"), **attributes)
 
+
+WHOLE = (("int8", -128, 127), ("uint8", 0, 255), ("int16", -999, 999), ("uint16", 0, 65535), ("int32", -99, 99),
+         ("uint32", 0, 99), ("int64", -(2**40), 2**40), ("uint64", 0, 2**40))  # fmt: skip
+IN_ONNXRUNTIME = (("uint8", "linear"), ("int32", "linear"))
+"""Of these, those that onnxruntime has, which are rows of their own."""
 
 CASES: list[Case] = []
 for _mode in ("nearest", "linear", "cubic"):
@@ -77,4 +84,17 @@ CASES += [
     scaled(f64(1, 2, 3, 4), 1, 1, 2, 1.5),
     scaled(u8(1, 2, 3, 4, high=255), 1, 1, 2, 1.5, mode="linear"),
     scaled(i32(1, 2, 3, 4, low=-99, high=99), 1, 1, 2, 1.5, mode="linear"),
+    # onnxruntime interpolates 8 and 32 bits linearly, to the nearest below; onnx's evaluator rounds to the nearest.
+    *(case("Resize", of_type(dtype, 1, 2, 3, 4, low=low, high=high), None, const([1.0, 1, 2, 1.5]), mode=mode,
+           oracles=(), unverified="onnxruntime has no such type or mode, and onnx's evaluator rounds to the nearest")
+      for dtype, low, high in WHOLE for mode in ("linear", "cubic") if (dtype, mode) not in IN_ONNXRUNTIME),
+    sized(given(np.full((1, 2, 5, 4), 102), "uint8"), 1, 2, 7, 9, mode="linear", name="even",
+          oracles=(), unverified="onnxruntime has 101 in other places, as its sums are in another order"),
+    sized(i8(1, 5, 4, low=-128, high=127), 1, 9, 3, axes=(0, 2, 1), mode="linear", antialias=1, exclude_outside=1,
+          oracles=(), unverified="onnxruntime adds in another order, and onnx's evaluator rounds to the nearest"),
+    sized(i32(1, 1, 4, 4, low=-99, high=99), 1, 1, 3, 5, roi=(0, 0, -0.25, 0.5, 1, 1, 1.25, 1.75), mode="linear",
+          extrapolation_value=3e9, coordinate_transformation_mode="tf_crop_and_resize", oracles=(),
+          unverified="onnxruntime makes the least integer of a value that is too large"),
+    case("Resize", of_type("uint64", 1, 2, 5, low=0, high=2**64 - 1), None, None, const([1, 4, 3]), mode="cubic",
+         name="wide", oracles=(), unverified="onnxruntime has no such type, and onnx's evaluator computes in float64"),
 ]  # fmt: skip

@@ -139,7 +139,7 @@ class Composite(Op):
     """An op that other ops define. `outputs` is the number of outputs of the node."""
 
     shaped_by: ClassVar[tuple[int, ...]] = ()
-    """The inputs whose values decide shapes: they must be constants."""
+    """The inputs whose values decide shapes. One that a run computes makes `body` raise ValueNeeded."""
     outputs: int = field(default=1, kw_only=True)
 
     @abstractmethod

@@ -257,7 +257,7 @@ def _roi_align(node: ImportedNode) -> None:
     node.attributes["coordinate_transformation_mode"] = "output_half_pixel"
 
 
-@importer("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial")
+@importer("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
 def _seed(node: ImportedNode) -> None:
     # 24 bits: the attribute is a float.
     node.attributes.setdefault("seed", float(crc32(node.name.encode()) % 2**24))

@@ -104,7 +104,7 @@ def launch_integers(
             "steps": steps,
             "bits": given[0].dtype.bits,
             "wide": given[0].dtype is DType.UINT64,
-            "signed_exponent": given[-1].dtype.is_signed,
+            "signed_exponent": given[-1].dtype.is_signed or given[-1].dtype.is_float,
             "names": tuple(reads),
             "count": len(given),
             "rank": rank,
@@ -186,8 +186,15 @@ class PowOnGpu(ArithmeticOnGpu):
     def why_not(
         self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Refuse integers to the power of floats."""
-        if is_integer(inputs[0]) and not is_integer(inputs[1]):
+        """Refuse integers to the power of floats, but for one whole number that is known, as in x to the power of 2.0.
+
+        Others would be rounded towards zero: the last bit of a float decides between 24 and 25 there.
+        """
+        exponent = inputs[1]
+        assert exponent is not None
+        known = exponent.constant if exponent.constant is not None and exponent.constant.size == 1 else None
+        whole = is_integer(exponent) or (known is not None and float(known.item()).is_integer())
+        if is_integer(inputs[0]) and not whole:
             return "GPU kernels compute powers of integers for exponents that are integers"
         return super().why_not(op, inputs, outputs, caps)
 
@@ -206,7 +213,7 @@ class PowOnGpu(ArithmeticOnGpu):
             return
         if is_integer(exponent) and (exponent.constant is None or exponent.constant.size != 1):
             floats = k.scratch(exponent.shape, DType.FLOAT32)
-            _launch_conversion(k, "integers_to_float", exponent, floats, {"most": ""})
+            launch_conversion(k, "integers_to_float", exponent, floats, {"most": ""}, epilogue=False)
             exponent = floats
         ElementwiseOnGpu.launches(self, op, k, [x, exponent], outputs)
 
@@ -259,21 +266,23 @@ class CastOnGpu(ElementwiseOnGpu):
         most = SMALL_FLOATS[y.dtype].largest if op.saturate and y.dtype in SATURATING else 0.0
         if y.dtype is DType.FLOAT8E8M0 and x.dtype is not y.dtype:
             raised = {"raised": INTO_EXPONENT[op.round_mode], "most": 254 if op.saturate else 255}
-            _launch_conversion(k, "float_to_exponent", x, y, raised)
+            launch_conversion(k, "float_to_exponent", x, y, raised, epilogue=False)
         elif from_float and to_float:
             launch_expression(k, f"fmin(fmax({{0}}, -{most}), {most})" if most else "{0}", [x], y)
         elif not from_float and not to_float:
             launch_integers(k, "truth" if y.dtype is DType.BOOL else "none", [x], y)
         elif from_float:
-            _launch_conversion(k, "float_to_integers", x, y, {"truth": y.dtype is DType.BOOL})
+            whole = {"truth": y.dtype is DType.BOOL, "saturates": False}
+            launch_conversion(k, "float_to_integers", x, y, whole, epilogue=False)
         else:
-            _launch_conversion(k, "integers_to_float", x, y, {"most": str(most) if most else ""})
+            numbers = {"most": str(most) if most else ""}
+            launch_conversion(k, "integers_to_float", x, y, numbers, epilogue=y.dtype.is_float)
 
 
-def _launch_conversion(
-    k: KernelBuilder, template: str, x: Tensor, y: Tensor, variant: Mapping[str, str | int | bool]
+def launch_conversion(
+    k: KernelBuilder, template: str, x: Tensor, y: Tensor, variant: Mapping[str, str | int | bool], *, epilogue: bool
 ) -> None:
-    """Launch a template that converts element by element."""
+    """Launch a template that converts element by element; `epilogue` is for floats that are the node's output."""
     grid, local = k.for_items(prod(y.shape))
     k.launch(
         template,
@@ -283,7 +292,7 @@ def _launch_conversion(
         variant=variant,
         grid=grid,
         local=local,
-        epilogue=y.dtype.is_float,
+        epilogue=epilogue,
     )
 register_family(
     KernelFamily(

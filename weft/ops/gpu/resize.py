@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
@@ -17,6 +17,7 @@ from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
+from weft.ops.gpu.integers import INTEGERS, launch_conversion
 from weft.ops.resize import Resize, Sampling, Taps
 
 
@@ -32,12 +33,16 @@ class ResizeOnGpu(GpuOp):
     def why_not(
         self, op: Resize, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Refuse to interpolate integers, and to resample batch or channels to the same size, which NC4HW4 hides."""
+        """Refuse to interpolate other types than numbers, and to resample batch or channels to the same size.
+
+        NC4HW4 hides that.
+        """
         x, y = inputs[0], outputs[0]
         assert x is not None
-        mixed = {DType.FLOAT32, DType.FLOAT16, *((DType.FLOAT64,) if caps.doubles else ())}
+        mixed = {DType.FLOAT32, DType.FLOAT16, *((DType.FLOAT64,) if caps.doubles else ()), *INTEGERS}
         if op.mode != "nearest" and x.dtype not in mixed:
-            return f"GPU kernels interpolate floats that the device computes in; {x.name!r} is {x.dtype.value}"
+            kinds = "integers and floats that the device computes in"
+            return f"GPU kernels interpolate {kinds}; {x.name!r} is {x.dtype.value}"
         if any(t is not None and t.constant is None for t in inputs[1:]):
             return "its scales, sizes or region are computed at run time"
         channels = [part for part in _plan(op, inputs) if part.axis < 2 and len(x.shape) > 2]
@@ -62,12 +67,20 @@ class ResizeOnGpu(GpuOp):
     def launches(
         self, op: Resize, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
-        """Launch over the output's axes; adjacent axes that are not sampled count as one."""
-        x = inputs[0]
+        """Launch over the output's axes; adjacent axes that are not sampled count as one, and integers become floats."""
+        x, y = inputs[0], outputs[0]
         assert x is not None
         parts = _plan(op, inputs)
         tables = tuple(op.taps(part, x.shape[part.axis]) for part in parts)
-        _launch(k, Resampling(op, x, outputs[0], parts, tables))
+        resampling = Resampling(op, x, y, parts, tables)
+        if resampling.nearest or not x.dtype.is_integer:
+            _launch(k, resampling)
+            return
+        floats, mixed = k.scratch(x.shape, DType.FLOAT32), k.scratch(y.shape, DType.FLOAT32)
+        launch_conversion(k, "integers_to_float", x, floats, {"most": ""}, epilogue=False)
+        # Rounding towards zero shows the last bit of what it rounds: of 102 everywhere, sums in another order make 101.
+        _launch(k, replace(resampling, x=floats, y=mixed, in_order=True))
+        launch_conversion(k, "float_to_integers", mixed, y, {"truth": False, "saturates": True}, epilogue=False)
 
 
 @dataclass(frozen=True)
@@ -79,6 +92,8 @@ class Resampling:
     y: Tensor
     parts: tuple[Sampling, ...]
     tables: tuple[Taps, ...]
+    in_order: bool = False
+    """Whether to mix the axes one after the other, as the reference does, and round as it does."""
 
     @property
     def packed(self) -> bool:
@@ -153,6 +168,7 @@ def _launch(k: KernelBuilder, r: Resampling) -> None:
             "sampled": tuple(str(d) for d in sorted(numbers.values())),
             "taps": r.width,
             "nearest": r.nearest,
+            "in_order": tuple(str(numbers[part.axis]) for part in r.parts) if r.in_order else (),
             "cropped": r.cropped,
             "packed": r.packed,
         },
