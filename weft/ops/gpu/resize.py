@@ -67,7 +67,7 @@ class ResizeOnGpu(GpuOp):
     def launches(
         self, op: Resize, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
-        """Launch over the output's axes; adjacent axes that are not sampled count as one, and integers become floats."""
+        """Launch over the output's axes; neighbours that are not sampled count as one. Integers become floats."""
         x, y = inputs[0], outputs[0]
         assert x is not None
         parts = _plan(op, inputs)
