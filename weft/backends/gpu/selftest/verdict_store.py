@@ -43,7 +43,7 @@ KEPT = 24 * 3600.0
 
 The kernel may be at fault, or a busy machine. Verdicts of wrong numbers, crashes and compile errors do not expire.
 """
-MOST_CHILDREN = 12
+MOST_CHILDREN = 8
 """Most child processes side by side: each opens the device, which takes device memory and a second or more."""
 AGAIN = "known from an earlier start, `weft cache clear` has it tested again"
 
@@ -135,9 +135,9 @@ def _tested_in_children(
 ) -> Mapping[str, Verdict]:
     from weft.backends.gpu.selftest import child  # late: it is needed once for each driver
 
-    # A child waits for the device now and then, and compiles in few threads; a CPU's compiler has the cores already.
+    # Each child compiles in threads itself; a CPU's compiler has the cores to itself already.
     cores = 1 if runtime.device.caps.software else os.cpu_count() or 1
-    beside = min(MOST_CHILDREN, max(cores * 3 // 4, 1))
+    beside = min(MOST_CHILDREN, max(cores // 2, 1))
     device = runtime.device
     return child.verdicts(device.info, kinds, timeout, beside, device.expect_building, runtime.options)
 
