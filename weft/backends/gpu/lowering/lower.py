@@ -89,7 +89,7 @@ class Target:
 
     @property
     def begins_early(self) -> bool:
-        """Tell whether the first nodes may run on a part of a batch while the rest is copied."""
+        """Tell whether the first nodes may run on micro-batches."""
         return self.device.computes_ahead and not self.thrifty and not self.profiled
 
 
@@ -159,7 +159,7 @@ def tuned_plan(
     kept: KeptPlans,
     node: str = "",
 ) -> NodePlan:
-    """Return the launches with tuned choices, without those whose kernels have changed since they were tuned."""
+    """Return the launches with tuned choices; a choice whose kernels have changed since does not count."""
     source = TableSource(target.tuning) if target.tuning is not None else None
     plan = plan_node(target, op, label, inputs, outputs, source, kept, node)
     while source is not None and not source.stand(plan.choices):
@@ -236,7 +236,7 @@ class _Notes:
         self._plan("find_views", "Let values lie where their readers want them, and move nothing twice", changes)
 
     def micro_batches(self, graph: Graph, micro_batches: MicroBatches) -> None:
-        """Note which nodes run once for each part of a batch."""
+        """Note which nodes run on micro-batches."""
         text = f"runs once for each of {micro_batches.count} parts of the batch, while the host copies the rest of it"
         nodes = (node for node in graph.nodes if label_of(node) in micro_batches.nodes)
         changes = [Change("planned", node.name, text, "", node.outputs) for node in nodes]
