@@ -41,6 +41,37 @@ def test_links_of_page(page: Path) -> None:
     assert not missing
 
 
+def _names_something(dotted: str) -> bool:
+    """Tell whether "weft.module.name" is a module, or a name that its module contains."""
+    *folders, last = dotted.split(".")
+    for found in (ROOT.joinpath(*folders, last), ROOT.joinpath(*folders, f"{last}.py")):
+        if found.exists():
+            return True
+    if ROOT.joinpath(*folders).is_dir():
+        text = "".join(f.read_text(encoding="utf-8") for f in ROOT.joinpath(*folders).glob("*.py"))
+    elif ROOT.joinpath(*folders).with_suffix(".py").exists():
+        text = ROOT.joinpath(*folders).with_suffix(".py").read_text(encoding="utf-8")
+    else:
+        return bool(folders[1:]) and _names_something(".".join(folders))  # a method, or an option of a backend
+    return re.search(rf"\b{last}\b", text) is not None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_that_a_page_names_exist(page: Path) -> None:
+    named = set(re.findall(r"`(weft(?:\.\w+)+)", page.read_text(encoding="utf-8")))
+    assert sorted(name for name in named if not _names_something(name)) == []
+
+
+def test_the_words_are_of_classes_that_exist() -> None:
+    page = (ROOT / "docs/how-it-works.md").read_text(encoding="utf-8")
+    table = page.partition("## Words")[2].partition("\n## ")[0]
+    named = re.findall(r"`([\w.]+)`", "\n".join(row.rpartition("| ")[2] for row in table.splitlines() if "|" in row))
+    code = "".join(f.read_text(encoding="utf-8") for f in (ROOT / "weft").rglob("*.py"))
+    assert len(named) > 20
+    missing = [name for name in named if not re.search(rf"(class|def) {name.rpartition('.')[2]}\b", code)]
+    assert [name for name in missing if not _names_something(f"weft.{name}") and "parts" not in name] == []
+
+
 def test_every_environment_variable_is_described() -> None:
     used = set(re.findall(r'(?:environ\.get|_switch)\("(\w+)"', (ROOT / "weft/config.py").read_text(encoding="utf-8")))
     told = (ROOT / "docs/use.md").read_text(encoding="utf-8")

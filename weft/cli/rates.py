@@ -26,10 +26,10 @@ SPAN = "span"
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the networks are: enough for many compute units, or for those of a CPU."""
+    """How large the networks are: enough for many compute units, or for the cores of a CPU."""
 
     elements: int
-    """Of the copy."""
+    """Elements that the network of the copy moves."""
     product: int
     """Rows and columns of the matrices."""
 

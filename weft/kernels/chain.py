@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CHAIN = "chain"
 """The name of the kernel, and of the kind in self-tests."""
 WARPGROUP_CHAIN = "chain_warpgroups"
-"""The same of chains with a level that needs warpgroups; `DeviceCaps.without` names it where they are wrong."""
+"""The kind of chains with a level that needs warpgroups; `DeviceCaps.without` names it where they are wrong."""
 ITEMS = 256
 """Work-items of a chain's work-groups where groups of launches may run side by side in one."""
 GRID = ("GRID_X", "GRID_Y", "GRID_Z")

@@ -36,21 +36,21 @@ class DeviceCaps:
     fp16_storage: bool = False
     int8_storage: bool = False
     doubles: bool = False
-    """Kernels may compute in float64; otherwise they only move it, and convert it between words and f32."""
+    """Whether kernels may compute in float64; otherwise they only move it, and convert it between words and f32."""
     channels_last: bool = False
-    """Activations for matrix units use NHWC4 instead of NC4HW4: what these kernels stage at once is then contiguous."""
+    """Whether images for matrix units lie in NHWC4, not NC4HW4: what these kernels stage at once is then contiguous."""
     matrix_units: bool = False
-    """A subgroup of 32 multiplies fp16 tiles of 16 x 16 and adds them in fp32."""
+    """Whether a subgroup of 32 multiplies fp16 tiles of 16 x 16 and adds them in fp32."""
     shuffles: bool = False
-    """Work-items whose numbers differ only in the last five bits run as one subgroup and can exchange values."""
+    """Whether work-items whose numbers differ only in the last five bits run as a subgroup and can exchange values."""
     warpgroup_units: bool = False
-    """Four subgroups of 32 multiply fp16 matrices together, with up to WARPGROUP_MEMORY bytes (sm_90a)."""
+    """Whether four subgroups of 32 multiply fp16 matrices together, with up to WARPGROUP_MEMORY bytes (sm_90a)."""
     without: frozenset[str] = frozenset()
     """Special kernels and families, by name (`weft.kernels.special`), that failed their tests or are switched off."""
     workgroup_matrices: bool = False
-    """A whole work-group multiplies fp16 matrices of many tiles; it loads and stores them by itself."""
+    """Whether a whole work-group multiplies fp16 matrices of many tiles, which it loads and stores by itself."""
     splits_products: bool = True
-    """fp32 products may run on matrix units as split halves; False where tests found them wrong."""
+    """Whether fp32 products may run on matrix units as split halves; False where tests found them wrong."""
     resident_groups: int = 0
     """Work-groups of any kernel that surely run at once, so that they may wait for each other; 0: unknown.
 

@@ -39,14 +39,14 @@ class GpuOp(ABC):
     packed_family: str = ""
     """For the wanted layout EITHER: the family of its kernels in NC4HW4; where its test fails, the op runs in NCHW."""
     fuses_into_store: bool = True
-    """The launches end in one store, to which an epilogue can be added."""
+    """Whether the launches end in one store, to which an epilogue can be added."""
     moves_bits: bool = False
-    """Elements are moved and never computed with, so any element type works."""
+    """Whether kernels only move elements and never compute with them, so that any element type works."""
     splits_constants: bool = False
-    """Constants larger than a kernel argument are passed in pieces."""
+    """Whether constants larger than a kernel argument are passed in pieces."""
     any_place: bool = False
-    """Its kernels reach tensors in NCHW by the methods of `ArgWriter` alone, and ask `KernelBuilder.lies_plain` before
-    they access several elements at once; so these may lie wherever an `IndexMap` says."""
+    """Whether the elements of tensors in NCHW may lie wherever an `IndexMap` says. The kernels must reach them by the
+    methods of `ArgWriter` alone, and ask `KernelBuilder.lies_plain` before they access several at once."""
     laid_inputs: int | None = None
     """How many of the first inputs come in the wanted layout, the others in NCHW; None: all."""
     integers: frozenset[DType] = frozenset()
@@ -54,7 +54,7 @@ class GpuOp(ABC):
     floats: frozenset[DType] = frozenset()
     """Float types beyond float32 and float16 that its kernels load or store, as f32."""
     computes_double: bool = False
-    """On a device that can, its kernels compute in float64 if they read or write it: their templates use `real`."""
+    """Whether its kernels compute in float64 if they read or write it, on a device that can: templates use `real`."""
 
     def why_not(
         self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps

@@ -103,11 +103,11 @@ class KernelBuilder(ABC):
 
     caps: DeviceCaps
     split_products: bool = False
-    """Matrix units may compute fp32 products as sums of products of halves (`Precision.NORMAL`)."""
+    """Whether matrix units may compute fp32 products as sums of products of halves (`Precision.NORMAL`)."""
     winograd: bool = True
-    """Winograd's algorithm may be used (`BackendConfig.winograd`)."""
+    """Whether Winograd's method may be used (`BackendConfig.winograd`)."""
     thrifty: bool = False
-    """Memory is short (`MemoryMode.LIMIT`): avoid algorithms that need much scratch memory."""
+    """Whether memory is short (`MemoryMode.LIMIT`): then avoid algorithms that need much scratch memory."""
 
     def launch(
         self,

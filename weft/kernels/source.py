@@ -47,7 +47,7 @@ class Arg:
     through: Through | None = None
     """None: element i lies at place i."""
     double: bool = False
-    """Its float64 elements are numbers that the kernel computes with; otherwise two words, converted to f32."""
+    """Whether the kernel computes with its float64 elements; otherwise they are two words each, converted to f32."""
 
     @property
     def raw_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""The ops: one module a family. Importing this package imports all of them, and so registers them and their kernels."""
+"""The ops, similar ones in one module. Importing this package imports and registers all of them, and their kernels."""
 
 from __future__ import annotations
 

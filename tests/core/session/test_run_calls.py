@@ -100,7 +100,7 @@ def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         made = make(self, inputs, outputs, op)
         name = outputs[0].name
         if name == "first":
-            return Told(op, self._workplace, name)
+            return Told(op, self._shared, name)
         if made is not None and name == "third":
             vars(made)["onExecute"] = lambda *_: Told.ran.append(name)
         return made

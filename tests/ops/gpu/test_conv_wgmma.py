@@ -69,7 +69,7 @@ def test_a_driver_that_enforces_the_limit_gets_the_small_form(monkeypatch: pytes
 
     def watched(self: WgmmaConv, plan: ConvPlan, tile: WgmmaTile | InParts[WgmmaTile]) -> None:
         whole: WgmmaTile = tile_and_parts(tile)[0]
-        taken.append(whole.shared_bytes(steps_of(plan.problem.taps, plan.problem.channels_in)))
+        taken.append(whole.shared_bytes(steps_of(plan.problem)))
         launch(self, plan, tile)
 
     monkeypatch.setattr(WgmmaConv, "launch", watched)

@@ -15,7 +15,7 @@ import numpy as np
 from weft.backends.gpu.device.device import Binding, CopyCommand, MemoryKind
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.device.varying import sizes_of
-from weft.backends.gpu.execution import GpuExecution, Workplace
+from weft.backends.gpu.execution import GpuExecution, PipelineContext
 from weft.backends.gpu.lowering.channels_last import sum_rows
 from weft.backends.gpu.lowering.fusion import why_not_fused, why_not_joined
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
@@ -77,7 +77,7 @@ class GpuBackend(Backend):
             self._builds if info.loads else None, bool(runtime.options.get("chains", True)),
         )  # fmt: skip
         self._kept_plans = KeptPlans(thrifty=self._target.thrifty)
-        self._workplace = Workplace(self._target, self.slots, self.recording, self._builds, self._kept_plans)
+        self._shared = PipelineContext(self._target, self.slots, self.recording, self._builds, self._kept_plans)
         self._counters: list[Tensor] = []
         """By which the work-groups of each chain wait for each other."""
         self._refused: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ class GpuBackend(Backend):
         """Return the execution of the op's creator, else one with the op's own launches."""
         created = super().onCreate(inputs, outputs, op)
         if created is None and find_gpu_op(op) is not None:
-            return GpuExecution(op, self._workplace, outputs[0].name)
+            return GpuExecution(op, self._shared, outputs[0].name)
         return created
 
     def OptimizeSubgraph(self, view: SubgraphView) -> OptimizationViews:
@@ -145,7 +145,7 @@ class GpuBackend(Backend):
         assert isinstance(plan, GpuPlan)
         self._makers = {label_of(node): node for node in lowered.graph.nodes}
         self._read = plan.read
-        self._workplace.plans.update(plan.nodes)
+        self._shared.plans.update(plan.nodes)
         launches = (launch for plans in plan.nodes.values() for each in plans for launch in each.launches)
         self._builds.note(launches, sizes_of(lowered.graph))
         self.slots.follow(lowered.graph, lowered.views, plan.micro_batches.depth)
@@ -201,7 +201,7 @@ class GpuBackend(Backend):
     def onClearBuffer(self) -> bool:
         """Free the recording and all memory that is not STATIC."""
         self._builds.drop()
-        self._workplace.plans.clear()
+        self._shared.plans.clear()
         self._drop_recording()
         self.slots.clear()
         return True
@@ -282,7 +282,7 @@ class GpuBackend(Backend):
 
     def onResizeEnd(self) -> None:
         """Wait for the kernels, then record everything, now that addresses are known."""
-        self._workplace.plans.clear()
+        self._shared.plans.clear()
         self._join_launches()
         self._builds.finish(self._blame)
         self.recording.seal()
@@ -371,7 +371,7 @@ class GpuBackend(Backend):
             source, target = (Binding(x.buffer, x.offset, src.nbytes) for x in (a, b))
             run_once(self.device, [Access(CopyCommand(source, target, "copy"), (a,), (b,))] if src.nbytes else [])
             return
-        execution = GpuExecution(Relayout(dst.layout, dst.dtype), self._workplace, f"copy {src.name}")
+        execution = GpuExecution(Relayout(dst.layout, dst.dtype), self._shared, f"copy {src.name}")
         run_once(self.device, [access(launch) for launch in execution.launches([src], [dst])])
 
     # -- end -------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from weft.core.memory.buffer_manager import Slot
 
 
 @dataclass(frozen=True, slots=True)
-class Workplace:
+class PipelineContext:
     """What the executions of one pipeline share, so that they need not know the backend object."""
 
     target: Target
@@ -41,9 +41,9 @@ class GpuExecution(Recorded):
 
     any_shape = True
 
-    def __init__(self, op: Op, place: Workplace, label: str) -> None:
+    def __init__(self, op: Op, context: PipelineContext, label: str) -> None:
         self.op, self.label = op, label
-        self._place = place
+        self._context = context
         self._constants: dict[str, Tensor] = {}
         self._used: set[str] = set()
         self.choices: list[Choice] = []
@@ -54,30 +54,30 @@ class GpuExecution(Recorded):
     @property
     def target(self) -> Target:
         """Return the target of the launches."""
-        return self._place.target
+        return self._context.target
 
     def onResize(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Bind the planned launches, start building their kernels, and add them to the recording."""
         self._used.clear()
         self.label = outputs[0].name  # another network of the session may name the value differently
-        plans = self._place.plans.get(self.label)
+        plans = self._context.plans.get(self.label)
         if plans is None:  # the op is custom, but its execution creator refused this node
             plans = [self._plan(inputs, outputs)]
         launches = [self._recorded(plans, number, inputs, outputs) for number in range(len(plans))]
-        alone = (x for each in launches for x in each if not self._place.recording.run.is_chained(x))
-        self._place.builds.add(self.label, [launch.build for launch in alone])
+        alone = (x for each in launches for x in each if not self._context.recording.run.is_chained(x))
+        self._context.builds.add(self.label, [launch.build for launch in alone])
         self.choices = [choice for plan in plans for choice in plan.choices]
-        if self._place.recording.profiling is not None:
-            self._place.recording.work[self.label] = Work.of(self.label, self.op, inputs, outputs)
-        self._place.recording.tuned += sum(len(choice.launches) for choice in self.choices if choice.made)
+        if self._context.recording.profiling is not None:
+            self._context.recording.work[self.label] = Work.of(self.label, self.op, inputs, outputs)
+        self._context.recording.tuned += sum(len(choice.launches) for choice in self.choices if choice.made)
         for key in self._constants.keys() - self._used:
-            self._place.slots.release(self._constants.pop(key), StorageType.STATIC)
+            self._context.slots.release(self._constants.pop(key), StorageType.STATIC)
 
     def _recorded(
         self, plans: Sequence[NodePlan], number: int, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> list[BoundLaunch]:
         """Add the launches on a micro-batch, or on the whole batch, to the recording, and return them."""
-        recording, count = self._place.recording, len(plans)
+        recording, count = self._context.recording, len(plans)
         launches = self._bound(plans[number], inputs, outputs)
         if count == 1:
             self.planned = inputs, outputs
@@ -98,14 +98,14 @@ class GpuExecution(Recorded):
         """Return the launches and choices for tensors that have memory; nothing is built yet."""
         placed = [_placed(t) for t in inputs]
         plan = plan_node(
-            self.target, self.op, self.label, placed, [_spotted(t) for t in outputs], source, self._place.kept
+            self.target, self.op, self.label, placed, [_spotted(t) for t in outputs], source, self._context.kept
         )
         return self._bound(plan, inputs, outputs), plan.choices
 
     def _plan(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> NodePlan:
         placed = [_placed(t) for t in inputs]
         done = [_spotted(t) for t in outputs]
-        return tuned_plan(self.target, self.op, self.label, placed, done, self._place.kept)
+        return tuned_plan(self.target, self.op, self.label, placed, done, self._context.kept)
 
     def _bound(
         self, plan: NodePlan, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
@@ -119,11 +119,11 @@ class GpuExecution(Recorded):
             binder.add(constant.tensor, self._uploaded(constant))
         scratches = [self._scratch(planned, binder) for planned in plan.scratches]
         for scratch in scratches:
-            self._place.slots.release(scratch, StorageType.DYNAMIC)
-        return [binder.bound(launch, self._place.builds) for launch in plan.launches]
+            self._context.slots.release(scratch, StorageType.DYNAMIC)
+        return [binder.bound(launch, self._context.builds) for launch in plan.launches]
 
     def _scratch(self, planned: Tensor, binder: _Binder) -> Tensor:
-        made = replace(planned, memory=self._place.slots.acquire(planned, StorageType.DYNAMIC))
+        made = replace(planned, memory=self._context.slots.acquire(planned, StorageType.DYNAMIC))
         binder.add(planned, made)
         return made
 
@@ -134,7 +134,7 @@ class GpuExecution(Recorded):
         if key not in self._constants:
             value, layout = constant.take(), constant.tensor.layout
             tensor = replace(constant.tensor, memory=None)
-            region = self._place.slots.acquire(tensor, StorageType.STATIC)
+            region = self._context.slots.acquire(tensor, StorageType.STATIC)
             self.target.device.upload(region.slot.buffer, region.slot.offset, to_storage(value, layout))
             tensor.memory = region
             self._constants[key] = tensor
@@ -143,7 +143,7 @@ class GpuExecution(Recorded):
     def close(self) -> None:
         """Free the constants."""
         for tensor in self._constants.values():
-            self._place.slots.release(tensor, StorageType.STATIC)
+            self._context.slots.release(tensor, StorageType.STATIC)
         self._constants = {}
 
 

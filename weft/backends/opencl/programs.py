@@ -86,7 +86,7 @@ class _Wanted:
     header: str
     local: Size3
     takes: int
-    """Its number of arguments."""
+    """The number of its arguments."""
 
     @property
     def text(self) -> str:

@@ -42,27 +42,27 @@ class ResultMemory:
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
-        self._places: dict[tuple[str, int], _Place] = {}
+        self._pools: dict[tuple[str, int], _Pool] = {}
 
     def array(self, name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
         """Return an array for a result, whose content is arbitrary."""
         size = prod(shape) * dtype.itemsize
         if size < SMALLEST or not self._kept:
             return np.empty(shape, dtype)
-        place = self._places.get((name, size))
-        if place is None:
-            place = self._places[name, size] = _Place(self._kept)
-        return _array(place.take() or _Block(size), place, shape, dtype)
+        pool = self._pools.get((name, size))
+        if pool is None:
+            pool = self._pools[name, size] = _Pool(self._kept)
+        return _array(pool.take() or _Block(size), pool, shape, dtype)
 
     def reached(self, name: str, shape: Sequence[int], dtype: np.dtype[Any], reach: Reach) -> Array | None:
         """Return an array that the device reaches, or None if no such memory is free, or the device reaches none."""
-        place = self._places.get((name, prod(shape) * dtype.itemsize))
-        block = place.take_reached(reach) if place is not None else None
-        return None if place is None or block is None else _array(block, place, shape, dtype)
+        pool = self._pools.get((name, prod(shape) * dtype.itemsize))
+        block = pool.take_reached(reach) if pool is not None else None
+        return None if pool is None or block is None else _array(block, pool, shape, dtype)
 
     def clear(self) -> None:
         """Free what no caller holds; what callers hold is freed when they drop it."""
-        self._places = {}
+        self._pools = {}
 
 
 class _Block:
@@ -82,7 +82,7 @@ class _Block:
         """Keeps the block in a device's reach."""
 
 
-class _Place:
+class _Pool:
     """The blocks of one result. Any thread may give one back: deques are atomic."""
 
     def __init__(self, kept: int) -> None:
@@ -128,18 +128,18 @@ class _Place:
             self._free.append(block)
 
 
-def _array(block: _Block, place: _Place, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    return np.asarray(_Memory(block, place)).view(dtype).reshape(shape)
+def _array(block: _Block, pool: _Pool, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    return np.asarray(_Memory(block, pool)).view(dtype).reshape(shape)
 
 
 class _Memory:
     """What an array of a result has as its base, so that each view of the array keeps the block."""
 
-    __slots__ = ("__array_interface__", "_block", "_place")
+    __slots__ = ("__array_interface__", "_block", "_pool")
 
-    def __init__(self, block: _Block, place: _Place) -> None:
-        self._block, self._place = block, place
+    def __init__(self, block: _Block, pool: _Pool) -> None:
+        self._block, self._pool = block, pool
         self.__array_interface__ = block.interface
 
     def __del__(self) -> None:
-        self._place.give(self._block)
+        self._pool.give(self._block)

@@ -56,7 +56,7 @@ class ArenaPlan(Generic[KeyT]):
         self._peak: int | None = 0
         """The most that `_live` has been; None once a key was forgotten, which then had no part in it."""
         self._peak_before: int | None = 0
-        """The same before the last acquire."""
+        """`_peak` before the last acquire."""
         self._packed: _Packed | None = None
 
     def acquire(self, key: KeyT, nbytes: int) -> None:

@@ -91,7 +91,7 @@ class LoadedNetwork:
         self._waits: dict[Pipeline, list[Pipeline]] = {}
         """The pipelines whose memory each one uses."""
         self._told: set[ProfilingContext] = set()
-        """Where the backends of the pipelines report to, in a profiled session."""
+        """Receives the reports of the backends, in a profiled session."""
         self._kept: set[str] = set()
         """The values of parts that other parts read, which therefore stay where the plan has them."""
         self._stored: dict[str, Array] = {}
@@ -350,7 +350,7 @@ class LoadedNetwork:
                 self._acquired[device] = True
 
     def _release(self) -> None:
-        """Have them release it; an error is logged, and the others release theirs."""
+        """Have the memory managers release their memory; if one fails, log the error and go on."""
         managers, self._managers = self._managers, {}
         acquired, self._acquired = [device for device, done in self._acquired.items() if done], {}
 
@@ -448,7 +448,7 @@ class _Forgotten:
             self.networks.append(network)
 
     def close(self) -> None:
-        """Close all."""
+        """Close all of the networks."""
         while self.networks:
             try:
                 network = self.networks.popleft()

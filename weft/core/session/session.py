@@ -171,11 +171,11 @@ class Session:
         self._divides_alone = self.options.debug is not None
         """Whether backends are asked again for each shape: one refused a node late, or debug nodes are placed."""
         self._plan = _Plan()
-        """Of the network that was loaded last. It is replaced only after a load, so a run that is refused keeps it."""
+        """The plan of the network that was loaded last; a run that is refused keeps it."""
         self._submitted: tuple[Outputs | None, list[Array | None]] = None, []
         """The arrays for the outputs of the last `submit`: as they were given, and in order."""
         self._fed: dict[str, Value] = {}
-        """Of the run that was started, the inputs that later stages read."""
+        """The inputs of the run that was started, as far as later stages read them."""
         self._warned = ""
         self._process = os.getpid()
         if fixed is None:

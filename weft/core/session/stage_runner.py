@@ -59,7 +59,7 @@ class Rest:
     mixes: OrderedDict[Hashable, None] = field(default_factory=OrderedDict)
     """Input shapes without the number of rows, and the axes of the rows, for which a stage mixes rows: the last few."""
     most: dict[Hashable, _Most] = field(default_factory=dict)
-    """By the same, what was planned before the first run for the most rows."""
+    """Plans for the most rows, made before the first run, by the keys of `mixes`."""
     same_nodes: SameNodes = field(default_factory=SameNodes)
     """Tells backends that plans for several sizes run the same nodes."""
     left: dict[frozenset[str], Rest] = field(default_factory=dict)

@@ -31,8 +31,8 @@ from weft.errors import UnsupportedOps, WeftError, brief
 
 LEAST_ROOM = 64 << 20
 """Bytes that a later stage may always take before a run, however little the first stage takes."""
-MOST_PLACES = 1 << 9
-"""How many places of a network are looked at before a run: many branches make many ways."""
+MOST_STATES = 1 << 9
+"""How many states of a run are looked at before a run: many branches make many ways."""
 Say = Callable[[str], None]
 """Receives what cannot be foreseen, and why."""
 log = logging.getLogger("weft.session")
@@ -73,7 +73,7 @@ def foresee(
     known: dict[str, Value] = {**largest(tail.inputs), **made}
     known |= runner.corners(tail.corners, made, rows)
     ahead = Ahead(frozenset(), max(LEAST_ROOM, total_bytes(first)), progress)
-    _Foresight(runner, ahead, say or _log).to_the_end(_Place(runner.rest(tail.rest), known, rows))
+    _Foresight(runner, ahead, say or _log).to_the_end(_RunState(runner.rest(tail.rest), known, rows))
 
 
 def _log(text: str) -> None:
@@ -95,22 +95,22 @@ def largest(specs: Mapping[str, TensorSpec], corners: Mapping[str, Corner] | Non
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A rest, and what a run would know when it comes to it."""
+class _RunState:
+    """What may remain of a network in a run, and what the run would know by then."""
 
     rest: Rest
     known: Mapping[str, Value]
     rows: Rows
     values: frozenset[str] = frozenset()
-    """The known ones whose values are known, too."""
+    """The names in `known` whose values are right, not only their shapes."""
     certain: bool = True
-    """Whether each run comes here."""
+    """Whether each run comes to this state."""
     way: tuple[str, ...] = ()
-    """The branches and loops that lead here."""
+    """The branches and loops that lead to it."""
 
     @property
     def key(self) -> Hashable:
-        """Return what places share from which a run goes on alike."""
+        """Return a key that states share if a run goes on alike from them."""
         read = [i for i in (*self.rest.graph.inputs, *self.rest.graph.outputs) if i in self.known]
         forms = tuple((i, _form(self.known[i]), self.rows.get(i)) for i in read)
         told = tuple((i, _bytes(self.known[i])) for i in sorted(self.values) if i in read)
@@ -123,76 +123,76 @@ class _Foresight:
     def __init__(self, runner: StageRunner, ahead: Ahead, say: Say) -> None:
         self._runner, self._ahead, self._say = runner, ahead, say
         self._seen: dict[Hashable, Mapping[str, Value] | None] = {}
-        self._left = MOST_PLACES
+        self._left = MOST_STATES
 
-    def to_the_end(self, place: _Place) -> Mapping[str, Value] | None:
-        """Plan what follows a place, and return values of the shapes of the graph's outputs; None if they are open."""
+    def to_the_end(self, state: _RunState) -> Mapping[str, Value] | None:
+        """Plan what follows a state, and return values of the shapes of the graph's outputs; None if they are open."""
         seen = list[Hashable]()
         found: Mapping[str, Value] | None = None
-        while place.key not in self._seen:
-            seen.append(place.key)
-            self._seen[place.key] = None
-            constants = place.rest.graph.constants
-            if not place.rest.graph.nodes:
-                values = {**constants, **place.known}
-                found = {o: values[o] for o in place.rest.graph.outputs if o in values}
+        while state.key not in self._seen:
+            seen.append(state.key)
+            self._seen[state.key] = None
+            constants = state.rest.graph.constants
+            if not state.rest.graph.nodes:
+                values = {**constants, **state.known}
+                found = {o: values[o] for o in state.rest.graph.outputs if o in values}
                 break
-            following = self._checked(place)
+            following = self._checked(state)
             if len(following) != 1:
                 ends = [self.to_the_end(each) for each in following]
                 found = ends[0] if ends and _alike(ends) else None
                 break
-            (place,) = following
+            (state,) = following
         else:
-            found = self._seen[place.key]
+            found = self._seen[state.key]
         self._seen.update(dict.fromkeys(seen, found))
-        outputs = place.rest.graph.outputs
+        outputs = state.rest.graph.outputs
         return found if found is not None and all(o in found for o in outputs) else None
 
-    def _checked(self, place: _Place) -> Sequence[_Place]:
+    def _checked(self, state: _RunState) -> Sequence[_RunState]:
         """Return where a run may go on; nothing where that cannot be foreseen."""
         self._left -= 1
         if self._left < 0:
-            self._open(place, f"there are more than {MOST_PLACES} ways through the network")
+            self._open(state, f"there are more than {MOST_STATES} ways through the network")
             return []
         try:
-            return self._following(place)
+            return self._following(state)
         except UnsupportedOps as e:
-            if place.certain and self._refused_for_one_row(place):
+            if state.certain and self._refused_for_one_row(state):
                 raise
-            self._open(place, str(e.what), e.problems[0])
+            self._open(state, str(e.what), e.problems[0])
         except WeftError as e:
-            self._open(place, e.what, e.why)
+            self._open(state, e.what, e.why)
         return []
 
-    def _open(self, place: _Place, *why: str) -> None:
-        first = place.rest.graph.nodes[0]
-        where = "".join(f"{step}, " for step in place.way)
-        nodes = f"{len(place.rest.graph.nodes)} node(s) from {first.name!r} ({first.op.type}) on"
+    def _open(self, state: _RunState, *why: str) -> None:
+        first = state.rest.graph.nodes[0]
+        where = "".join(f"{step}, " for step in state.way)
+        nodes = f"{len(state.rest.graph.nodes)} node(s) from {first.name!r} ({first.op.type}) on"
         self._say(f"{where}{nodes}: {brief(': '.join(filter(None, why)))}")
 
-    def _following(self, place: _Place) -> Sequence[_Place]:
-        """Plan the next stage, or the graphs that the session's own ops hold, and return the places after it."""
-        rest, constants = place.rest, place.rest.graph.constants
-        known = {n: v for n, v in place.known.items() if n in rest.graph.inputs or n in rest.graph.outputs}
+    def _following(self, state: _RunState) -> Sequence[_RunState]:
+        """Plan the next stage, or the graphs that the session's own ops hold, and return the states after it."""
+        rest, constants = state.rest, state.rest.graph.constants
+        known = {n: v for n, v in state.known.items() if n in rest.graph.inputs or n in rest.graph.outputs}
         own = [node for node in rest.own if all(i in known or i in constants for i in node.inputs if i)]
         own = [node for node in own if isinstance(node.op, ControlOp) or isinstance(known.get(node.inputs[0]), list)]
         if own:  # the session runs these first
-            return self._after_own(replace(place, known=known), own)
-        rows = dict(place.rows)
-        ahead = replace(self._ahead, unknown=frozenset(known) - place.values, about=", ".join(place.way))
+            return self._after_own(replace(state, known=known), own)
+        rows = dict(state.rows)
+        ahead = replace(self._ahead, unknown=frozenset(known) - state.values, about=", ".join(state.way))
         try:
             plan, counted = self._runner.planned(rest, known, rows, ahead)
         except Unforeseen as e:
-            return self._branches(place, e.names)
+            return self._branches(state, e.names)
         after: dict[str, Value] = dict(known)
         self._runner.take(plan, counted, largest(plan.specs, plan.corners), after, rows)
         end = plan.rest or self._runner.rest(Graph(rest.graph.name, [], list(rest.graph.outputs)))
-        return [replace(place, rest=end, known=after, rows=rows)]
+        return [replace(state, rest=end, known=after, rows=rows)]
 
-    def _after_own(self, place: _Place, own: Sequence[Node]) -> Sequence[_Place]:
-        """Plan the graphs of the session's own nodes; return the place behind them if their results are foreseen."""
-        known, constants, unknown = dict(place.known), place.rest.graph.constants, dict[str, str]()
+    def _after_own(self, state: _RunState, own: Sequence[Node]) -> Sequence[_RunState]:
+        """Plan the graphs of the session's own nodes; return the state after them if their results are foreseen."""
+        known, constants, unknown = dict(state.known), state.rest.graph.constants, dict[str, str]()
         for node in own:
             op, given = node.op, [(known[i] if i in known else constants[i]) if i else None for i in node.inputs]
             if not isinstance(op, ControlOp):  # an Identity of a sequence
@@ -203,8 +203,8 @@ class _Foresight:
                 first = op.first_runs(given)
             for graph, inputs in first:
                 body, values = self._runner.body(graph, inputs, captures=op.captures, lasting=lasting)
-                way = (*place.way, f"in {op.type} {node.name!r}")
-                end = self.to_the_end(_Place(body, values, {}, certain=place.certain, way=way))
+                way = (*state.way, f"in {op.type} {node.name!r}")
+                end = self.to_the_end(_RunState(body, values, {}, certain=state.certain, way=way))
                 ends.append(None if end is None else [end[o] for o in graph.outputs])
             told = [constants.get(i) if i else None for i in node.inputs]
             with blame(at_node(node, "the session"), "a node's results could not be foreseen"):
@@ -215,42 +215,42 @@ class _Foresight:
                     known[name] = value
                 elif name:
                     unknown[name] = f"{op.type} {node.name!r}"
-        left = self._runner.left(place.rest, frozenset(node.name for node in own))
+        left = self._runner.left(state.rest, frozenset(node.name for node in own))
         missing = {maker for name, maker in unknown.items() if name in left.graph.inputs}
         if missing:
-            self._open(replace(place, rest=left), f"the shape of what {', '.join(sorted(missing))} makes is open")
+            self._open(replace(state, rest=left), f"the shape of what {', '.join(sorted(missing))} makes is open")
             return []
-        return [replace(place, rest=left, known=known)]
+        return [replace(state, rest=left, known=known)]
 
-    def _branches(self, place: _Place, names: frozenset[str]) -> Sequence[_Place]:
-        """Return the same place for either value of a condition; none if other values are needed."""
+    def _branches(self, state: _RunState, names: frozenset[str]) -> Sequence[_RunState]:
+        """Return the same state for either value of a condition; none if other values are needed."""
         (name, *more) = sorted(names)
-        value = place.known[name]
+        value = state.known[name]
         if more or not isinstance(value, np.ndarray) or value.dtype != np.bool_ or value.size != 1:
-            self._open(place, f"shapes follow from the value(s) of {', '.join(map(repr, sorted(names)))}")
+            self._open(state, f"shapes follow from the value(s) of {', '.join(map(repr, sorted(names)))}")
             return []
         return [
             replace(
-                place,
-                known={**place.known, name: np.full(value.shape, way)},
-                values=place.values | {name},
+                state,
+                known={**state.known, name: np.full(value.shape, way)},
+                values=state.values | {name},
                 certain=False,
-                way=(*place.way, f"where {name!r} is {str(way).lower()}"),
+                way=(*state.way, f"where {name!r} is {str(way).lower()}"),
             )
             for way in (False, True)
         ]
 
-    def _refused_for_one_row(self, place: _Place) -> bool:
+    def _refused_for_one_row(self, state: _RunState) -> bool:
         """Tell whether a stage is refused, too, if all that is counted is one."""
         known = {
-            name: value[(slice(None),) * place.rows[name][1] + (slice(1),)]
-            if name in place.rows and isinstance(value, np.ndarray)
+            name: value[(slice(None),) * state.rows[name][1] + (slice(1),)]
+            if name in state.rows and isinstance(value, np.ndarray)
             else value
-            for name, value in place.known.items()
+            for name, value in state.known.items()
         }
         try:
             foresight = _Foresight(self._runner, replace(self._ahead, most_bytes=-1), _ignore)
-            foresight._following(replace(place, known=known))
+            foresight._following(replace(state, known=known))
         except UnsupportedOps:
             return True
         except WeftError:

@@ -1,4 +1,4 @@
-"""How GPUs run the ops: one module a family, each beside the templates it launches in `weft/shaders`.
+"""How GPUs run the ops, similar ones in one module; the templates that they launch are in `weft/shaders`.
 
 Importing this package imports all of them.
 """

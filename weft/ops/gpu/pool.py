@@ -62,24 +62,30 @@ class PoolOnGpu(GpuOp):
         self, op: Pool, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch the window over the output."""
-        x, y = inputs[0], outputs[0]
-        assert x is not None
-        window = op.window(x.shape)
-        blocks = -(-y.shape[1] // PACK)
-        total = y.shape[0] * blocks * prod(window.outputs)
-        mode, own_ints, floats = _kind(op, window)
-        ints = window_constants(window) | {"BLOCKS": blocks, "TOTAL": total} | own_ints
-        grid, local = k.for_items(total)
-        k.launch(
-            "pool",
-            reads={"x": x},
-            writes={"y": y},
-            ints=ints,
-            floats=floats,
-            variant={"mode": mode},
-            grid=grid,
-            local=local,
-        )
+        images, channels, *places = outputs[0].shape
+        blocks = -(-channels // PACK)
+        total = images * blocks * prod(places)
+        _launch("pool", op, k, inputs[0], outputs[0], {"BLOCKS": blocks, "TOTAL": total})
+
+
+def _launch(
+    template: str, op: Pool, k: KernelBuilder, x: Tensor | None, y: Tensor, sizes: dict[str, int]
+) -> None:
+    """Launch the window over the output, one of TOTAL elements or vectors in each work-item."""
+    assert x is not None
+    window = op.window(x.shape)
+    mode, own_ints, floats = _kind(op, window)
+    grid, local = k.for_items(sizes["TOTAL"])
+    k.launch(
+        template,
+        reads={"x": x},
+        writes={"y": y},
+        ints=window_constants(window) | sizes | own_ints,
+        floats=floats,
+        variant={"mode": mode},
+        grid=grid,
+        local=local,
+    )
 
 
 def _kind(op: Pool, window: Window) -> tuple[str, dict[str, int], dict[str, float]]:
@@ -112,22 +118,7 @@ class PlanarPoolOnGpu(GpuOp):
         self, op: Pool, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch the window over the output."""
-        x, y = inputs[0], outputs[0]
-        assert x is not None
-        window = op.window(x.shape)
-        mode, own_ints, floats = _kind(op, window)
-        ints = window_constants(window) | {"TOTAL": prod(y.shape)} | own_ints
-        grid, local = k.for_items(prod(y.shape))
-        k.launch(
-            "pool_planar",
-            reads={"x": x},
-            writes={"y": y},
-            ints=ints,
-            floats=floats,
-            variant={"mode": mode},
-            grid=grid,
-            local=local,
-        )
+        _launch("pool_planar", op, k, inputs[0], outputs[0], {"TOTAL": prod(outputs[0].shape)})
 
 
 @gpu_op(PlanarMaxPool)

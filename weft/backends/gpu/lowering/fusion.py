@@ -201,5 +201,5 @@ def bound_buffers(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -
 
 
 def moved_operands(step: Step, by: int) -> Step:
-    """Return a step whose operands that are inputs stand so many places later."""
+    """Return a step whose operands that are inputs have positions that are greater by so many."""
     return Step(step.op, tuple(i if i < 0 else i + by for i in step.operands))

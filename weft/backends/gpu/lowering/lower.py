@@ -89,7 +89,7 @@ class Target:
 
     @property
     def begins_early(self) -> bool:
-        """Tell whether the first nodes may run on a part of a batch while the rest is copied."""
+        """Tell whether the first nodes may run on micro-batches."""
         return self.device.computes_ahead and not self.thrifty and not self.profiled
 
 
@@ -159,7 +159,7 @@ def tuned_plan(
     kept: KeptPlans,
     node: str = "",
 ) -> NodePlan:
-    """Return the launches with tuned choices, without those whose kernels have changed since they were tuned."""
+    """Return the launches with tuned choices; a choice whose kernels have changed since does not count."""
     source = TableSource(target.tuning) if target.tuning is not None else None
     plan = plan_node(target, op, label, inputs, outputs, source, kept, node)
     while source is not None and not source.stand(plan.choices):
@@ -192,10 +192,12 @@ def lower(graph: Graph, target: Target, kept: KeptPlans) -> Lowered:
         _prefetch(launches, target)
     # The network must not hold the target.
     caps, is_custom = target.device.caps, target.is_custom
-    split, fusing = target.split_products, target.config.fusing
+    split_products, fusing = target.split_products, target.config.fusing
     return Lowered(
         graph, launches, views, plan, decisions=decisions, steps=tuple(journal.steps),
-        why_apart=lambda: why_apart(folded, launched, is_custom, caps, split=split, fusing=fusing),
+        why_apart=lambda: why_apart(
+            folded, launched, is_custom, caps, split_products=split_products, fusing=fusing
+        ),
     )  # fmt: skip
 
 
@@ -234,7 +236,7 @@ class _Notes:
         self._plan("find_views", "Let values lie where their readers want them, and move nothing twice", changes)
 
     def micro_batches(self, graph: Graph, micro_batches: MicroBatches) -> None:
-        """Note which nodes run once for each part of a batch."""
+        """Note which nodes run on micro-batches."""
         text = f"runs once for each of {micro_batches.count} parts of the batch, while the host copies the rest of it"
         nodes = (node for node in graph.nodes if label_of(node) in micro_batches.nodes)
         changes = [Change("planned", node.name, text, "", node.outputs) for node in nodes]
@@ -256,24 +258,24 @@ def _shown(view: ValueView) -> str:
 
 def _rewritten(graph: Graph, target: Target, journal: _Notes) -> Graph:
     """Merge convolutions, fuse pools, choose layouts, and sort the nodes by depth."""
-    device, is_custom, split = target.device, target.is_custom, target.split_products
+    device, is_custom, split_products = target.device, target.is_custom, target.split_products
     caps = device.caps
     if target.config.fusing and not target.thrifty:
         merged = merge_where_faster(graph, is_custom, device)
         purpose = "Compute convolutions of one image as one"
         graph = journal.rewrite("merge_convolutions", purpose, graph, merged)
     if target.config.fusing:
-        pooled = fuse_pools(graph, is_custom, caps, split)
+        pooled = fuse_pools(graph, is_custom, caps, split_products)
         graph = journal.rewrite("fuse_pools", "Compute small max pools where they are read", graph, pooled)
         paired = fuse_pairs(graph, is_custom, caps)
         graph = journal.rewrite("fuse_pairs", "Compute two convolutions of single pixels as one", graph, paired)
-        applied = fuse_prologues(graph, is_custom, caps, split)
+        applied = fuse_prologues(graph, is_custom, caps, split_products)
         graph = journal.rewrite("fuse_prologues", "Apply cheap steps as a convolution loads", graph, applied)
 
     def planar(graph: Graph, node: Node) -> bool:
         form = find_gpu_op(node.op)
         inputs, output = base_inputs(node.op, graph.input_specs(node)), graph.specs[node.outputs[0]]
-        return form is not None and form.reads_planar(base_op(node.op), inputs, output, caps, split)
+        return form is not None and form.reads_planar(base_op(node.op), inputs, output, caps, split_products)
 
     laid = assign_layouts(graph, is_custom, target.packed_layout, planar, caps.without)
     purpose = "Store each value as its kernels want it, and convert where neighbours differ"

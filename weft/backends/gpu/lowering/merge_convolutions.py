@@ -1,7 +1,7 @@
 """Merge convolutions of one image whose outputs are joined along the channels into one convolution.
 
 An example are the 1 x 1 and 3 x 3 halves of SqueezeNet's fire modules. The weights of each are padded with zeros to a
-window around all of them, which adds multiplications by zero. Where launches run one after the other, and there is
+window around all of them, which adds products with zeros. Where launches run one after the other, and there is
 little work, a launch costs more than these (`MergeFigures.idle_products`; SqueezeNet at batch 1 gained a fifth on
 OpenCL). Where launches of one level overlap, as on Vulkan, merging does not pay. As with Winograd's algorithm, values
 that are not finite spread to their neighbours.
@@ -35,7 +35,7 @@ class MergedConv(Conv):
 
     type: ClassVar[str] = "Conv"
     vain: int = 0
-    """Multiplications by such zeros."""
+    """Products with such zeros."""
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
         """Return the operations of the convolutions that were merged."""
@@ -66,7 +66,7 @@ class _Sibling:
         return self.conv.strides or (1,) * self.window.rank
 
     def offset(self, around: Window) -> Shape:
-        """Return where its taps begin in the common window, so that both read the same pixels."""
+        """Return where the taps of the sibling begin in the common window, so that both read the same pixels."""
         return tuple(p - begin for p, begin in zip(around.begin, self.window.begin, strict=True))
 
 
@@ -83,20 +83,20 @@ class MergeFigures(AlgorithmFigures, section="merge_convolutions"):
 def merge_where_faster(graph: Graph, is_custom: IsCustom, device: GpuDevice) -> Graph:
     """Return the graph with those convolutions merged that a device computes faster as one."""
     reused = device.caps.model.of(MergeFigures).reused_pixels
-    return merge_siblings(graph, is_custom, products_in_vain(device), reused)
+    return merge_siblings(graph, is_custom, cheap_zero_products(device), reused)
 
 
 def merge_siblings(graph: Graph, is_custom: IsCustom, most: int | None, reused: int = 0) -> Graph:
-    """Return the graph with neighbouring inputs of a join of channels made by one convolution.
+    """Return the graph with neighbouring inputs of a concat of channels made by one convolution.
 
-    Each merge may add up to `most` multiplications by zero, if each weight is used for at least `reused` pixels: with
+    Each merge may add up to `most` products with zeros, if each weight is used for at least `reused` pixels: with
     fewer, reading the padded weights takes the time. With `most` None nothing is merged.
     """
     return graph if most is None else _Merger(graph, is_custom, most, reused).run()
 
 
-def products_in_vain(device: GpuDevice) -> int | None:
-    """Return how many multiplications by zero cost less than a launch: 0 on a CPU; None where launches overlap."""
+def cheap_zero_products(device: GpuDevice) -> int | None:
+    """Return how many products with zeros cost less than a launch: 0 on a CPU; None where launches overlap."""
     if device.launches_overlap:
         return None
     return device.caps.model.of(MergeFigures).idle_products * device.caps.likely_units
@@ -164,7 +164,7 @@ class _Merger:
         return sibling if prod(window.dilations) == 1 else None
 
     def _fits(self, siblings: Sequence[_Sibling]) -> bool:
-        """Tell whether merging adds few enough multiplications by zero."""
+        """Tell whether merging adds few enough products with zeros."""
         vain = self._in_vain(siblings)
         return not vain or (vain <= self.most and self._pixels(siblings) >= self.reused)
 

@@ -60,7 +60,7 @@ def fuse_prologues(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_pr
 def why_no_prologue_of(
     graph: Graph, maker: Node, node: Node, is_custom: IsCustom, caps: DeviceCaps, split_products: bool
 ) -> str | None:
-    """Return why the convolution that alone reads a node does not compute it as it loads; None if that is none."""
+    """Return why `node`, the only reader of `maker`, does not compute it as it loads; None if it is no convolution."""
     found = _prologue(graph, Names(graph), maker, node, is_custom, caps, split_products)
     return found or None if isinstance(found, str) else None
 
@@ -68,7 +68,7 @@ def why_no_prologue_of(
 def _prologue(
     graph: Graph, names: Names, maker: Node, node: Node, is_custom: IsCustom, caps: DeviceCaps, split_products: bool
 ) -> _Found | str:
-    """Return `maker` as steps for the convolution `node`, or why not; "" if that is none."""
+    """Return `maker` as steps for the convolution `node`, or why not; "" if `node` is no convolution."""
     conv, weights = base_op(node.op), base_inputs(node.op, node.inputs)[1:]
     if not isinstance(conv, Conv) or not weights:
         return ""

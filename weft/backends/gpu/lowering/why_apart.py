@@ -18,23 +18,29 @@ from weft.kernels.gpu_op import find_gpu_op
 
 
 def why_apart(
-    folded: FoldedMoves, launched: Collection[str], is_custom: IsCustom, caps: DeviceCaps, *, split: bool, fusing: bool
+    folded: FoldedMoves,
+    launched: Collection[str],
+    is_custom: IsCustom,
+    caps: DeviceCaps,
+    *,
+    split_products: bool,
+    fusing: bool,
 ) -> dict[str, str]:
     """Return why each element-wise node and each move among the nodes `launched` is no part of another launch.
 
     Any other node computes something of its own.
     """
-    reasons = _Reasons(folded, is_custom, caps, split, fusing)
+    reasons = _Reasons(folded, is_custom, caps, split_products, fusing)
     found = {node.name: reasons.of(node) for node in folded.graph.nodes if node.name in launched}
     return {name: reason for name, reason in found.items() if reason}
 
 
 class _Reasons:
     def __init__(
-        self, folded: FoldedMoves, is_custom: IsCustom, caps: DeviceCaps, split: bool, fusing: bool
+        self, folded: FoldedMoves, is_custom: IsCustom, caps: DeviceCaps, split_products: bool, fusing: bool
     ) -> None:
         self.graph, self.folded, self.is_custom = folded.graph, folded, is_custom
-        self.caps, self.split, self.fusing = caps, split, fusing
+        self.caps, self.split_products, self.fusing = caps, split_products, fusing
         self.makers, self.readers = self.graph.producers(), self.graph.readers()
         results, relayouts = set(self.graph.outputs), [n for n in self.graph.nodes if n.op.type == "Relayout"]
         self.results = results | {node.inputs[0] for node in relayouts if node.outputs[0] in results}
@@ -60,7 +66,7 @@ class _Reasons:
         reader = next((each for each in self.graph.nodes if name in each.inputs), None)
         if reader is None or self.readers[name] != 1 or reader.inputs[0] != name:
             return ""
-        reason = why_no_prologue_of(self.graph, node, reader, self.is_custom, self.caps, self.split)
+        reason = why_no_prologue_of(self.graph, node, reader, self.is_custom, self.caps, self.split_products)
         return f"{base_op(reader.op).type} {reader.name!r} does not compute it as it loads: {reason}" if reason else ""
 
     def _of_relayout(self, node: Node) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from weft.backends.gpu.device.device import BarrierCommand, Command
 from weft.backends.gpu.device.kernel_builds import Builds
-from weft.backends.gpu.execution import GpuExecution, Workplace
+from weft.backends.gpu.execution import GpuExecution, PipelineContext
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.lower import Target
 from weft.backends.gpu.memory.slots import Region, Slots
@@ -106,8 +106,8 @@ class NodeBench:
         self._slots = Slots(self._memory)
         recording, builds = PipelineRecording(runtime.heap), Builds(device)
         target = target or Target(device)
-        place = Workplace(target, self._slots, recording, builds, KeptPlans(thrifty=target.thrifty))
-        self._execution = GpuExecution(op, place, label)
+        context = PipelineContext(target, self._slots, recording, builds, KeptPlans(thrifty=target.thrifty))
+        self._execution = GpuExecution(op, context, label)
         self._rng = np.random.default_rng(0)
         copies: dict[int, Tensor] = {}
         try:

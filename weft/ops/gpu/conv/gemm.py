@@ -205,9 +205,9 @@ class TiledConv(ImplicitGemm[GemmTile]):
         read = steps * STEP * PACK * (tile.rows + PACK * tile.columns) * problem.weights.itemsize
         return TileWork(groups, -(-steps // tile.lz), read, pixels * count * PACK)
 
-    def in_parts(self, problem: ConvProblem, tiles: Sequence[GemmTile]) -> Sequence[InParts[GemmTile]]:
+    def in_parts(self, problem: ConvProblem, whole: Sequence[GemmTile]) -> Sequence[InParts[GemmTile]]:
         """Return tiles in parts, but none for a piece of the weights."""
-        return super().in_parts(problem, tiles) if self.splits_k and problem.whole else []
+        return super().in_parts(problem, whole) if self.splits_k and problem.whole else []
 
     def needs_no_tuning(self, tile: InParts[GemmTile]) -> bool:
         """Accept slices: without them a group has 64 work-items, and a round takes longer than the model says."""

@@ -41,13 +41,13 @@ class ImplicitGemm(Algorithm[ConvProblem, ConvPlan, "TileT | InParts[TileT]"], G
     def multiply(self, plan: ConvPlan, tile: TileT, sums: Sums) -> None:
         """Launch the GEMM, which stores to `sums`."""
 
-    def cost(self, problem: ConvProblem) -> float:
-        """Return the cost of the best candidate, as a share of what the portable kernel takes."""
+    def cost(self, problem: ConvProblem, first: TileT | InParts[TileT]) -> float:
+        """Return the cost of the first candidate, as a share of what the portable kernel takes."""
         return 1.0
 
-    def in_parts(self, problem: ConvProblem, tiles: Sequence[TileT]) -> Sequence[InParts[TileT]]:
+    def in_parts(self, problem: ConvProblem, whole: Sequence[TileT]) -> Sequence[InParts[TileT]]:
         """Return tiles in parts that tuning tries, the most promising first."""
-        return offer_parts(problem.caps, tiles, partial(self.work, problem))
+        return offer_parts(problem.caps, whole, partial(self.work, problem))
 
     def needs_no_tuning(self, tile: InParts[TileT]) -> bool:
         """Tell whether a tile in parts may be the default: the model of its time is trusted."""
@@ -62,7 +62,7 @@ class ImplicitGemm(Algorithm[ConvProblem, ConvPlan, "TileT | InParts[TileT]"], G
         parted = self.in_parts(problem, fitting)
         first = better(caps, best, [each for each in parted if self.needs_no_tuning(each)], work)
         every = [first, *by_turns(parted, fitting)]
-        return candidates_of(every, partial(time_of, caps, work), self.cost(problem))
+        return candidates_of(every, partial(time_of, caps, work), self.cost(problem, first))
 
     def launch(self, plan: ConvPlan, tile: TileT | InParts[TileT]) -> None:
         """Launch the GEMM, and the sum of the parts if there are several."""

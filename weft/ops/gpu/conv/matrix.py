@@ -250,7 +250,7 @@ class MatrixConv(ImplicitGemm[MatrixTile]):
         """Return the work in tiles of this size."""
         return work_of(problem, tile)
 
-    def cost(self, problem: ConvProblem) -> float:
+    def cost(self, problem: ConvProblem, first: MatrixTile | InParts[MatrixTile]) -> float:
         """Return the cost on this kind of device."""
         return problem.caps.model.of(MatrixFigures).cost
 

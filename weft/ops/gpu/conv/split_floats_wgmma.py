@@ -35,7 +35,7 @@ from weft.ops.gpu.conv.wgmma import (
 NAME = "conv_split_wgmma"
 REGISTERS = 65536
 LARGE = 3
-"""The first of the cases of `split` that has enough work for warpgroups."""
+"""The first of the cases of `split_floats` that has enough work for warpgroups."""
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ class UnstagedConv(ImplicitGemm[UnstagedTile]):
         read = 2 * CHUNK * chunks * (tile.rows + tile.columns)
         return TileWork(groups, -(-chunks // (tile.lz * tile.ahead)), read, pixels * channels)
 
-    def cost(self, problem: ConvProblem) -> float:
+    def cost(self, problem: ConvProblem, first: UnstagedTile | InParts[UnstagedTile]) -> float:
         """Return the cost on this kind of device."""
         return problem.caps.model.of(UnstagedFigures).cost
 

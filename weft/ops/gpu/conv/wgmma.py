@@ -11,7 +11,6 @@ import numpy as np
 
 from weft.core.graph.layout import PACK, Array
 from weft.core.graph.tensor import TensorSpec
-from weft.kernels.chooser import Algorithm, Candidate, candidates_of
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import WARPGROUP_MEMORY, DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
@@ -19,18 +18,9 @@ from weft.kernels.launch import PIECE
 from weft.kernels.self_test_cases import SelfTestCase
 from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
+from weft.ops.gpu.conv.implicit_gemm import ImplicitGemm
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
-from weft.ops.gpu.conv.split_k import (
-    PARTS,
-    InParts,
-    Sums,
-    TileWork,
-    better,
-    by_turns,
-    promising,
-    tile_and_parts,
-    time_of,
-)
+from weft.ops.gpu.conv.split_k import PARTS, InParts, Sums, TileWork, promising, tile_and_parts
 
 GROUP = 128
 """Work-items of a warpgroup."""
@@ -176,9 +166,14 @@ FAILED = "the device's matrix instructions failed their self-test"
 """Why kernels on warpgroups do not run where the device claims their hardware."""
 
 
-def steps_of(taps: int, channels: int) -> int:
+def steps_along(taps: int, channels: int) -> int:
     """Return the steps along K: taps times input channels in whole blocks."""
     return -(-taps * -(-channels // PACK) * PACK // STEP)
+
+
+def steps_of(problem: ConvProblem) -> int:
+    """Return the steps along K of a problem."""
+    return steps_along(problem.taps, problem.channels_in)
 
 
 def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int = 1) -> tuple[WgmmaTile, ...]:
@@ -209,13 +204,6 @@ def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int =
                 if stages >= FEWEST and steps >= FEWEST * wz:
                     found[WgmmaTile(1, cols, stages, wz)] = None
     return tuple(sorted(found, key=partial(_cost, caps, pixels, channels, steps, parts)))
-
-
-def work_of(pixels: int, channels: int, steps: int, tile: WgmmaTile) -> TileWork:
-    """Return the work in tiles of this size, for `split_k`."""
-    groups = -(-pixels // tile.rows) * -(-channels // tile.cols)
-    read = 2 * STEP * steps * (tile.rows + tile.cols)
-    return TileWork(groups, -(-steps // tile.wz), read, pixels * channels)
 
 
 def _room(caps: DeviceCaps) -> int:
@@ -257,7 +245,7 @@ def pack_weights(weight: Array, cols: int, each: int) -> Array:
     piece c lies at c xor (column mod 8).
     """
     co, ci, taps = weight.shape[0], weight.shape[1], prod(weight.shape[2:])
-    padded, steps, across = -(-ci // PACK) * PACK, steps_of(taps, ci), -(-co // cols)
+    padded, steps, across = -(-ci // PACK) * PACK, steps_along(taps, ci), -(-co // cols)
     full = np.zeros((across * cols, steps * STEP), weight.dtype)
     full[:, : taps * padded].reshape(-1, taps, padded)[:co, :, :ci] = weight.reshape(co, ci, taps).transpose(0, 2, 1)
     step, column, piece = np.ogrid[:steps, :cols, : STEP // PIECE]
@@ -270,7 +258,7 @@ def pack_weights(weight: Array, cols: int, each: int) -> Array:
     return packed
 
 
-class WgmmaConv(Algorithm[ConvProblem, ConvPlan, "WgmmaTile | InParts[WgmmaTile]"]):
+class WgmmaConv(ImplicitGemm[WgmmaTile]):
     """Warpgroups multiply operands in work-group memory."""
 
     name = "conv_wgmma"
@@ -283,29 +271,38 @@ class WgmmaConv(Algorithm[ConvProblem, ConvPlan, "WgmmaTile | InParts[WgmmaTile]
             return FAILED
         return None if problem.rows else "its pixels do not lie as rows of channels"
 
-    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
-        """Return the tiles for a problem, in parts and whole; they cost little if a fourth of the units have work."""
-        caps, pixels, channels = problem.caps, problem.pixels, problem.channels_out
-        steps = steps_of(problem.taps, problem.channels_in)
-        whole, work = tiles(caps, pixels, channels, steps), partial(work_of, pixels, channels, steps)
-        parted = []
+    def tiles(self, problem: ConvProblem) -> tuple[WgmmaTile | None, Sequence[WgmmaTile]]:
+        """Return the best tile, and all that fit."""
+        every = tiles(problem.caps, problem.pixels, problem.channels_out, steps_of(problem))
+        return next(iter(every), None), every
+
+    def work(self, problem: ConvProblem, tile: WgmmaTile) -> TileWork:
+        """Return the work in tiles of this size."""
+        pixels, channels, steps = problem.pixels, problem.channels_out, steps_of(problem)
+        groups = -(-pixels // tile.rows) * -(-channels // tile.cols)
+        read = 2 * STEP * steps * (tile.rows + tile.cols)
+        return TileWork(groups, -(-steps // tile.wz), read, pixels * channels)
+
+    def in_parts(self, problem: ConvProblem, whole: Sequence[WgmmaTile]) -> Sequence[InParts[WgmmaTile]]:
+        """Return tiles in parts: those for a part of the steps may have other stages than those for all."""
+        caps, work, found = problem.caps, partial(self.work, problem), list[InParts[WgmmaTile]]()
         for parts in PARTS:
-            made = tiles(caps, pixels, channels, -(-steps // parts), parts)
-            parted += [InParts(t, parts) for t in made if parts in work(t).possible_parts(caps)][:PROMISING]
-        parted = promising(caps, parted, whole, work)
-        best = better(caps, whole[0], parted, work)
-        tile, parts = tile_and_parts(best)
-        filling = work(tile).groups * tile.wz * parts >= caps.compute_units // 4
-        every = [best, *by_turns(parted, whole)]
-        known = caps.model.of(WgmmaFigures)
-        cost = known.cost if filling else known.little_cost
-        return candidates_of(every, partial(time_of, caps, work), cost)
+            steps = -(-steps_of(problem) // parts)
+            made = tiles(caps, problem.pixels, problem.channels_out, steps, parts)
+            found += [InParts(t, parts) for t in made if parts in work(t).possible_parts(caps)][:PROMISING]
+        return promising(caps, found, whole, work)
+
+    def cost(self, problem: ConvProblem, first: WgmmaTile | InParts[WgmmaTile]) -> float:
+        """Return a low cost if a fourth of the units have work."""
+        tile, parts = tile_and_parts(first)
+        known, wanted = problem.caps.model.of(WgmmaFigures), problem.caps.compute_units // 4
+        filling = self.work(problem, tile).groups * tile.wz * parts >= wanted
+        return known.cost if filling else known.little_cost
 
     def effort(self, problem: ConvProblem, tile: WgmmaTile | InParts[WgmmaTile]) -> Effort:
         """Return the work of a tile."""
         p, (chosen, parts) = problem, tile_and_parts(tile)
-        steps = steps_of(p.taps, p.channels_in)
-        work, shared = work_of(p.pixels, p.channels_out, steps, chosen), chosen.shared_bytes(-(-steps // parts))
+        work, shared = self.work(p, chosen), chosen.shared_bytes(-(-steps_of(p) // parts))
         return Effort(
             groups=work.groups * parts,
             items=chosen.items,
@@ -322,18 +319,17 @@ class WgmmaConv(Algorithm[ConvProblem, ConvPlan, "WgmmaTile | InParts[WgmmaTile]
             results=work.stored,
         )
 
-    def launch(self, plan: ConvPlan, tile: WgmmaTile | InParts[WgmmaTile]) -> None:
-        """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
-        k, p, (chosen, parts) = plan.k, plan.problem, tile_and_parts(tile)
-        steps, rows = steps_of(p.taps, p.channels_in), k.rows(plan.x)
+    def multiply(self, plan: ConvPlan, tile: WgmmaTile, sums: Sums) -> None:
+        """Launch the GEMM."""
+        k, p = plan.k, plan.problem
+        steps, rows = steps_of(p), k.rows(plan.x)
         assert rows is not None, "`why_not` asks for it"
-        sums = Sums(plan, parts, -(-steps // chosen.wz))
-        slots = chosen.slots(sums.ints["EACH"] * chosen.wz if parts > 1 else steps)
-        each = PIECE if chosen.cols % (PACK * PIECE) == 0 and plan.lies_in_pieces(sums.target) else PACK
-        pack = partial(pack_weights, plan.weight, chosen.cols, each)
-        spec = TensorSpec((-(-p.channels_out // chosen.cols) * chosen.cols * steps * STEP,), p.weights)
-        packed = k.constant(f"wgmma.{chosen.cols}.{each}", pack, spec=spec)
-        tiles_m, tiles_n = -(-p.pixels // chosen.rows), -(-p.channels_out // chosen.cols)
+        slots = tile.slots(sums.ints["EACH"] * tile.wz if sums.parts > 1 else steps)
+        each = PIECE if tile.cols % (PACK * PIECE) == 0 and plan.lies_in_pieces(sums.target) else PACK
+        pack = partial(pack_weights, plan.weight, tile.cols, each)
+        spec = TensorSpec((-(-p.channels_out // tile.cols) * tile.cols * steps * STEP,), p.weights)
+        packed = k.constant(f"wgmma.{tile.cols}.{each}", pack, spec=spec)
+        tiles_m, tiles_n = -(-p.pixels // tile.rows), -(-p.channels_out // tile.cols)
         piece = PIECE if p.read_pieces else PACK
         k.launch(
             "conv_wgmma",
@@ -344,11 +340,10 @@ class WgmmaConv(Algorithm[ConvProblem, ConvPlan, "WgmmaTile | InParts[WgmmaTile]
                 "COUNT": p.blocks, "TILES_M": tiles_m, "TILES_N": tiles_n, "X_ROW": rows[0] // PACK, **sums.ints,
             },
             variant={
-                "wm": chosen.wm, "wz": chosen.wz, "cols": chosen.cols, "stages": chosen.stages, "slots": slots,
+                "wm": tile.wm, "wz": tile.wz, "cols": tile.cols, "stages": tile.stages, "slots": slots,
                 "raster": RASTER, "pointwise": p.pointwise, "wide": p.read_pieces, "each": each, **sums.variant,
             },
-            grid=(min(tiles_m * tiles_n, k.caps.max_grid[0]), 1, parts),
-            local=(chosen.items, 1, 1),
+            grid=(min(tiles_m * tiles_n, k.caps.max_grid[0]), 1, sums.parts),
+            local=(tile.items, 1, 1),
             epilogue=sums.epilogue,
         )  # fmt: skip
-        sums.finish()

@@ -58,7 +58,7 @@ layers took a sixth longer, `benchmarks/NOTES.md`)."""
 LEAST = 64
 """Least input channels, output channels and patches for which it is the default."""
 TRIED = 16
-"""The same for tuning to try it."""
+"""Least input channels, output channels and patches for which tuning tries it."""
 WINS, MAY_WIN = 0.8, 1.6
 """Most of the direct kernel's time that it may take, by the model, to be the default, and to be tried by tuning."""
 Matrix = tuple[tuple[Fraction, ...], ...]
