@@ -199,8 +199,8 @@ def test_cuda_is_a_device_where_a_backend_of_that_name_is_registered() -> None:
 def test_what_the_device_does_not_run_is_an_error_unless_fallback_is_given() -> None:
     hard = model(
         helper.make_node("Cast", ["x"], ["whole"], to=TensorProto.INT32),
-        helper.make_node("Constant", [], ["three"], value_float=3.0),
-        helper.make_node("Pow", ["whole", "three"], ["power"]),
+        helper.make_node("Constant", [], ["half"], value_float=0.5),
+        helper.make_node("Pow", ["whole", "half"], ["power"]),
         helper.make_node("Cast", ["power"], ["y"], to=TensorProto.FLOAT),
     )
     with pytest.raises(UnsupportedOps, match="Pow"):
@@ -209,7 +209,8 @@ def test_what_the_device_does_not_run_is_an_error_unless_fallback_is_given() -> 
     assert backend.is_compatible(hard)
     assert backend.is_compatible(hard, "OPENCL", fallback="cpu")
     assert not backend.is_compatible(model(helper.make_node("Nonsense", ["x"], ["y"])))
-    assert backend.run_model(hard, [X], "OPENCL", fallback="cpu")[0].sum() == (X**3).sum()
+    squares = np.square(X)
+    assert (backend.run_model(hard, [squares], "OPENCL", fallback="cpu")[0] == np.abs(X)).all()
 
 
 def test_unknown_options_are_refused() -> None:

@@ -99,11 +99,11 @@ def test_rows_with_precision_low(device: str, family: str) -> None:
 
 
 def of_halves(row: Case) -> tuple[Graph, dict[str, Array]]:
-    return graph_of(row), feeds_of(row, halved(row.arrays()))
+    return graph_of(row), feeds_of(row, halved(row))
 
 
 def assert_right_as_halves(row: Case, actual: list[Array]) -> None:
-    assert_agree(actual, reference(row.make_op(), halved(row.arrays())), row.make_op())
+    assert_agree(actual, reference(row.make_op(), halved(row)), row.make_op())
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -94,7 +94,7 @@ def test_rows_behind_pools(device: str, precision: str, family: str) -> None:
 
 def arrays_at(precision: str, row: Case) -> list[Array | None]:
     """Return the arrays of a row, as the device stores them."""
-    return halved(row.arrays()) if precision == "low" else row.arrays()
+    return halved(row) if precision == "low" else row.arrays()
 
 
 IMAGES = [
@@ -113,11 +113,11 @@ def channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def image_row(row: Case) -> tuple[Graph, dict[str, Array]]:
     graph = behind_pools(row) if row in PACKED else graph_of(row)
-    return graph, feeds_of(row, halved(row.arrays()))
+    return graph, feeds_of(row, halved(row))
 
 
 def assert_image_is_right(row: Case, outputs: list[Array]) -> None:
-    expected = reference(row.make_op(), halved(row.arrays()))
+    expected = reference(row.make_op(), halved(row))
     assert_agree(outputs[: len(expected)], expected, row.make_op())
 
 

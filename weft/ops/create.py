@@ -41,6 +41,9 @@ class Range(Op):
     """The numbers from `start` to before `limit` in steps of `delta`; inputs start, limit, delta."""
 
     most_inputs: ClassVar[int | None] = 3
+    # How many numbers there are follows from all bits of the inputs.
+    keeps_types: ClassVar[bool] = True
+    wide_inputs: ClassVar[tuple[int, ...]] = (0, 1, 2)
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""

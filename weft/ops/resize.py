@@ -66,6 +66,7 @@ class Resize(Op):
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 4
     flags: ClassVar[tuple[str, ...]] = ("antialias", "exclude_outside")
+    wide_inputs: ClassVar[tuple[int, ...]] = (1, 2)
     antialias: int = 0
     axes: tuple[int, ...] = ()
     coordinate_transformation_mode: str = "half_pixel"

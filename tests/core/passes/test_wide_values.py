@@ -74,3 +74,22 @@ def test_a_constant_and_an_input_are_read_as_they_are() -> None:
     add = after.nodes[1]
     assert [after.specs[v].dtype for v in (*add.inputs, *add.outputs)] == [DType.FLOAT32] * 3
     np.testing.assert_array_equal(after.constants[add.inputs[1]], np.full(2, 1 / 3, np.float32))
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
+def test_sizes_that_follow_from_floats_are_exact(device: str) -> None:
+    """Resize by a scale that fp16 rounds down, so that a row less would be left, and count in steps that it rounds."""
+    net = Net()
+    scales = np.array([1, 1, 1.3, 0.8], np.float32)
+    net.input("step")
+    picture = net.add("Relu", net.input("x", 1, 2, 10, 20))
+    net.add("Relu", net.add("Resize", picture, "", scales, mode="linear"), name="y")
+    start, limit = (net.constant(np.array(end, np.float32)) for end in (0, 1))
+    net.graph.nodes += [
+        Node("n_step", op("Abs"), ("step",), ("size",)),
+        Node("n_places", op("Range"), (start, limit, "size"), ("places",)),
+        Node("n_z", op("Neg"), ("places",), ("z",)),
+    ]
+    with weft.load(net.finish("y", "z"), device, precision="low", fallback="error") as session:
+        y, z = session.run({"x": np.ones((1, 2, 10, 20), np.float32), "step": np.array(0.1, np.float32)})
+    assert y.shape == (1, 2, 13, 16) and z.shape == (10,)

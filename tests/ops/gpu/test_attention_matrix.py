@@ -81,7 +81,7 @@ QUICK_ON_VULKAN = [(SLICES, "packed")]
 )
 def test_attention_by_value(api: str, tile: AttentionTile, name: str) -> None:
     row = by_name(name)
-    arrays = halved(row.arrays())
+    arrays = halved(row)
     with emulated_gpu(api):
         actual = run_here(graph_of(row), feeds_of(row, arrays), "attention_matrix")
     assert_agree(actual, reference(row.make_op(), arrays), row.make_op())

@@ -41,7 +41,7 @@ def _some_read(kit: Kit, row: Case, graph: Graph) -> str:
     names = graph.outputs
     arrays = row.arrays()
     if kit.precision is Precision.LOW:
-        arrays = halved(arrays)
+        arrays = halved(row)
     every = evaluate(row.make_op(), arrays)
     for count in range(1, len(names)):
         for read in combinations(range(len(names)), count):

@@ -80,7 +80,7 @@ def _judge(kit: Kit, row: Case) -> Finding:
     """Run a row and compare."""
     arrays = row.arrays()
     if kit.precision is Precision.LOW and not row.make_op().keeps_types:
-        arrays = halved(arrays)
+        arrays = halved(row)
     fed = feeds_of(row, arrays)
     given = {name: a.copy() for name, a in fed.items()}
     with kit.load(graph_of(row)) as session:
@@ -103,10 +103,17 @@ def compare_row(row: Case, arrays: Sequence[Array | None], actual: Sequence[Arra
     return difference(actual, wanted, [tolerance(DType.of(a.dtype), op.op_class) for a in wanted])
 
 
-def halved(arrays: Sequence[Array | None]) -> list[Array | None]:
-    """Return arrays with float16 instead of float32, as precision LOW stores them."""
+def halved(row: Case) -> list[Array | None]:
+    """Return the arrays of a row with float16 instead of float32, as precision LOW stores them.
+
+    Constants of `Op.wide_inputs` stay float32.
+    """
+    wide = {k for k in row.make_op().wide_inputs if k < len(row.inputs) and (i := row.inputs[k]) and i.constant}
     with np.errstate(over="ignore"):
-        return [a.astype(np.float16) if a is not None and a.dtype == np.float32 else a for a in arrays]
+        return [
+            a.astype(np.float16) if a is not None and a.dtype == np.float32 and k not in wide else a
+            for k, a in enumerate(row.arrays())
+        ]
 
 
 def graph_of(row: Case) -> Graph:

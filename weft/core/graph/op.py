@@ -51,10 +51,10 @@ class Op(ABC):
     """Whether only an optimiser creates it, such as a backend's own fused op; no `why_not` is asked about it."""
 
     keeps_types: ClassVar[bool] = False
-    """Whether it means the bits of its elements, so that no pass may store its inputs or outputs in other types."""
+    """Whether it needs all bits of its elements, so that no pass may store its inputs or outputs in other types."""
 
     wide_inputs: ClassVar[tuple[int, ...]] = ()
-    """The positions of inputs that stay float32 where others are stored as float16: coordinates, and what selects."""
+    """The positions of inputs that stay float32 where others are float16: coordinates, and what selects or sizes."""
 
     flags: ClassVar[tuple[str, ...]] = ()
     """The attributes that are yes/no numbers: 0 or 1."""
