@@ -111,6 +111,7 @@ def test_a_device_that_runs_ptx_launches_what_opencl_compiles(stand_in: StandIn)
     graph = net.finish(net.conv(net.input("x", 1, 64, 28, 28), 256, 3, name="y"))
     with _load(graph, 1 << 30) as session:
         assert "conv_wgmma" in stand_in.written
+        assert any("PTX" in note for note in session.report.notes), "which kernels run is said"
         session.run(np.zeros((1, 64, 28, 28), np.float32))
         assert len(stand_in.launched) == len(kernels(session)) and stand_in.launched[0][1] == 2
     stand_in.written.clear()

@@ -93,6 +93,8 @@ class VulkanDevice(GpuDevice):
         super().__init__(info, caps, dialect if ptx is None else DIALECT, parts.context.stats)
         self._held = parts
         self.stores_to_host = True
+        if ptx is not None:
+            self.remarks = ("kernels are OpenCL's, as PTX; the option vulkan.ptx=no keeps those in GLSL",)
         self._learn()
         self._finalizer = weakref.finalize(self, parts.close)
         self._finalizer.atexit = False

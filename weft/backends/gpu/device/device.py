@@ -131,6 +131,8 @@ class GpuDevice(ABC):
     """Whether kernels may write DOWNLOAD memory; then small outputs need no copy."""
     launches_overlap: bool = field(default=True, init=False)
     """Whether launches of one level run in parallel; if not, merging two launches is worth some wasted work."""
+    remarks: tuple[str, ...] = field(default=(), init=False)
+    """Sentences for reports on how the device runs kernels, where an option decides that."""
     not_for_shapes: set[str] = field(default_factory=set, init=False)
     """Digests of the kernels that `compile_for_shapes` refused; they are built for each shape."""
     gone: bool = False
