@@ -6,13 +6,14 @@ the cache of OpenCL's own kernels, so a kernel that both APIs use is compiled on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import pyopencl as cl
 
+from weft.backends.opencl import forked
 from weft.backends.opencl.capabilities import capability, caps_of
 from weft.backends.opencl.compilers import Compilers, process_count
 from weft.backends.opencl.constants import header, late_constants
@@ -27,6 +28,7 @@ class PtxWriter:
 
     def __init__(self, device: Any, index: int) -> None:
         info = describe(device, index)
+        forked.guard()
         self._device = device
         self.capability = capability(device)
         self.caps = caps_of(device)
@@ -62,9 +64,12 @@ class PtxWriter:
         """Kernels of a context in this process, which takes half a second and device memory: for the first kernels."""
         return Programs(cl.Context([self._device]), self._device)
 
-    def hold(self) -> AbstractContextManager[None]:
-        """Let child processes compile, and keep them, while a block runs."""
-        return self._compilers.hold()
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Let child processes compile, and keep them and what this process opened, while a block runs."""
+        with self._compilers.hold():
+            yield
+        self.__dict__.pop("_programs", None)
 
     def expect(self) -> None:
         """Start the processes that compile, which takes a second or two."""
