@@ -1,4 +1,4 @@
-"""What writes PTX for Vulkan, on a driver for CPUs: what that writes is no PTX, but it is kept and read in the same way."""
+"""What writes PTX for Vulkan, on a driver for CPUs: its binaries are no PTX, but kept and read in the same way."""
 
 from __future__ import annotations
 
