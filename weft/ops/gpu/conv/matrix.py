@@ -204,10 +204,9 @@ def packed_size(problem: ConvProblem, tile: MatrixTile) -> int:
 
 def work_of(problem: ConvProblem, tile: MatrixTile) -> TileWork:
     """Return the work in tiles of this size."""
-    pixels, channels, steps = problem.pixels, problem.channels_out, -(-problem.depth // (PACK * tile.kb))
-    groups = -(-pixels // tile.rows) * -(-channels // tile.columns)
+    groups, steps = problem.tiles(tile.rows, tile.columns), -(-problem.depth // (PACK * tile.kb))
     read = 2 * PACK * tile.kb * steps * (tile.rows + tile.columns)
-    return TileWork(groups, -(-steps // tile.lz), read, pixels * channels)
+    return TileWork(groups, -(-steps // tile.lz), read, problem.pixels * problem.channels_out)
 
 
 def effort_of(problem: ConvProblem, tile: MatrixTile, parts: int, sums: int) -> Effort:

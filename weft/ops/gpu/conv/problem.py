@@ -165,6 +165,10 @@ class ConvProblem:
         image = self.images * self.channels_in * prod(self.window.inputs)
         return self.read.itemsize * (image + self.channels_out * (self.pixels + self.depth))
 
+    def tiles(self, rows: int, columns: int) -> int:
+        """Return how many tiles of so many pixels and output channels cover the output."""
+        return -(-self.pixels // rows) * -(-self.channels_out // columns)
+
     def staged(self, rows: int, columns: int, depth: int) -> int:
         """Return the bytes of operands that tiles of so many pixels and output channels read, `depth` along K."""
         times = -(-self.pixels // rows) * self.channels_out + -(-self.channels_out // columns) * self.pixels

@@ -165,8 +165,7 @@ class SplitConv(Algorithm[ConvProblem, ConvPlan, SplitTile]):
             return []
 
         def time(tile: SplitTile) -> float:
-            groups = -(-rows // tile.rows) * -(-columns // tile.columns)
-            return waves(caps.model, groups, tile.items, caps.compute_units)
+            return waves(caps.model, problem.tiles(tile.rows, tile.columns), tile.items, caps.compute_units)
 
         known = caps.model.of(SplitFigures)
         # The model of Winograd's method, which competes, is as far off here as there.

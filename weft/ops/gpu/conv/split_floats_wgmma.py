@@ -190,17 +190,15 @@ class SplitWgmmaConv(Algorithm[ConvProblem, ConvPlan, SplitWgmmaTile]):
         time = partial(_time, caps, p.pixels, p.channels_out, p.depth, p.pointwise)
         legal = tiles(caps, p.channels_out, p.depth)
         best = choose_tile(caps, p.pixels, p.channels_out, p.depth, p.pointwise)
-        groups = -(-p.pixels // best.rows) * -(-p.channels_out // best.cols)
-        filling = groups >= caps.compute_units // 2 and is_much(p)
+        filling = p.tiles(best.rows, best.cols) >= caps.compute_units // 2 and is_much(p)
         cost = caps.model.of(SplitWgmmaFigures).cost if filling else caps.model.of(SplitFigures).little_cost
         return candidates_of([best, *legal], time, cost)
 
     def effort(self, problem: ConvProblem, tile: SplitWgmmaTile) -> Effort:
         """Return the work of a tile."""
         p = problem
-        groups = -(-p.pixels // tile.rows) * -(-p.channels_out // tile.cols)
         return Effort(
-            groups=groups,
+            groups=p.tiles(tile.rows, tile.cols),
             items=tile.items,
             registers=tile.registers(p.pointwise),
             shared=tile.shared_bytes(),

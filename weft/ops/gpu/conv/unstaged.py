@@ -199,10 +199,9 @@ class UnstagedConv(ImplicitGemm[UnstagedTile]):
 
     def work(self, problem: ConvProblem, tile: UnstagedTile) -> TileWork:
         """Return the work in tiles of this size."""
-        pixels, channels, chunks = problem.pixels, problem.channels_out, chunks_of(problem)
-        groups = -(-pixels // tile.rows) * -(-channels // tile.columns)
+        groups, chunks = problem.tiles(tile.rows, tile.columns), chunks_of(problem)
         read = 2 * CHUNK * chunks * (tile.rows + tile.columns)
-        return TileWork(groups, -(-chunks // (tile.lz * tile.ahead)), read, pixels * channels)
+        return TileWork(groups, -(-chunks // (tile.lz * tile.ahead)), read, problem.pixels * problem.channels_out)
 
     def cost(self, problem: ConvProblem, first: UnstagedTile | InParts[UnstagedTile]) -> float:
         """Return the cost on this kind of device."""

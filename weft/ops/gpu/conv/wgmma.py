@@ -278,10 +278,9 @@ class WgmmaConv(ImplicitGemm[WgmmaTile]):
 
     def work(self, problem: ConvProblem, tile: WgmmaTile) -> TileWork:
         """Return the work in tiles of this size."""
-        pixels, channels, steps = problem.pixels, problem.channels_out, steps_of(problem)
-        groups = -(-pixels // tile.rows) * -(-channels // tile.cols)
+        groups, steps = problem.tiles(tile.rows, tile.cols), steps_of(problem)
         read = 2 * STEP * steps * (tile.rows + tile.cols)
-        return TileWork(groups, -(-steps // tile.wz), read, pixels * channels)
+        return TileWork(groups, -(-steps // tile.wz), read, problem.pixels * problem.channels_out)
 
     def in_parts(self, problem: ConvProblem, whole: Sequence[WgmmaTile]) -> Sequence[InParts[WgmmaTile]]:
         """Return tiles in parts: those for a part of the steps may have other stages than those for all."""

@@ -151,8 +151,7 @@ class GroupMatrixConv(Algorithm[ConvProblem, ConvPlan, GroupTile]):
         legal = legal_tiles(caps, *sizes)
 
         def time(tile: GroupTile) -> float:
-            groups = -(-problem.pixels // tile.rows) * -(-problem.channels_out // tile.columns)
-            return waves(caps.model, groups, tile.items, caps.compute_units)
+            return waves(caps.model, problem.tiles(tile.rows, tile.columns), tile.items, caps.compute_units)
 
         if best is None:
             return candidates_of(legal, time, known.little_cost)
@@ -161,11 +160,10 @@ class GroupMatrixConv(Algorithm[ConvProblem, ConvPlan, GroupTile]):
     def effort(self, problem: ConvProblem, tile: GroupTile) -> Effort:
         """Return the work of a tile, of which the device keeps two steps of operands in the group's memory."""
         p = problem
-        groups = -(-p.pixels // tile.rows) * -(-p.channels_out // tile.columns)
         registers = tile.rows * tile.columns // tile.items + 60
         shared = 2 * p.read.itemsize * tile.depth * (tile.rows + tile.columns)
         return Effort(
-            groups=groups,
+            groups=p.tiles(tile.rows, tile.columns),
             items=tile.items,
             registers=registers,
             shared=shared,
