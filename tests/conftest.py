@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.helpers.run_length import OP_VARIABLE, VARIABLE, covering
+from tests.helpers.run_length import OP_VARIABLE, VARIABLE, covering, is_long
 
 if TYPE_CHECKING:
     from tests.helpers.warm_python import WarmPython
@@ -156,6 +156,17 @@ def decide_anew() -> None:
         chooser.forget_decisions()
 
 
+@pytest.fixture(autouse=True)
+def kernels_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the short run, have llvmpipe compile on no further logical devices: other tests need the other cores.
+
+    On each of them it compiles what it then reads from its cache again, a tenth more work in all.
+    """
+    late_compiler = sys.modules.get("weft.backends.vulkan.late_compiler")
+    if late_compiler is not None and not is_long():
+        monkeypatch.setattr(late_compiler, "LEAST", sys.maxsize)
+
+
 @pytest.fixture(scope="session")
 def warm_python() -> Iterator[WarmPython]:
     """Give what runs programs without the start of Python."""
@@ -172,6 +183,23 @@ def warm_children(warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch) -> N
     from weft.core.host import child_process
 
     monkeypatch.setattr(child_process, "start", partial(start_child, warm_python.address))
+
+
+@pytest.fixture
+def sizes_are_pushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the short run, have Vulkan read sizes when a kernel runs, as for networks that change their shape.
+
+    llvmpipe then compiles a kernel once, and not for each of its sizes.
+    """
+    if is_long():
+        return
+    from weft.backends.vulkan.device import VulkanDevice
+    from weft.kernels.source import KernelSource
+
+    def compile_for_all(device: VulkanDevice, source: KernelSource, values: Mapping[str, int | float]) -> object:
+        return device.compile_for_shapes(source, values, frozenset(values))
+
+    monkeypatch.setattr(VulkanDevice, "compile", compile_for_all)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import pytest
@@ -27,6 +27,7 @@ from weft.conformance.checks.table import feeds_of, graph_of
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.core.graph.op import op_types
+from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.errors import UnsupportedOps
 
 COMPILES_EACH_SIZE = frozenset({"vulkan"})
@@ -227,11 +228,17 @@ def _launches(graphs: Sequence[Graph], device: str, precision: str) -> list[list
     network = weft.optimize(joined(graphs), device, precision=precision, fallback="error")
     assert {name.partition(":")[0] for name in network.placement.values()} <= {device}
     found: list[list[PlannedLaunch]] = [[] for _ in graphs]
+    for label, launch in planned(network):
+        found[_place(label)].append(launch)
+    return found
+
+
+def planned(network: OptimizedNetwork) -> Iterator[tuple[str, PlannedLaunch]]:
+    """Give each launch that is planned on a GPU, behind the first output of its node."""
     for part in network.parts:
         assert part.lowered is not None and isinstance(part.lowered.plan, GpuPlan)
         for label, plans in part.lowered.plan.nodes.items():
-            found[_place(label)] += [launch for plan in plans for launch in plan.launches]
-    return found
+            yield from ((label, launch) for plan in plans for launch in plan.launches)
 
 
 def _raise(failed: Mapping[str, BaseException], count: int, where: str) -> None:

@@ -11,6 +11,8 @@ from tests.helpers.random_nets import SLOW, assert_right, networks
 from tests.helpers.run_length import examples
 from weft.core.graph.graph import Graph
 
+pytestmark = pytest.mark.usefixtures("sizes_are_pushed")
+
 DEVICES = ("cpu", "opencl", "vulkan")
 
 

@@ -55,6 +55,7 @@ def test_rows_on_the_cpu(family: str) -> None:
     check_rows(by_family(ROWS)[family], "cpu", as_it_is, assert_right)
 
 
+@pytest.mark.usefixtures("sizes_are_pushed")
 @pytest.mark.parametrize("family", TAKEN)
 @pytest.mark.parametrize("device", GPUS)
 def test_rows(device: str, family: str) -> None:
@@ -89,6 +90,7 @@ def _low() -> list[Any]:
     ]
 
 
+@pytest.mark.usefixtures("sizes_are_pushed")
 @pytest.mark.parametrize(("device", "family"), _low())
 def test_rows_with_precision_low(device: str, family: str) -> None:
     """Run rows of float32, stored as float16, and compare with their references in float16.
@@ -190,6 +192,7 @@ def test_every_op_of_the_list_has_a_row() -> None:
 FOURS = [row for row in HALVED if row.op in SAMPLE | {"Sum", "Mean", "Cast", "Gelu"}]
 
 
+@pytest.mark.usefixtures("sizes_are_pushed")
 @pytest.mark.parametrize("device", GPUS)
 def test_rows_with_four_elements_an_item(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """Run element-wise rows as on devices that are no CPU: in vectors of four where sizes allow it."""

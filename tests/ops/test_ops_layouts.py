@@ -34,6 +34,8 @@ from weft.ops.pool import MaxPool
 from weft.ops.shape import Reshape, Transpose
 from weft.ops.slicing import Slice
 
+pytestmark = pytest.mark.usefixtures("sizes_are_pushed")
+
 PACKS = SAMPLE | frozenset(
     "Concat Pad Resize ReduceMean ReduceMax BatchNormalization InstanceNormalization GroupNormalization".split()
 )

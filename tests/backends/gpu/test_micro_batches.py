@@ -27,6 +27,8 @@ from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import TensorSpec
 
+pytestmark = pytest.mark.usefixtures("sizes_are_pushed")
+
 DEVICES = ("opencl", "vulkan")
 WAYS = tuple((device, ahead) for device in DEVICES for ahead in (False, True))
 """Devices that compute where the host writes, or send the input in chunks: llvmpipe can do both, PoCL the second."""
