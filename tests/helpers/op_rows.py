@@ -24,6 +24,7 @@ FLOATS = frozenset({"float32", "float16", "bfloat16"})
 REALS = FLOATS | {"float64"}
 ANY = frozenset(t.value for t in DType)
 INTEGERS = frozenset(t.value for t in DType if t.is_integer and t.bits >= 8)
+BYTES = frozenset({"uint8", "int8"})
 LONG_INTEGERS = frozenset(t.value for t in DType if t.is_integer and t.bits >= 32)
 
 
@@ -72,6 +73,10 @@ RUNS_ON_GPUS: dict[str, frozenset[str]] = {
     **_contrib("SkipLayerNormalization SkipSimplifiedLayerNormalization BiasGelu Gelu FastGelu QuickGelu", FLOATS),
     **_contrib("MultiHeadAttention Attention GroupQueryAttention", FLOATS | {"int32"}),
     **_contrib("BiasSplitGelu BiasAdd FusedMatMul", FLOATS),
+    **_contrib("QLinearAdd QLinearMul QLinearSigmoid QLinearLeakyRelu QLinearSoftmax QLinearConcat", BYTES),
+    **_contrib("QLinearAveragePool QLinearGlobalAveragePool MatMulIntegerToFloat", BYTES),
+    **_contrib("QGemm", BYTES | {"int32"}),
+    **_contrib("DynamicQuantizeMatMul FusedConv FusedGemm", FLOATS),
     **_contrib("EmbedLayerNormalization", FLOATS | {"int32", "int64"}),
     **_each("TensorScatter CausalConvWithState", FLOATS | {"int64"}),
     **_each("LinearAttention", FLOATS),
@@ -79,7 +84,7 @@ RUNS_ON_GPUS: dict[str, frozenset[str]] = {
     **_each("RotaryEmbedding com.microsoft::RotaryEmbedding", FLOATS | {"int64"}),
     **_each("QuantizeLinear DequantizeLinear com.microsoft::QuantizeLinear com.microsoft::DequantizeLinear", ANY),
     **_each("weft::Quotient", FLOATS),
-    **_each("MatMulInteger ConvInteger", frozenset({"uint8", "int8"})),
+    **_each("MatMulInteger ConvInteger", BYTES),
     **_each("QLinearMatMul QLinearConv", frozenset({"float32", "uint8", "int8"})),
     **_each("DynamicQuantizeLinear com.microsoft::MatMulNBits", FLOATS),
     **_each("com.microsoft::GatherBlockQuantized", frozenset({"int64", "int32"})),

@@ -339,6 +339,7 @@ class LSTM(Recurrent):
         )
         cell = kept * c + i * g(self.clipped(own))
         o = f(self.clipped(o if peep is None else o + peep[1] * cell))
+        # ONNX clips what any activation reads; onnxruntime leaves this one out.
         return [o * h_of(self.clipped(cell)), cell]
 
 

@@ -1,0 +1,393 @@
+"""ONNX Runtime's own ops (`com.microsoft`) in quantised files: an op between numbers that are quantised, in floats.
+
+Each takes its inputs as x, scale, zero point, computes in float32, and quantises the result by the last scale and zero
+point. A zero point that is missing is 0.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from weft.core.graph.composite import Body, Composite
+from weft.core.graph.dtypes import DType
+from weft.core.graph.op import OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
+from weft.ops.elementwise import misfit
+
+BYTES = (DType.UINT8, DType.INT8)
+
+
+def _padded(inputs: Sequence[str], count: int) -> list[str]:
+    """Return the inputs with "" for those at the end that are missing."""
+    return [*inputs, *[""] * count][:count]
+
+
+def _scalar(make: Body, value: str) -> str:
+    """Return a scale or a zero point of one element as a scalar."""
+    return make.reshape(value) if value and make.dims(value) == (1,) else value
+
+
+@op_dataclass
+class _Quantised(Composite):
+    """What these ops have in common."""
+
+    op_class: ClassVar[OpClass] = "reduction"
+    # A scale that fp16 rounds moves every number.
+    keeps_types: ClassVar[bool] = True
+
+    def floats(self, make: Body, x: str, scale: str, zero: str) -> str:
+        """Return quantised numbers as floats."""
+        if not x or not scale or make.dtype(x) not in BYTES:
+            raise misfit(self, "it needs uint8 or int8 numbers with a scale each")
+        zeros = [_scalar(make, zero)] if zero else []
+        return make.add("DequantizeLinear", x, _scalar(make, scale), *zeros)
+
+    def numbers(self, make: Body, value: str, scale: str, zero: str, dtype: DType) -> str:
+        """Return floats quantised, as the zero point's type or, without one, as `dtype`."""
+        if not scale:
+            raise misfit(self, "the scale of the result is missing")
+        if zero:
+            return make.add("QuantizeLinear", value, _scalar(make, scale), _scalar(make, zero))
+        return make.add("QuantizeLinear", value, _scalar(make, scale), output_dtype=dtype)
+
+
+@op_dataclass
+class _OfOne(_Quantised):
+    """A function of one input; inputs X, scale, zero point, and scale and zero point of the result."""
+
+    most_inputs: ClassVar[int | None] = 5
+
+    @abstractmethod
+    def function(self, make: Body, x: str) -> str:
+        """Return the function of floats."""
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Compute in floats."""
+        x, scale, zero, to, to_zero = _padded(inputs, 5)
+        return [self.numbers(make, self.function(make, self.floats(make, x, scale, zero)), to, to_zero, make.dtype(x))]
+
+
+@register_op
+@op_dataclass
+class QLinearSigmoid(_OfOne):
+    """Sigmoid of quantised numbers; inputs X, scale, zero point, and scale and zero point of the result."""
+
+    type: ClassVar[str] = "com.microsoft::QLinearSigmoid"
+
+    def function(self, make: Body, x: str) -> str:
+        """Return the sigmoid."""
+        return make.add("Sigmoid", x)
+
+
+@register_op
+@op_dataclass
+class QLinearLeakyRelu(_OfOne):
+    """LeakyRelu of quantised numbers; inputs X, scale, zero point, and scale and zero point of the result."""
+
+    type: ClassVar[str] = "com.microsoft::QLinearLeakyRelu"
+    alpha: float = 0.01
+
+    def function(self, make: Body, x: str) -> str:
+        """Return x, or alpha * x where it is negative."""
+        return make.add("LeakyRelu", x, alpha=self.alpha)
+
+
+@register_op
+@op_dataclass
+class QLinearSoftmax(_OfOne):
+    """Softmax of quantised numbers; inputs X, scale, zero point, and scale and zero point of the result.
+
+    `opset` is that of the Softmax: before 13, all axes from `axis` on are one.
+    """
+
+    type: ClassVar[str] = "com.microsoft::QLinearSoftmax"
+    axis: int = -1
+    opset: int = 13
+
+    def function(self, make: Body, x: str) -> str:
+        """Return the softmax."""
+        if self.opset >= 13:
+            return make.add("Softmax", x, axis=self.axis)
+        dims = make.dims(x)
+        first = self.axis % len(dims)
+        rows = make.reshape(x, int(np.prod(dims[:first])), int(np.prod(dims[first:])))
+        return make.reshape(make.add("Softmax", rows, axis=1), *dims)
+
+
+@op_dataclass
+class _OfImage(_OfOne):
+    """A pool of images of quantised numbers."""
+
+    channels_last: int = 0
+
+    @abstractmethod
+    def pool(self, make: Body, x: str) -> str:
+        """Return the pool of images whose channels come second."""
+
+    def function(self, make: Body, x: str) -> str:
+        """Return the pool, and let channels lie last if they did."""
+        if not self.channels_last:
+            return self.pool(make, x)
+        rank = len(make.dims(x))
+        pooled = self.pool(make, make.add("Transpose", x, perm=(0, rank - 1, *range(1, rank - 1))))
+        return make.add("Transpose", pooled, perm=(0, *range(2, rank), 1))
+
+
+@register_op
+@op_dataclass
+class QLinearGlobalAveragePool(_OfImage):
+    """The mean of each channel; inputs X, scale, zero point, and scale and zero point of the result."""
+
+    type: ClassVar[str] = "com.microsoft::QLinearGlobalAveragePool"
+    flags: ClassVar[tuple[str, ...]] = ("channels_last",)
+
+    def pool(self, make: Body, x: str) -> str:
+        """Return the means."""
+        return make.add("GlobalAveragePool", x)
+
+
+@register_op
+@op_dataclass
+class QLinearAveragePool(_OfImage):
+    """The mean in a sliding window; inputs X, scale, zero point, and scale and zero point of the result."""
+
+    type: ClassVar[str] = "com.microsoft::QLinearAveragePool"
+    flags: ClassVar[tuple[str, ...]] = ("ceil_mode", "channels_last", "count_include_pad")
+    kernel_shape: tuple[int, ...] = ()
+    auto_pad: str = "NOTSET"
+    ceil_mode: int = 0
+    count_include_pad: int = 0
+    pads: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+    def pool(self, make: Body, x: str) -> str:
+        """Return the means."""
+        return make.add(
+            "AveragePool", x, kernel_shape=self.kernel_shape, auto_pad=self.auto_pad, ceil_mode=self.ceil_mode,
+            count_include_pad=self.count_include_pad, pads=self.pads, strides=self.strides,
+        )  # fmt: skip
+
+
+@op_dataclass
+class _OfTwo(_Quantised):
+    """A function of two inputs, broadcast; inputs A, scale, zero point, B likewise, and those of the result."""
+
+    most_inputs: ClassVar[int | None] = 8
+    kind: ClassVar[str] = ""
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Compute in floats."""
+        a, a_scale, a_zero, b, b_scale, b_zero, to, to_zero = _padded(inputs, 8)
+        left, right = self.floats(make, a, a_scale, a_zero), self.floats(make, b, b_scale, b_zero)
+        return [self.numbers(make, make.add(self.kind, left, right), to, to_zero, make.dtype(a))]
+
+
+@register_op
+@op_dataclass
+class QLinearAdd(_OfTwo):
+    """The sum of quantised numbers; inputs A, scale, zero point, B likewise, and scale and zero point of the result."""
+
+    type: ClassVar[str] = "com.microsoft::QLinearAdd"
+    kind: ClassVar[str] = "Add"
+
+
+@register_op
+@op_dataclass
+class QLinearMul(_OfTwo):
+    """The product of quantised numbers; inputs A, scale, zero point, B likewise, and those of the result."""
+
+    type: ClassVar[str] = "com.microsoft::QLinearMul"
+    kind: ClassVar[str] = "Mul"
+
+
+@register_op
+@op_dataclass
+class QLinearConcat(_Quantised):
+    """Quantised numbers joined along an axis; inputs scale and zero point of the result, then three for each part."""
+
+    type: ClassVar[str] = "com.microsoft::QLinearConcat"
+    axis: int = 0
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Quantise each part for the result, and join them."""
+        scale, zero, *parts = inputs
+        if not parts or len(parts) % 3:
+            raise misfit(self, f"it has {len(parts)} inputs behind the first two; each part has three")
+        joined = [
+            self.numbers(make, self.floats(make, *parts[k : k + 3]), scale, zero, make.dtype(parts[k]))
+            for k in range(0, len(parts), 3)
+        ]
+        return [make.add("Concat", *joined, axis=self.axis)]
+
+
+@op_dataclass
+class _Product(_Quantised):
+    """A product of matrices of quantised numbers."""
+
+    def product(self, make: Body, a: str, b: str, a_zero: str, b_zero: str) -> str:
+        """Return the exact product, in int32."""
+        if make.dtype(a) not in BYTES or make.dtype(b) not in BYTES:
+            raise misfit(self, "it needs matrices of uint8 or int8")
+        zeros = [a_zero, b_zero] if b_zero else [a_zero] if a_zero else []
+        return make.add("MatMulInteger", a, b, *zeros)
+
+    def scaled(self, make: Body, product: str, *scales: str) -> str:
+        """Return a product as floats, times the product of the scales."""
+        scale, *others = scales
+        for other in others:
+            scale = make.add("Mul", scale, other)
+        return make.add("Mul", make.cast(product, make.dtype(scale)), scale)
+
+
+@register_op
+@op_dataclass
+class QGemm(_Product):
+    """alpha * A @ B + C; inputs A, scale, zero point, B likewise, C in int32, and scale and zero point of the result.
+
+    C is in units of the product of alpha and both scales. Without a scale of the result that is floats.
+    """
+
+    type: ClassVar[str] = "com.microsoft::QGemm"
+    most_inputs: ClassVar[int | None] = 9
+    flags: ClassVar[tuple[str, ...]] = ("transA", "transB")
+    alpha: float = 1.0
+    transA: int = 0
+    transB: int = 0
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Multiply integers, add C, and scale."""
+        a, a_scale, a_zero, b, b_scale, b_zero, c, to, to_zero = _padded(inputs, 9)
+        left, right = (
+            make.add("Transpose", x, perm=(1, 0)) if turned else x for x, turned in ((a, self.transA), (b, self.transB))
+        )
+        total = self.product(make, left, right, _scalar(make, a_zero), _scalar(make, b_zero))
+        total = make.add("Add", total, c) if c else total
+        alpha = make.constant(np.asarray(self.alpha, np.float32))
+        floats = self.scaled(make, total, _scalar(make, a_scale), _scalar(make, b_scale), alpha)
+        return [self.numbers(make, floats, to, to_zero, make.dtype(a)) if to else floats]
+
+
+@register_op
+@op_dataclass
+class MatMulIntegerToFloat(_Product):
+    """The product of quantised matrices as floats, plus a bias; inputs A, B, both scales, both zero points, bias."""
+
+    type: ClassVar[str] = "com.microsoft::MatMulIntegerToFloat"
+    most_inputs: ClassVar[int | None] = 7
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Multiply integers, and scale."""
+        a, b, a_scale, b_scale, a_zero, b_zero, bias = _padded(inputs, 7)
+        total = self.product(make, a, b, _scalar(make, a_zero), _scalar(make, b_zero))
+        floats = self.scaled(make, total, _scalar(make, a_scale), _scalar(make, b_scale))
+        return [make.add("Add", floats, bias) if bias else floats]
+
+
+@register_op
+@op_dataclass
+class DynamicQuantizeMatMul(_Product):
+    """Floats, quantised by their range, times a quantised matrix, plus a bias; inputs A, B, scale, zero point, bias."""
+
+    type: ClassVar[str] = "com.microsoft::DynamicQuantizeMatMul"
+    most_inputs: ClassVar[int | None] = 5
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Quantise A, multiply integers, and scale."""
+        a, b, b_scale, b_zero, bias = _padded(inputs, 5)
+        numbers, scale, zero = make.all("DynamicQuantizeLinear", a, made=3)
+        total = self.product(make, numbers, b, zero, _scalar(make, b_zero))
+        floats = self.scaled(make, total, scale, _scalar(make, b_scale))
+        return [make.add("Add", floats, bias) if bias else floats]
+
+
+ACTIVATIONS: dict[str, tuple[str, ...]] = {
+    "Relu": (), "Tanh": (), "Sigmoid": (), "LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta"), "Clip": ("", ""),
+}  # fmt: skip
+"""The functions that ONNX Runtime fuses into a layer, with the names of their numbers; those of Clip are inputs."""
+
+
+def _activated(op: Composite, make: Body, value: str, kind: str, numbers: Sequence[float]) -> str:
+    """Return an activation of a value, as ONNX Runtime fuses it into the layer before."""
+    if not kind:
+        return value
+    if kind not in ACTIVATIONS:
+        raise misfit(op, f"activation {kind!r} is unknown; there are {', '.join(ACTIVATIONS)}")
+    named: dict[str, Any] = dict(zip(ACTIVATIONS[kind], numbers, strict=False))
+    if kind == "Clip":
+        limits = [make.constant(np.asarray(limit, make.dtype(value).numpy)) for limit in numbers[:2]]
+        return make.add("Clip", value, *limits)
+    return make.add(kind, value, **named)
+
+
+@register_op
+@op_dataclass
+class FusedConv(Composite):
+    """A convolution, plus Z, and an activation of that; inputs X, W, B, Z."""
+
+    type: ClassVar[str] = "com.microsoft::FusedConv"
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 4
+    activation: str = ""
+    activation_params: tuple[float, ...] = ()
+    auto_pad: str = "NOTSET"
+    dilations: tuple[int, ...] = ()
+    group: int = 1
+    kernel_shape: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Convolve, add and activate."""
+        x, w, b, z = _padded(inputs, 4)
+        attributes: dict[str, Any] = {
+            name: getattr(self, name) for name in ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+        }
+        y = make.add("Conv", x, w, *([b] if b else []), **attributes)
+        y = make.add("Add", y, z) if z else y
+        return [_activated(self, make, y, self.activation, self.activation_params)]
+
+
+@register_op
+@op_dataclass
+class FusedGemm(Composite):
+    """A Gemm and an activation of it; inputs A, B, C."""
+
+    type: ClassVar[str] = "com.microsoft::FusedGemm"
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 3
+    flags: ClassVar[tuple[str, ...]] = ("transA", "transB")
+    activation: str = ""
+    activation_alpha: float | None = None
+    activation_beta: float | None = None
+    activation_gamma: float | None = None
+    alpha: float = 1.0
+    beta: float = 1.0
+    transA: int = 0
+    transB: int = 0
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Multiply and activate."""
+        numbers = [n for n in (self.activation_alpha, self.activation_beta) if n is not None]
+        y = make.add("Gemm", *inputs, alpha=self.alpha, beta=self.beta, transA=self.transA, transB=self.transB)
+        return [_activated(self, make, y, self.activation, numbers)]
+
+
+__all__ = [
+    "DynamicQuantizeMatMul",
+    "FusedConv",
+    "FusedGemm",
+    "MatMulIntegerToFloat",
+    "QGemm",
+    "QLinearAdd",
+    "QLinearAveragePool",
+    "QLinearConcat",
+    "QLinearGlobalAveragePool",
+    "QLinearLeakyRelu",
+    "QLinearMul",
+    "QLinearSigmoid",
+    "QLinearSoftmax",
+]
