@@ -220,6 +220,7 @@ class DynamicQuantizeLinear(Op):
     """Quantise floats to uint8 with the scale and the zero point that fit their range; outputs y, scale, zero point."""
 
     most_inputs: ClassVar[int | None] = 1
+    wide_outputs: ClassVar[tuple[int, ...]] = (1,)
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return y, and two scalars."""
@@ -279,6 +280,7 @@ class MatMulInteger(Op):
     """Compute the matrix product of integers of eight bits, exactly; inputs a, b and their zero points."""
 
     op_class: ClassVar[OpClass] = "exact"
+    wide_outputs: ClassVar[tuple[int, ...]] = (0,)
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the product's shape in int32."""
@@ -421,6 +423,8 @@ class _IntegerConv(Op):
 @op_dataclass
 class ConvInteger(_IntegerConv):
     """Compute a convolution of integers of eight bits, exactly; inputs x, weights and their zero points."""
+
+    wide_outputs: ClassVar[tuple[int, ...]] = (0,)
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the convolution's shape in int32."""

@@ -16,6 +16,7 @@ from weft.core.passes.wide_values import wide_values
 
 ANCHORS = np.array([[[611.3, 402.7, 33.1, 21.9], [13.7, 871.9, 10.3, 77.7], [900.1, 51.3, 40.9, 61.3]]], np.float32)
 KEPT = np.array([9])
+WEIGHTS = np.linspace(-60, 63, 64 * 5).reshape(64, 5).astype(np.int8)
 
 
 def detector() -> Graph:
@@ -93,3 +94,37 @@ def test_sizes_that_follow_from_floats_are_exact(device: str) -> None:
     with weft.load(net.finish("y", "z"), device, precision="low", fallback="error") as session:
         y, z = session.run({"x": np.ones((1, 2, 10, 20), np.float32), "step": np.array(0.1, np.float32)})
     assert y.shape == (1, 2, 13, 16) and z.shape == (10,)
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
+def test_sums_of_integers_and_their_scales_keep_their_range(device: str) -> None:
+    """Multiply as dynamically quantised networks do: sums reach 10^5, which fp16 has not, and scales are near 10^-8."""
+    net = Net()
+    x = net.input("x", 3, 64)
+    net.graph.nodes.append(Node("n_q", op("DynamicQuantizeLinear"), (x,), ("q", "scale", "zero")))
+    net.graph.nodes.append(Node("n_sums", op("MatMulInteger"), ("q", net.constant(WEIGHTS), "zero"), ("sums",)))
+    step = net.constant(np.array(2e-6, np.float32))
+    nodes = [("Mul", ("scale", step), "both"), ("Cast", ("sums",), "floats"), ("Mul", ("floats", "both"), "y")]
+    for kind, inputs, made in nodes:
+        made_by = op(kind, to=DType.FLOAT32) if kind == "Cast" else op(kind)
+        net.graph.nodes.append(Node(f"n_{made}", made_by, inputs, (made,)))
+    x_value = np.linspace(-1, 1, 3 * 64, dtype=np.float32).reshape(3, 64)
+    with weft.load(net.finish("y"), device, precision="low", fallback="error") as session:
+        (y,) = session.run(x_value)
+    scale = 2 / 255
+    np.testing.assert_allclose(y, np.rint(x_value / scale) * scale @ WEIGHTS.astype(np.float64) * 2e-6, rtol=0.02)
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
+def test_what_an_op_always_makes_as_float32_meets_fp16(device: str) -> None:
+    net = Net()
+    x = net.input("x", 3, 8)
+    ones = net.constant(np.ones(8, np.float32))
+    outputs = ("normed", "mean", "inverse")
+    net.graph.nodes.append(Node("n_norm", op("LayerNormalization", outputs=3), (x, ones), outputs))
+    net.graph.nodes.append(Node("n_y", op("Mul"), (x, "inverse"), ("y",)))
+    value = np.linspace(-2, 3, 24, dtype=np.float32).reshape(3, 8)
+    with weft.load(net.finish("y", "mean"), device, precision="low", fallback="error") as session:
+        y, mean = session.run(value)
+    np.testing.assert_allclose(y, value / value.std(1, keepdims=True), rtol=5e-3)
+    np.testing.assert_allclose(mean, value.mean(1, keepdims=True), atol=2e-3)

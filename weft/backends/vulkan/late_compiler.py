@@ -7,9 +7,9 @@ The driver compiles in the thread of a queue, and has one queue a logical device
 time on further logical devices, one for each thread that builds. What they compile goes to the driver's cache on disk,
 from where the device itself has it in a thirtieth of the time.
 
-So two cores compile twice as much at a time: UltraFace of 320 x 240 pixels loads in 9.0 s in
-place of 13.6 with Mesa's cache and Weft's empty, for 14.3 s of processor time either way (medians of three, llvmpipe
-of Mesa 22.3, 2026-11-24; with `LEAST` out of reach it compiles one at a time).
+So two cores compile twice as much at a time: UltraFace of 320 x 240 pixels loads in 9.0 s in place of 13.6, with the
+caches of Mesa and Weft empty, for 14 s of processor time either way (medians of three, llvmpipe of Mesa 22.3,
+2026-11-24; with `LEAST` out of reach it compiles one at a time).
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
     """Return the graph with every fp32, fp16 and bfloat16 value stored as `dtype`, and casts at its edges.
 
     Explicit casts between these types become casts to `dtype`. Ops compute in fp32 either way. What an op that
-    keeps its types reads and makes has its own type there, and is cast before and after. So have, if `dtype` is
-    float16, the values of `wide_values`.
+    keeps its types reads and makes has its own type there, and is cast before and after. So is what an op makes in one
+    type whatever it reads, and, if `dtype` is float16, so are the values of `wide_values`.
     """
     others = OTHERS[dtype]
     if not any(s.dtype in others for s in graph.specs.values()):
@@ -98,18 +98,20 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
                 if value not in exact:
                     exact[value] = _exact(graph, out, value, inputs[k], names)
                 inputs[k] = exact[value]
+        op = node.op if keeps.outputs else _retarget(node.op, others, dtype)
+        typed = replace(node, op=op, inputs=tuple(inputs), outputs=tuple(outputs))
+        infer_node(out, typed)
         behind = []
-        for k, value in enumerate(node.outputs) if keeps.outputs else ():
-            if not value or graph.specs[value].dtype not in others:
+        for k, value in enumerate(node.outputs):
+            # What keeps its type, or always has it, as the mean of a LayerNormalization, is cast for its readers.
+            kind = out.specs[outputs[k]].dtype if value else dtype
+            if kind not in others or graph.specs[value].dtype not in others:
                 continue
-            kind = graph.specs[value].dtype
             own = value if value in graph.outputs else _name(out, value, kind, names)
             if value in read:
                 behind.append(_cast(out, f"{value}.{dtype.value}", own, outputs[k], dtype, names))
             exact[value] = outputs[k] = own
-        op = node.op if keeps.outputs else _retarget(node.op, others, dtype)
-        node = replace(node, op=op, inputs=tuple(inputs), outputs=tuple(outputs))
-        infer_node(out, node)
+        node = replace(typed, outputs=tuple(outputs))
         out.nodes += [node, *behind]
     for name, new in outside.items():
         if name not in graph.constants and exact.get(name) != name:

@@ -3,7 +3,8 @@
 A pixel's place in a picture of 320 pixels is off by up to 0.125 in fp16, and a box that is decoded in several steps is
 off by more. So ops say which inputs they need in float32 (`Op.wide_inputs`). What element-wise ops and ops that
 move elements make these of is float32, too, back to an op of another kind, such as a convolution. So is what such ops
-make of these values alone, such as the boxes that a network returns.
+make of these values alone, such as the boxes that a network returns, and what they make of sums of integers and of
+scales (`Op.wide_outputs`): sums leave the range of fp16 above, and products of scales below.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ FIRST_ALONE = frozenset({
 def wide_values(graph: Graph) -> frozenset[str]:
     """Return the values of a graph that stay float32, `Graph.wide` among them; shapes need not be known."""
     wide = {*graph.wide}
+    for node in graph.nodes:
+        wide.update(node.outputs[k] for k in node.op.wide_outputs if k < len(node.outputs))
     for node in reversed(graph.nodes):
         places = set(node.op.wide_inputs)
         if not wide.isdisjoint(node.outputs):
