@@ -13,10 +13,11 @@ import pytest
 from tests.helpers.opencl_kernels import HALF, NO_DIALECT, SCALE, SOURCE, free, run, values, whole
 from weft.backends.gpu.device.device import LaunchCommand
 from weft.backends.opencl import programs
+from weft.backends.opencl.build_options import BUILD_OPTIONS
 from weft.backends.opencl.constants import defines, header, literal
 from weft.backends.opencl.device import OpenCLDevice, open_device
 from weft.backends.opencl.discovery import raw_device
-from weft.backends.opencl.programs import BUILD_OPTIONS, build_options, disk_key
+from weft.backends.opencl.programs import build_options, disk_key
 from weft.core.graph.dtypes import DType
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError

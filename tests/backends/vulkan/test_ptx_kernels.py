@@ -5,8 +5,10 @@ No device of the tests runs PTX: `weft selftest` compares each such kernel by va
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,18 @@ import weft
 from tests.helpers.cards import OPENCL
 from tests.helpers.launches import kernels
 from tests.helpers.nets import Net
+from tests.helpers.vulkan_kernels import whole
+from weft.backends.gpu.device.device import BarrierCommand, Binding, Command, CopyCommand, LaunchCommand
 from weft.backends.vulkan import context, ptx_kernels
 from weft.backends.vulkan._vk import ffi
+from weft.backends.vulkan.device import open_device
+from weft.backends.vulkan.dialect import GlslDialect
 from weft.backends.vulkan.physical import Physical
 from weft.backends.vulkan.ptx_kernels import CAPABILITY, for_vulkan
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
-from weft.kernels.source import KernelSource
+from weft.errors import CompileError
+from weft.kernels.source import Arg, KernelSource
 
 PTX = """.version 9.0
 .target sm_90a, texmode_independent
@@ -57,10 +65,16 @@ class StandIn:
 
     def __init__(self) -> None:
         self.written: list[str] = []
-        self.launched: list[tuple[tuple[int, ...], int]] = []
+        self.launched: list[tuple[tuple[int, ...], list[int]]] = []
+        self.objects: list[int] = []
+        """What is not destroyed yet, by the number that the driver gave it."""
+        self.made, self.held, self.refuses = 0, 0, False
 
-    def hold(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        self.held += 1
+        yield
+        self.held -= 1
 
     def expect(self) -> None:
         pass
@@ -69,6 +83,7 @@ class StandIn:
         pass
 
     def write(self, source: KernelSource, values: object, varying: frozenset[str]) -> bytes:
+        assert self.held == 1, "processes may compile while a network is loaded"
         self.written.append(source.entry)
         return PTX.encode()
 
@@ -76,16 +91,26 @@ class StandIn:
         """Return what takes the place of a function of the extension."""
 
         def create(device: object, info: object, allocator: object, out: Any) -> int:
-            out[0] = ffi.cast(ffi.typeof(out).item, 1)
+            if self.refuses:
+                return -13
+            self.made += 1
+            self.objects.append(self.made)
+            out[0] = ffi.cast(ffi.typeof(out).item, self.made)
+            return 0
+
+        def destroy(device: object, handle: Any, allocator: object) -> int:
+            assert self.objects.pop(self.objects.index(int(ffi.cast("uint64_t", handle)))) % 2 == ("Module" in name)
+            if "Module" in name:
+                assert int(ffi.cast("uint64_t", handle)) + 1 not in self.objects, "its function is destroyed before"
             return 0
 
         def launch(commands: object, info: Any) -> int:
-            assert all(ffi.cast("uint64_t*", info.pParams[i])[0] for i in range(2)), "buffers have addresses"
             grid = (info.gridDimX, info.gridDimY, info.gridDimZ, info.blockDimX, info.blockDimY, info.blockDimZ)
-            self.launched.append((grid, int(info.paramCount)))
+            given = [int(ffi.cast("uint64_t*", info.pParams[i])[0]) for i in range(min(info.paramCount, 2))]
+            self.launched.append((grid, given))
             return 0
 
-        return create if "Create" in name else launch if "Launch" in name else lambda *_: 0
+        return create if "Create" in name else launch if "Launch" in name else destroy
 
 
 @pytest.fixture
@@ -113,10 +138,83 @@ def test_a_device_that_runs_ptx_launches_what_opencl_compiles(stand_in: StandIn)
         assert "conv_wgmma" in stand_in.written
         assert any("PTX" in note for note in session.report.notes), "which kernels run is said"
         session.run(np.zeros((1, 64, 28, 28), np.float32))
-        assert len(stand_in.launched) == len(kernels(session)) and stand_in.launched[0][1] == 2
+        assert len(stand_in.launched) == len(kernels(session)) and all(stand_in.launched[0][1])
+    assert stand_in.held == 0
     stand_in.written.clear()
     with _load(graph, (1 << 30) + 1) as session:
         assert stand_in.written == [], "its PTX is kept on disk"
+
+
+SOURCE = KernelSource("k", "", (Arg("x", DType.UINT8, "linear"), Arg("y", DType.UINT8, "linear", True)), ())
+
+
+def test_a_kernel_gets_the_addresses_of_its_pieces_in_order(stand_in: StandIn) -> None:
+    device = open_device(0, GlslDialect())
+    buffer = device.allocate(1 << 12)
+    with device.building():
+        kernel = device.compile(SOURCE, {"LX": 64})
+    pieces = (Binding(buffer, 1 << 10, 4), Binding(buffer, 256, 4))
+    device.record([LaunchCommand(kernel, pieces, (3, 2, 1))])
+    first = buffer.handle.address
+    assert stand_in.launched == [((3, 2, 1, 64, 1, 1), [first + 1024, first + 256])]
+    device.close()
+    assert stand_in.objects == []
+
+
+def test_a_function_is_destroyed_before_its_module(stand_in: StandIn) -> None:
+    device = open_device(0, GlslDialect())
+    device.hold_kernels(0)
+    with device.building():
+        device.compile(SOURCE, {"LX": 64})
+    gc.collect()
+    assert stand_in.made == 2 and stand_in.objects == []
+    device.close()
+
+
+def test_what_the_driver_refuses_is_not_kept(stand_in: StandIn) -> None:
+    device = open_device(0, GlslDialect())
+    stand_in.refuses = True
+    with device.building(), pytest.raises(CompileError, match="refused the PTX of kernel k"):
+        device.compile(SOURCE, {"LX": 64})
+    stand_in.refuses = False
+    with device.building():
+        device.compile(SOURCE, {"LX": 64})
+    assert stand_in.written == ["k", "k"] and stand_in.objects == [1, 2]
+    device.close()
+
+
+def test_chains_wait_for_each_other_and_barriers_say_what_they_are_for(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    barriers: list[bool] = []
+    barrier = context.Context.barrier
+
+    def noted(self: context.Context, commands: object, *, launches_only: bool) -> None:
+        barriers.append(launches_only)
+        barrier(self, commands, launches_only=launches_only)
+
+    monkeypatch.setattr(context.Context, "barrier", noted)
+    device = open_device(0, GlslDialect())
+    x, y = device.allocate(256), device.allocate(256)
+    with device.building():
+        chain = device.compile(replace(SOURCE, entry="chain"), {"LX": 64})
+        plain = device.compile(SOURCE, {"LX": 64})
+    copy = CopyCommand(whole(x), whole(y))
+    first, second, other = (LaunchCommand(k, (whole(x), whole(y)), (1, 1, 1)) for k in (chain, chain, plain))
+    between = BarrierCommand()
+    cases: list[tuple[list[Command], list[bool]]] = [
+        ([first, second], [False]),  # side by side, some groups of both might wait for ever
+        ([first, other, second], [False]),
+        ([first, between, second], [True]),
+        ([other, other], []),
+        ([copy, between, first, between, second, between, copy], [False, True, False]),
+        ([first, between, copy], [False]),
+    ]
+    for commands, expected in cases:
+        barriers.clear()
+        device.record(commands)
+        assert barriers == expected, commands
+    device.close()
 
 
 def test_kernels_are_glsl_where_the_option_says_so(stand_in: StandIn) -> None:

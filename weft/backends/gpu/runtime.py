@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
@@ -57,7 +57,8 @@ class GpuRuntime:
     @cached_property
     def tuning(self) -> TuningTable:
         """Return the tuning table of the device."""
-        return TuningTable(self.device.info, proposes=bool(self.options.get("tuning", True)))
+        info = replace(self.device.info, id=self.device.tuned_as or self.device.info.id)
+        return TuningTable(info, proposes=bool(self.options.get("tuning", True)))
 
     def close(self) -> None:
         """Close the device."""

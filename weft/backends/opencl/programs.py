@@ -18,11 +18,11 @@ import pyopencl as cl
 from weft.backends.gpu.device.built_kernels import KERNELS_KEPT, Kept
 from weft.backends.gpu.device.device import Size3
 from weft.backends.opencl import ptx
+from weft.backends.opencl.build_options import given_to_compiler, language_options
 from weft.backends.opencl.cl_errors import words
 from weft.backends.opencl.compilers import Compilers
 from weft.backends.opencl.constants import as_arguments, header, late_constants
 from weft.backends.opencl.joining import Part, joined
-from weft.config import opencl_build_options
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError
 from weft.kernels.compile_error import kernel_refused
@@ -30,13 +30,6 @@ from weft.kernels.source import ConstantKind, KernelSource
 
 log = logging.getLogger("weft.opencl")
 
-BUILD_OPTIONS = ("-cl-std=CL1.2", "-cl-single-precision-constant")
-"""The standard, and what makes a literal a float, for kernels that do not compute in float64.
-
-No option loosens arithmetic: precision HIGH means fp32 with the errors that the language allows by default.
-`-cl-mad-enable` would allow less accurate intermediate results. It gains nothing where contraction to fma
-is already on, which is the language's default.
-"""
 CACHE = "opencl"
 """The folder of binaries inside the cache."""
 _CACHE_FORMAT = "1"
@@ -397,9 +390,7 @@ def disk_key(device: cl.Device, source: KernelSource, header: str) -> str:
     """Return the key of a kernel's binary in the disk cache: everything that the binary depends on."""
     platform = device.platform
     where = (platform.name, platform.version, device.name, device.driver_version)
-    patch = (ptx.VERSION,) if ptx.MARK in source.text else ()
-    options = _language_options(source)
-    return "\n".join((_CACHE_FORMAT, *patch, *where, *options, source.digest, source.entry, header))
+    return "\n".join((_CACHE_FORMAT, *where, given_to_compiler(source, header)))
 
 
 def _wanted(source: KernelSource, values: Mapping[str, int | float], header: str, late: int) -> _Wanted:
@@ -416,7 +407,7 @@ def _groups(missing: Mapping[_Key, tuple[_Wanted, Part]]) -> Iterator[list[_Key]
     """Yield the kernels of each program: those with the same options, two or more."""
     by_options: dict[tuple[str, ...], list[_Key]] = {}
     for key, (wanted, _) in missing.items():
-        by_options.setdefault(_language_options(wanted.source), []).append(key)
+        by_options.setdefault(language_options(wanted.source), []).append(key)
     for keys in by_options.values():
         for first in range(0, len(keys), _MOST_TOGETHER):
             some = keys[first : first + _MOST_TOGETHER]
@@ -428,14 +419,9 @@ def _same(built: Built) -> Built:
     return built
 
 
-def _language_options(source: KernelSource) -> tuple[str, ...]:
-    standard, *literals = BUILD_OPTIONS
-    return (standard, *(literals if not source.computes_double else ()), *opencl_build_options())
-
-
 def build_options(platform: str, source: KernelSource, local: Size3) -> tuple[str, ...]:
     """Return the options for a kernel of this local size; NVIDIA's compiler is told how many registers it may use."""
-    items, options = math.prod(local), _language_options(source)
+    items, options = math.prod(local), language_options(source)
     if "NVIDIA" not in platform or items <= _ITEMS_WITH_ALL_REGISTERS:
         return options
     return (*options, f"-cl-nv-maxrregcount={_NVIDIA_REGISTERS // items}")

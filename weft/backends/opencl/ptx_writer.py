@@ -6,9 +6,9 @@ the cache of OpenCL's own kernels, so a kernel that both APIs use is compiled on
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
 import pyopencl as cl
@@ -34,6 +34,8 @@ class PtxWriter:
         self.caps = caps_of(device)
         """What kernels in OpenCL C may rely on."""
         self._disk = DiskCache(CACHE)
+        self._lock = threading.Lock()
+        self._programs: Programs | None = None
         facts = {"index": index, "name": info.name, "driver": info.driver, "ptx": True}
         self._compilers = Compilers(facts, process_count())
 
@@ -56,20 +58,24 @@ class PtxWriter:
         found = self._disk.get(key)
         if found is None:
             with self._compilers.compiled(source, values, varying) as done:
-                found = (self._disk.get(key) if done else None) or self._programs.ptx(source, values, varying)
+                found = (self._disk.get(key) if done else None) or self._programs_here().ptx(source, values, varying)
         return found.rstrip(b"\0")
 
-    @cached_property
-    def _programs(self) -> Programs:
-        """Kernels of a context in this process, which takes half a second and device memory: for the first kernels."""
-        return Programs(cl.Context([self._device]), self._device)
+    def _programs_here(self) -> Programs:
+        """Return kernels of a context in this process, which takes half a second and device memory: for a few."""
+        with self._lock:
+            if self._programs is None:
+                self._programs = Programs(cl.Context([self._device]), self._device)
+            return self._programs
 
     @contextmanager
     def hold(self) -> Iterator[None]:
         """Let child processes compile, and keep them and what this process opened, while a block runs."""
-        with self._compilers.hold():
-            yield
-        self.__dict__.pop("_programs", None)
+        try:
+            with self._compilers.hold():
+                yield
+        finally:
+            self._forget_programs()
 
     def expect(self) -> None:
         """Start the processes that compile, which takes a second or two."""
@@ -78,4 +84,8 @@ class PtxWriter:
     def close(self) -> None:
         """End the child processes, and forget the context."""
         self._compilers.close()
-        self.__dict__.pop("_programs", None)
+        self._forget_programs()
+
+    def _forget_programs(self) -> None:
+        with self._lock:
+            self._programs = None

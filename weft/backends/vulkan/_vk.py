@@ -43,6 +43,8 @@ _WORDS: dict[int, tuple[str, str, str]] = {
     -1000069000: ("VK_ERROR_OUT_OF_POOL_MEMORY", "a descriptor pool is used up", _REPORT),
     -1000012000: ("VK_ERROR_INVALID_SHADER_NV", "the driver refused a shader", _DRIVER),
 }
+NOT_THE_KERNELS_FAULT = (-1, -2, -4)
+"""Results that say nothing of a kernel that could not be built: no memory, or a lost device."""
 
 
 def words(result: int) -> str:

@@ -94,6 +94,7 @@ class VulkanDevice(GpuDevice):
         self._held = parts
         self.stores_to_host = True
         if ptx is not None:
+            self.tuned_as = "vulkan-ptx"
             self.remarks = ("kernels are OpenCL's, as PTX; the option vulkan.ptx=no keeps those in GLSL",)
         self._learn()
         self._finalizer = weakref.finalize(self, parts.close)

@@ -11,7 +11,7 @@ from typing import Any
 
 from weft.backends.gpu.device import fork_guard
 from weft.backends.gpu.device.built_kernels import Kept
-from weft.backends.vulkan._vk import NULL, Arena, create, failure, ffi, lib, vk, words
+from weft.backends.vulkan._vk import NOT_THE_KERNELS_FAULT, NULL, Arena, create, failure, ffi, lib, vk, words
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.pushed_constants import FIRST_ID, with_pushed
 from weft.errors import CompileError
@@ -103,7 +103,7 @@ class PipelineBuilder:
         info = arena.new("VkComputePipelineCreateInfo", stage=stage[0], layout=interface.layout)
         out = ffi.new("VkPipeline*")
         result = lib.vkCreateComputePipelines(self._context.device, cache, 1, info, NULL, out)
-        if result in (-1, -2, -4):
+        if result in NOT_THE_KERNELS_FAULT:
             raise failure(result, f"kernel {source.entry} cannot be built", self._context.physical.name)
         if result != 0:
             raise CompileError(

@@ -10,26 +10,32 @@ The PTX is kept on disk, so a process that finds all of it there does not start 
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import json
 import logging
 import re
 import threading
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weft.backends import opencl
 from weft.backends.gpu.device.built_kernels import KERNELS_KEPT, Kept
 from weft.backends.gpu.device.device import DeviceCaps, LaunchCommand, Size3
+from weft.backends.opencl.build_options import given_to_compiler
 from weft.backends.opencl.constants import as_arguments, header, late_constants
 from weft.backends.opencl.dialect import OpenCLDialect
-from weft.backends.vulkan._vk import NULL, Arena, failure, ffi, lib
+from weft.backends.vulkan._vk import NOT_THE_KERNELS_FAULT, NULL, Arena, failure, ffi, lib, words
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.physical import Physical
 from weft.backends.vulkan.pipeline_builder import Owned
 from weft.core.host.disk_cache import DiskCache
-from weft.errors import CompileError, WeftError
+from weft.errors import CompileError, DeviceError, WeftError
+from weft.kernels import device_caps
 from weft.kernels.chain import CHAIN
 from weft.kernels.source import LOCAL_SIZE, KernelSource
 
@@ -39,7 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("weft.vulkan")
 
 CAPABILITY = (9, 0)
-"""The compute capability where kernels by PTX were found faster than GLSL, and no slower."""
+"""The compute capability where networks were found to take less time by PTX than by GLSL (benchmarks/README.md)."""
 DIALECT = OpenCLDialect()
 """What these kernels are written in."""
 _VERSION = "1"
@@ -68,21 +74,30 @@ def for_vulkan(text: str) -> str:
     return _SPECIAL.sub(register, _TARGET.sub(r"\1", text))
 
 
-class Assembled:
-    """A kernel's PTX in the driver's form. It is destroyed with its last reference."""
+class Calls(NamedTuple):
+    """The functions of the extension."""
 
-    def __init__(self, module: Owned, function: Owned) -> None:
-        self._module, self._function = module, function
+    CreateCuModule: Any
+    CreateCuFunction: Any
+    DestroyCuModule: Any
+    DestroyCuFunction: Any
+    CmdCuLaunchKernel: Any
+
+
+class Assembled(Owned):
+    """A VkCuFunctionNVX and the module that it is from, which must outlive it."""
+
+    def __init__(self, context: Context, calls: Calls, module: Any, function: Any) -> None:
+        def destroy(device: Any, both: tuple[Any, Any], allocator: Any) -> None:
+            calls.DestroyCuFunction(device, both[1], allocator)
+            calls.DestroyCuModule(device, both[0], allocator)
+
+        super().__init__(context, destroy, (module, function))
 
     @property
-    def handle(self) -> Any:
+    def function(self) -> Any:
         """Return the VkCuFunctionNVX."""
-        return self._function.handle
-
-    def destroy(self) -> None:
-        """Destroy it now; a second time does nothing."""
-        self._function.destroy()
-        self._module.destroy()
+        return self.handle[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,10 +128,9 @@ class PtxKernels:
         self._lock = threading.Lock()
         self._disk = DiskCache("ptx")
         self._assembled: Kept[tuple[str, str], Assembled] = Kept(KERNELS_KEPT)
-        calls = ("CreateCuModule", "CreateCuFunction", "DestroyCuModule", "DestroyCuFunction", "CmdCuLaunchKernel")
-        self._create_module, self._create_function, self._destroy_module, self._destroy_function, self._launch = (
-            _function(context.device, f"vk{call}NVX") for call in calls
-        )
+        self._calls = Calls(*(_function(context.device, f"vk{name}NVX") for name in Calls._fields))
+        self._building, self._hold = 0, ExitStack()
+        """How many blocks build, and what they hold of the writer."""
 
     @classmethod
     def open(cls, context: Context) -> PtxKernels | None:
@@ -124,7 +138,9 @@ class PtxKernels:
         physical = context.physical
         if not physical.imports_ptx:
             return None
-        disk, key = DiskCache("ptx"), "\n".join(("device", _VERSION, physical.name, physical.driver))
+        if importlib.util.find_spec("pyopencl") is None:
+            return None
+        disk, key = DiskCache("ptx"), "\n".join(("device", _code_of_caps(), physical.name, physical.driver))
         facts, writer = _facts(disk.get(key)), None
         if facts is None:
             writer = _writer(physical)
@@ -162,33 +178,52 @@ class PtxKernels:
         self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str], known: str
     ) -> Assembled:
         physical = self._context.physical
-        key = "\n".join((_VERSION, physical.name, physical.driver, source.digest, source.entry, known))
+        key = "\n".join((_VERSION, physical.name, physical.driver, given_to_compiler(source, known)))
         text = self._disk.get(key)
         if text is None:
             text = self._written(source, values, varying)
             self._disk.put(key, text)
-        arena = Arena()
+        try:
+            assembled = self._assembled_from(text, source)
+        except CompileError:
+            self._disk.discard(key)
+            raise
+        self._context.count(compiles=1)
+        return assembled
+
+    def _assembled_from(self, text: bytes, source: KernelSource) -> Assembled:
+        arena, device = Arena(), self._context.device
         data = arena.keep(ffi.new("char[]", text + b"\0"))
         info = arena.new("VkCuModuleCreateInfoNVX", dataSize=len(text) + 1, pData=data)
-        module = self._made(self._create_module, info, "VkCuModuleNVX", source, self._destroy_module)
-        info = arena.new("VkCuFunctionCreateInfoNVX", module=module.handle, pName=source.entry)
-        function = self._made(self._create_function, info, "VkCuFunctionNVX", source, self._destroy_function)
-        self._context.count(compiles=1)
-        return Assembled(module, function)
+        module = self._made(self._calls.CreateCuModule, info, "VkCuModuleNVX", source)
+        try:
+            info = arena.new("VkCuFunctionCreateInfoNVX", module=module, pName=source.entry)
+            function = self._made(self._calls.CreateCuFunction, info, "VkCuFunctionNVX", source)
+        except WeftError:
+            self._calls.DestroyCuModule(device, module, NULL)
+            raise
+        return Assembled(self._context, self._calls, module, function)
+
+    def _find_writer(self) -> PtxWriter | None:
+        """Return what compiles; start it the first time, and let it start processes if a block builds."""
+        with self._lock:
+            if self._writer is None:
+                self._writer = _writer(self._context.physical)
+                if self._writer is not None and self._building:
+                    self._hold.enter_context(self._writer.hold())
+            return self._writer
 
     def _written(
         self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]
     ) -> bytes:
-        with self._lock:
-            if self._writer is None:
-                self._writer = _writer(self._context.physical)
-            writer = self._writer
+        writer = self._find_writer()
         if writer is None:
-            raise CompileError(
+            # No CompileError: this says nothing of the kernel, and must not be kept as a verdict on it.
+            raise DeviceError(
                 f"the kernel {source.entry} cannot be compiled to PTX",
                 where=self._context.physical.name,
                 why="NVIDIA's OpenCL driver, which compiles it, is not found any more",
-                fix="pip install pyopencl, or load with the option vulkan.ptx=False",
+                fix="name it to the OpenCL loader, or load with the option vulkan.ptx=no",
             )
         try:
             return for_vulkan(writer.write(source, values, varying).decode("ascii")).encode()
@@ -197,15 +232,22 @@ class PtxKernels:
                 f"the PTX of kernel {source.entry} is of no use to Vulkan",
                 where=self._context.physical.name,
                 why=str(e),
-                fix="load with the option vulkan.ptx=False, and report this with the version of the driver",
+                fix="load with the option vulkan.ptx=no, and report this with the version of the driver",
             ) from e
 
-    def _made(self, create: Any, info: Any, kind: str, source: KernelSource, destroy: Any) -> Owned:
-        out = ffi.new(f"{kind}*")
+    def _made(self, create: Any, info: Any, kind: str, source: KernelSource) -> Any:
+        out, physical = ffi.new(f"{kind}*"), self._context.physical
         result = create(self._context.device, info, NULL, out)
+        if result in NOT_THE_KERNELS_FAULT:
+            raise failure(result, f"kernel {source.entry} cannot be built", physical.name)
         if result != 0:
-            raise failure(result, f"the driver refused the PTX of kernel {source.entry}", self._context.physical.name)
-        return Owned(self._context, destroy, out[0])
+            raise CompileError(
+                f"the driver refused the PTX of kernel {source.entry}",
+                where=f"{physical.name}, {physical.driver}",
+                why=words(result),
+                fix="load with the option vulkan.ptx=no, or update the graphics driver",
+            )
+        return out[0]
 
     def record(self, commands: Any, command: LaunchCommand) -> None:
         """Record a launch of one of these kernels."""
@@ -218,22 +260,34 @@ class PtxKernels:
         (gx, gy, gz), (lx, ly, lz) = command.grid, kernel.local
         info = arena.new(
             "VkCuLaunchInfoNVX",
-            function=kernel.assembled.handle,
+            function=kernel.assembled.function,
             gridDimX=gx, gridDimY=gy, gridDimZ=gz,
             blockDimX=lx, blockDimY=ly, blockDimZ=lz,
             paramCount=len(given),
             pParams=arena.keep(ffi.new("void*[]", [ffi.cast("void*", each) for each in given])),
         )  # fmt: skip
-        self._launch(commands, info)
+        self._calls.CmdCuLaunchKernel(commands, info)
 
-    def building(self) -> AbstractContextManager[None]:
-        """Let child processes compile while a block runs."""
-        return self._writer.hold() if self._writer is not None else nullcontext()
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Let child processes compile while a block runs, once the first kernel is not found on disk."""
+        with self._lock:
+            if self._writer is not None and not self._building:
+                self._hold.enter_context(self._writer.hold())
+            self._building += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._building -= 1
+                ended, self._hold = (ExitStack(), self._hold) if self._building else (self._hold, ExitStack())
+            ended.close()
 
     def expect_building(self) -> None:
-        """Start the processes that compile, if anything was compiled before."""
-        if self._writer is not None:
-            self._writer.expect()
+        """Start the processes that compile."""
+        writer = self._find_writer()
+        if writer is not None:
+            writer.expect()
 
     def hold(self, count: int) -> None:
         """Keep `count` kernels besides those in use."""
@@ -281,6 +335,12 @@ def _both(caps: DeviceCaps, vulkan: DeviceCaps) -> DeviceCaps:
         max_allocation=min(caps.max_allocation, vulkan.max_allocation),
         offset_alignment=max(caps.offset_alignment, vulkan.offset_alignment),
     )
+
+
+def _code_of_caps() -> str:
+    """Return a hash of what decides the capabilities that `open` keeps."""
+    code = [Path(opencl.__path__[0], "capabilities.py"), Path(device_caps.__file__)]
+    return hashlib.blake2b(b"".join(file.read_bytes() for file in code), digest_size=16).hexdigest()
 
 
 def _function(device: Any, name: str) -> Any:

@@ -133,6 +133,8 @@ class GpuDevice(ABC):
     """Whether launches of one level run in parallel; if not, merging two launches is worth some wasted work."""
     remarks: tuple[str, ...] = field(default=(), init=False)
     """Sentences for reports on how the device runs kernels, where an option decides that."""
+    tuned_as: str = field(default="", init=False)
+    """Under which id tuning tables know it, if not by its API's: where its kernels are others than the API's own."""
     not_for_shapes: set[str] = field(default_factory=set, init=False)
     """Digests of the kernels that `compile_for_shapes` refused; they are built for each shape."""
     gone: bool = False

@@ -4,7 +4,7 @@ If a problem has fewer tiles than the device has compute units, most units would
 K. The first launch writes fp32 sums without bias and fused steps; the second adds them and applies both.
 
 Each kernel offers its tiles whole and in parts (`InParts`) to tuning. Without tuning, parts are taken only if they win
-clearly by the model of `Work`: long sums with few results, such as 512 channels of 7 x 7 on a large GPU.
+clearly by the model of `TileWork`: long sums with few results, such as 512 channels of 7 x 7 on a large GPU.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def tile_and_parts(chosen: TileT | InParts[TileT]) -> tuple[TileT, int]:
 
 
 def time_of(caps: DeviceCaps, work_of: Callable[[Any], TileWork], each: Any) -> float:
-    """Return the time of a tile, whole or in parts, by the model of `Work`."""
+    """Return the time of a tile, whole or in parts, by the model of `TileWork`."""
     tile, parts = tile_and_parts(each)
     return work_of(tile).microseconds(caps, parts)
 
