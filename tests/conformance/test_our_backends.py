@@ -29,6 +29,7 @@ ON_OPENCL = {"outputs", "copies"}
 """What the short run leaves out on GPUs: tests/core/host/test_copies.py copies between all forms there, too."""
 
 
+@pytest.mark.usefixtures("sizes_are_pushed")
 @pytest.mark.parametrize(
     ("device", "without"),
     [
@@ -44,6 +45,7 @@ def test_a_device_of_ours_keeps_the_contract(device: str, without: set[str]) -> 
     assert set(report.checks) == set(CHECKS) - without
 
 
+@pytest.mark.usefixtures("sizes_are_pushed")
 @pytest.mark.parametrize("device", ["opencl", "vulkan"])
 def test_a_gpu_keeps_the_contract_at_fp16(device: str) -> None:
     quick = [] if device == "vulkan" and not is_long() else ["determinism", "inputs"]  # at fp32 Vulkan has them above
