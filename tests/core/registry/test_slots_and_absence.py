@@ -245,7 +245,7 @@ def test_M14_the_device_is_opened_once_and_closed_with_its_creator() -> None:
         def open(self, index: int) -> object:  # type: ignore[override]
             self.opened += 1
             nothing = {"close": lambda self: None, "hold_kernels": lambda self, count: None}
-            return type("Device", (), {**nothing, "gone": False, "profile": None})()
+            return type("Device", (), {**nothing, "gone": False, "profile": None, "remarks": ()})()
 
     creator = Counting()
     assert creator.runtime(0) is creator.runtime(0)

@@ -42,7 +42,7 @@ class GpuRuntime:
         self.device.hold_kernels(int(self.options.get("kernels_kept", KERNELS_KEPT)))
         if self.device.profile is not None:
             self.notes.append(f"the device pretends to be another: {self.device.profile}")
-        self.notes += getattr(self.device, "remarks", ())  # a device that is no GpuDevice has none
+        self.notes += self.device.remarks
 
     _varying: weakref.WeakKeyDictionary[SameNodes, Varying] = field(default_factory=weakref.WeakKeyDictionary)
 
