@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,16 +18,16 @@ def test_a_kernel_is_compiled_once_and_kept_for_other_processes(
 ) -> None:
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
     compiled: list[str] = []
-    ptx = Programs.ptx
+    compile_one = Programs._compiled
 
-    def counted(self: Programs, *given: object) -> bytes:
-        compiled.append(SOURCE.entry)
-        return ptx(self, *given)  # type: ignore[arg-type]
+    def counted(self: Programs, wanted: Any) -> Any:
+        compiled.append(wanted.source.entry)
+        return compile_one(self, wanted)
 
-    monkeypatch.setattr(Programs, "ptx", counted)
+    monkeypatch.setattr(Programs, "_compiled", counted)
     written = []
     for _ in range(2):
-        writer = PtxWriter(raw_device(0), 0)
+        writer = PtxWriter(raw_device(0), 0, ("a GPU", "its driver"))
         with writer.hold():
             written += [writer.write(SOURCE, values(4)), writer.write(SOURCE, values(4))]
         writer.close()
@@ -38,4 +39,4 @@ def test_a_kernel_is_compiled_once_and_kept_for_other_processes(
 
 
 def test_no_writer_is_found_for_a_device_of_another_make() -> None:
-    assert PtxWriter.find(raw_device(0).name.strip()) is None and PtxWriter.find("no such device") is None
+    assert all(PtxWriter.find(name, "") is None for name in (raw_device(0).name.strip(), "no such device"))

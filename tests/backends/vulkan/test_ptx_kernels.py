@@ -1,4 +1,4 @@
-"""Kernels by PTX on Vulkan: the text that the driver gets, and what is launched.
+"""Kernels by PTX on Vulkan: what the driver gets, and what is launched.
 
 No device of the tests runs PTX: `weft selftest` compares each such kernel by value where one does.
 """
@@ -6,7 +6,7 @@ No device of the tests runs PTX: `weft selftest` compares each such kernel by va
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,41 +21,18 @@ from tests.helpers.launches import kernels
 from tests.helpers.nets import Net
 from tests.helpers.vulkan_kernels import whole
 from weft.backends.gpu.device.device import BarrierCommand, Binding, Command, CopyCommand, LaunchCommand
+from weft.backends.opencl.ptx_cache import CACHE, key_of
 from weft.backends.vulkan import context, ptx_kernels
 from weft.backends.vulkan._vk import ffi
 from weft.backends.vulkan.device import open_device
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.backends.vulkan.physical import Physical
-from weft.backends.vulkan.ptx_kernels import CAPABILITY, for_vulkan
+from weft.backends.vulkan.ptx_kernels import CAPABILITY
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
+from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError
 from weft.kernels.source import Arg, KernelSource
-
-PTX = """.version 9.0
-.target sm_90a, texmode_independent
-.address_size 64
-.entry k(.param .u64 .ptr .global .align 2 k_param_0) .reqntid 128, 1, 1
-{
- mov.u32 %r1, %ctaid.x;
- mov.b32 %r2, %envreg0;
- mov.b32 %r3, %envreg6;
- mov.b32 %r4, %envreg8;
- ret;
-}
-"""
-
-
-def test_special_registers_of_opencl_are_written_out() -> None:
-    text = for_vulkan(PTX)
-    assert "envreg" not in text and "texmode_independent" not in text and ".target sm_90a\n" in text
-    assert "mov.b32 %r2, 0;" in text and "mov.b32 %r3, %nctaid.x;" in text and "mov.b32 %r4, %nctaid.z;" in text
-    assert for_vulkan(text) == text
-
-
-def test_a_special_register_that_is_not_known_is_named() -> None:
-    with pytest.raises(ValueError, match="envreg31"):
-        for_vulkan(PTX.replace("envreg8", "envreg31"))
 
 
 class StandIn:
@@ -82,10 +59,17 @@ class StandIn:
     def close(self) -> None:
         pass
 
-    def write(self, source: KernelSource, values: object, varying: frozenset[str]) -> bytes:
+    def write(self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]) -> bytes:
         assert self.held == 1, "processes may compile while a network is loaded"
         self.written.append(source.entry)
-        return PTX.encode()
+        code = b".version 9.0"
+        DiskCache(CACHE).put(key_of(self.known_as, source, values, varying), code)
+        return code
+
+    def find(self, physical: Physical) -> StandIn:
+        """Return itself, as what compiles for the device."""
+        self.known_as = physical.name, physical.driver
+        return self
 
     def function(self, device: object, name: str) -> Callable[..., int]:
         """Return what takes the place of a function of the extension."""
@@ -120,7 +104,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StandI
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(Physical, "imports_ptx", True)
     monkeypatch.setattr(context, "PTX_EXTENSION", "VK_KHR_buffer_device_address")
-    monkeypatch.setattr(ptx_kernels, "_writer", lambda physical: made)
+    monkeypatch.setattr(ptx_kernels, "_writer", made.find)
     monkeypatch.setattr(ptx_kernels, "_function", made.function)
     yield made
 

@@ -318,11 +318,14 @@ class Programs:
     def ptx(
         self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str] = _NONE
     ) -> bytes:
-        """Return the PTX of a kernel, for an API that assembles it, and keep it on disk as `get` would."""
+        """Return the PTX of a kernel, for an API that runs it; it is kept on disk as `get` does."""
         late = late_constants(source, varying)
         wanted = _wanted(source, values, header(source, values, late), len(late))
-        text = self._ptx(self._compiled(wanted), wanted)
-        self._disk.put(disk_key(self._device, source, wanted.header), text)
+        key = disk_key(self._device, source, wanted.header)
+        text = self._disk.get(key)
+        if text is None:
+            text = self._ptx(self._compiled(wanted), wanted)
+            self._disk.put(key, text)
         return text
 
     def _build(self, wanted: _Wanted) -> cl._cl._Program:

@@ -2,10 +2,10 @@
 
 On a Hopper GPU, warpgroups multiply matrices twice as fast as what GLSL offers, and launches by PTX may share one
 (benchmarks/NOTES.md). There a Vulkan device takes OpenCL's kernels: NVIDIA's OpenCL driver compiles them to PTX
-(`weft.backends.opencl.ptx_writer`), Vulkan's driver assembles that, and a kernel takes the addresses of its buffers as
-parameters. Where OpenCL is missing, kernels are GLSL as on every other device.
+(`weft.backends.opencl.ptx_writer`), and a kernel takes the addresses of its buffers as parameters. Where OpenCL is
+missing, kernels are GLSL as on every other device.
 
-The PTX is kept on disk, so a process that finds all of it there does not start OpenCL.
+What was compiled is kept on disk, so a process that finds all of it there does not start OpenCL.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import hashlib
 import importlib.util
 import json
 import logging
-import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -26,9 +25,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weft.backends import opencl
 from weft.backends.gpu.device.built_kernels import KERNELS_KEPT, Kept
 from weft.backends.gpu.device.device import DeviceCaps, LaunchCommand, Size3
-from weft.backends.opencl.build_options import given_to_compiler
 from weft.backends.opencl.constants import as_arguments, header, late_constants
 from weft.backends.opencl.dialect import OpenCLDialect
+from weft.backends.opencl.ptx_cache import CACHE, key_of
 from weft.backends.vulkan._vk import NOT_THE_KERNELS_FAULT, NULL, Arena, failure, ffi, lib, words
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.physical import Physical
@@ -48,30 +47,7 @@ CAPABILITY = (9, 0)
 """The compute capability where networks were found to take less time by PTX than by GLSL (benchmarks/README.md)."""
 DIALECT = OpenCLDialect()
 """What these kernels are written in."""
-_VERSION = "1"
-"""The version of `for_vulkan`, part of the key under which its text is cached."""
 _NONE: frozenset[str] = frozenset()
-_TARGET = re.compile(r"^(\s*\.target\s+\w+)\s*,\s*texmode_independent", re.MULTILINE)
-_SPECIAL = re.compile(r"%envreg(\d+)\b")
-_GROUPS = {"6": "%nctaid.x", "7": "%nctaid.y", "8": "%nctaid.z"}
-_OFFSETS = frozenset("012345")
-
-
-def for_vulkan(text: str) -> str:
-    """Return OpenCL's PTX as CUDA's: what OpenCL's driver would put into special registers is written out.
-
-    These are the offsets of groups (0 to 2) and of items (3 to 5), which Weft's launches do not have, and the number of
-    groups (6 to 8). ValueError names any other.
-    """
-    def register(found: re.Match[str]) -> str:
-        number = found[1]
-        if number in _OFFSETS:
-            return "0"
-        if number not in _GROUPS:
-            raise ValueError(f"it reads {found[0]}")
-        return _GROUPS[number]
-
-    return _SPECIAL.sub(register, _TARGET.sub(r"\1", text))
 
 
 class Calls(NamedTuple):
@@ -126,7 +102,7 @@ class PtxKernels:
         self.caps = caps
         """What these kernels may rely on."""
         self._lock = threading.Lock()
-        self._disk = DiskCache("ptx")
+        self._disk = DiskCache(CACHE)
         self._assembled: Kept[tuple[str, str], Assembled] = Kept(KERNELS_KEPT)
         self._calls = Calls(*(_function(context.device, f"vk{name}NVX") for name in Calls._fields))
         self._building, self._hold = 0, ExitStack()
@@ -140,7 +116,7 @@ class PtxKernels:
             return None
         if importlib.util.find_spec("pyopencl") is None:
             return None
-        disk, key = DiskCache("ptx"), "\n".join(("device", _code_of_caps(), physical.name, physical.driver))
+        disk, key = DiskCache(CACHE), "\n".join(("device", _code_of_caps(), physical.name, physical.driver))
         facts, writer = _facts(disk.get(key)), None
         if facts is None:
             writer = _writer(physical)
@@ -167,7 +143,7 @@ class PtxKernels:
         exact = self._assembled.find((source.digest, header(source, values, ()))) if late else None
         if exact is None:
             known, chosen = header(source, values, late), varying if late else _NONE
-            make = partial(self._assemble, source, values, chosen, known)
+            make = partial(self._assemble, source, values, chosen)
             assembled, parameters = self._assembled.get((source.digest, known), make), as_arguments(late, values)
         else:
             assembled, parameters = exact, ()
@@ -175,26 +151,22 @@ class PtxKernels:
         return PtxKernel(assembled, source.entry, (x, y, z), len(source.args), parameters)
 
     def _assemble(
-        self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str], known: str
+        self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]
     ) -> Assembled:
-        physical = self._context.physical
-        key = "\n".join((_VERSION, physical.name, physical.driver, given_to_compiler(source, known)))
-        text = self._disk.get(key)
-        if text is None:
-            text = self._written(source, values, varying)
-            self._disk.put(key, text)
+        key = key_of(_named(self._context.physical), source, values, varying)
+        code = self._disk.get(key) or self._written(source, values, varying)
         try:
-            assembled = self._assembled_from(text, source)
+            assembled = self._assembled_from(code, source)
         except CompileError:
             self._disk.discard(key)
             raise
         self._context.count(compiles=1)
         return assembled
 
-    def _assembled_from(self, text: bytes, source: KernelSource) -> Assembled:
+    def _assembled_from(self, code: bytes, source: KernelSource) -> Assembled:
         arena, device = Arena(), self._context.device
-        data = arena.keep(ffi.new("char[]", text + b"\0"))
-        info = arena.new("VkCuModuleCreateInfoNVX", dataSize=len(text) + 1, pData=data)
+        data = arena.keep(ffi.new("char[]", code + b"\0"))  # text ends with a zero
+        info = arena.new("VkCuModuleCreateInfoNVX", dataSize=len(code) + 1, pData=data)
         module = self._made(self._calls.CreateCuModule, info, "VkCuModuleNVX", source)
         try:
             info = arena.new("VkCuFunctionCreateInfoNVX", module=module, pName=source.entry)
@@ -225,15 +197,7 @@ class PtxKernels:
                 why="NVIDIA's OpenCL driver, which compiles it, is not found any more",
                 fix="name it to the OpenCL loader, or load with the option vulkan.ptx=no",
             )
-        try:
-            return for_vulkan(writer.write(source, values, varying).decode("ascii")).encode()
-        except ValueError as e:
-            raise CompileError(
-                f"the PTX of kernel {source.entry} is of no use to Vulkan",
-                where=self._context.physical.name,
-                why=str(e),
-                fix="load with the option vulkan.ptx=no, and report this with the version of the driver",
-            ) from e
+        return writer.write(source, values, varying)
 
     def _made(self, create: Any, info: Any, kind: str, source: KernelSource) -> Any:
         out, physical = ffi.new(f"{kind}*"), self._context.physical
@@ -311,10 +275,14 @@ def _writer(physical: Physical) -> PtxWriter | None:
     try:
         from weft.backends.opencl.ptx_writer import PtxWriter
 
-        return PtxWriter.find(physical.name)
+        return PtxWriter.find(*_named(physical))
     except (ImportError, WeftError) as e:
         log.debug("kernels are GLSL, because OpenCL cannot compile them: %s", e)
         return None
+
+
+def _named(physical: Physical) -> tuple[str, str]:
+    return physical.name, physical.driver
 
 
 def _facts(blob: bytes | None) -> tuple[tuple[int, int], DeviceCaps] | None:
