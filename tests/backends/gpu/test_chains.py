@@ -131,13 +131,25 @@ def test_no_level_reads_by_the_cache_of_constants() -> None:
     assert any(isinstance(x, PlannedChain) for x in launches)
 
 
-@pytest.mark.parametrize(("precision", "most"), [("high", 10), ("low", 8)])
+@pytest.mark.parametrize(("precision", "most"), [("high", 14), ("low", 8)])
 def test_a_network_of_small_layers_takes_few_launches(precision: str, most: int) -> None:
     with chaining():
         optimized = weft.optimize(MODELS["mobilenet_v2"](1), "null", precision=precision)
     launches = listing(optimized).launches
     assert len(launches) <= most
     assert sum(len(launch.levels) or 1 for launch in launches) == 54
+
+
+def test_a_long_launch_shares_none_while_the_device_is_said_to_lose_by_it() -> None:
+    net = Net()
+    x = net.conv(net.input("x", 1, 256, 28, 28), 256, 3, strides=(2, 2), pads=(1, 1, 1, 1), name="long")
+    graph, chained = net.finish(net.conv(net.conv(x, 16), 16)), []
+    for longest in (8.0, 1e9):
+        with chaining() as device:
+            device.longest_chained = longest
+            launches = listing(weft.optimize(graph, "null", precision="high", fallback="error")).launches
+            chained.append({node for launch in launches for node, _ in launch.levels})
+    assert len(chained[0]) > 1 and chained[1] - chained[0] >= {"n_long"}
 
 
 def test_groups_of_odd_sizes_join_where_items_may_repeat_each_other() -> None:

@@ -107,13 +107,11 @@ class VulkanDevice(GpuDevice):
         One queue runs everything in order. If the host writes to the device's memory, sending in chunks gains nothing:
         19 MB took a fifth longer with chunks. On a CPU device, overlap takes cores from the
         copies.
-        Kernels by PTX seem to run one after the other on NVIDIA: Inception takes as long as the sum of its launches.
         """
         self.computes_on_uploads = self._held.memory.writes_to_device
         self.computes_on_streams = self._held.memory.is_unified
         self.sends_ahead = not self.caps.software and not self._held.memory.writes_to_device
         self.computes_ahead = not self.caps.software
-        self.launches_overlap = self._held.ptx is None
 
     def pretend(self, profile: DeviceProfile) -> None:
         """Pretend to have less than the device has, including memory types."""

@@ -131,6 +131,9 @@ class GpuDevice(ABC):
     """Whether kernels may write DOWNLOAD memory; then small outputs need no copy."""
     launches_overlap: bool = field(default=True, init=False)
     """Whether launches of one level run in parallel; if not, merging two launches is worth some wasted work."""
+    longest_chained: float = field(default=8.0, init=False)
+    """Microseconds of the longest launches that share one: the longer it is, the more a launch loses in a chain, whose
+    groups are few and do not run beside other launches."""
     remarks: tuple[str, ...] = field(default=(), init=False)
     """Sentences for reports on how the device runs kernels, where an option decides that."""
     tuned_as: str = field(default="", init=False)

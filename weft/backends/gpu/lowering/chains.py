@@ -2,7 +2,7 @@
 
 A launch waits for the one before it longer than work-groups inside one launch wait for each other, and costs the host
 time. But a chain has no more groups than run at once, so a launch of many groups is done in rounds, and nothing of the
-next launch runs meanwhile. So only launches of few groups join.
+next launch runs meanwhile. So only short launches of few groups join.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Section:
     depth: int
     """The dependency level of the node: nodes of one level neither wait for each other nor share memory."""
     launches: Sequence[PlannedLaunch]
+    microseconds: float
+    """What its launches are expected to take, together."""
 
 
 @dataclass
@@ -42,16 +44,22 @@ class _Run:
     steps: list[ChainedLaunch] = field(default_factory=list)
 
 
-def find_chains(sections: Sequence[Section], caps: DeviceCaps, dialect: Dialect) -> list[PlannedChain]:
-    """Return the chains of a network whose nodes are given in the order in which they run."""
+def find_chains(
+    sections: Sequence[Section], caps: DeviceCaps, dialect: Dialect, longest: float
+) -> list[PlannedChain]:
+    """Return the chains of a network whose nodes are given in the order in which they run.
+
+    Launches that are expected to take more than `longest` microseconds stay alone.
+    """
     runs, run = list[_Run](), _Run()
     for section in sections:
         steps = [_step(launch) for launch in section.launches]
         if not section.launches:
             continue
-        if not _fit([*run.steps, *steps], caps):
+        short = section.microseconds <= longest * len(section.launches)
+        if not (short and _fit([*run.steps, *steps], caps)):
             runs, run = [*runs, run], _Run()
-        if _fit(steps, caps):
+        if short and _fit(steps, caps):
             run = _Run([*run.sections, section], [*run.steps, *steps])
     runs.append(run)
     found = (_chain(piece, caps, dialect) for run in runs for piece in _pieces(run.sections))

@@ -47,6 +47,7 @@ from weft.core.graph.layout import Layout
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.passes.journal import Change, Journal, Step, same_nodes
+from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import find_gpu_op
 from weft.kernels.launch import INDEX_MAPS
 
@@ -106,6 +107,13 @@ class NodePlan:
     """The choices that the op left to tuning."""
     taken: Sequence[Taken]
     """The kernels and tiles that were chosen, in order."""
+
+    def microseconds(self, caps: DeviceCaps) -> float:
+        """Return what its launches are expected to take: by the cost model, or the time to move their bytes."""
+        chosen = [choice for choice in self.choices if choice.decision.in_microseconds]
+        known = {id(launch) for choice in chosen for launch in choice.launches}
+        moved = sum(x.read + x.written for x in self.launches if id(x) not in known)
+        return sum(choice.microseconds for choice in chosen) + moved / (caps.model.read_bytes * caps.likely_units)
 
 
 @dataclass(frozen=True, eq=False)
@@ -358,11 +366,17 @@ def _chains(
         return ()
     depth = depths(graph)
     sections = [
-        Section(label, depth[label], [launch for plan in each for launch in plan.launches])
+        Section(
+            label,
+            depth[label],
+            [launch for plan in each for launch in plan.launches],
+            sum(plan.microseconds(target.device.caps) for plan in each),
+        )
         for label, each in plans.items()
         if label not in micro_batches.nodes
     ]
-    return find_chains(sections, target.device.caps, target.device.dialect)
+    device = target.device
+    return find_chains(sections, device.caps, device.dialect, device.longest_chained)
 
 
 def _prefetch(launches: Iterable[PlannedLaunch], target: Target) -> None:

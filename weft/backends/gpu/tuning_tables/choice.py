@@ -55,6 +55,11 @@ class Choice:
         return self.decision.default
 
     @property
+    def microseconds(self) -> float:
+        """Return what the candidate taken is expected to take, if the decision is in microseconds."""
+        return self.decision.candidates[self.chosen].cost
+
+    @property
     def digest(self) -> str:
         """Return the hash of the sources, sizes and grids of the launches that the choice led to."""
         hashed = hashlib.blake2b(digest_size=16)
