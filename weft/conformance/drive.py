@@ -16,7 +16,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Layout, Shape
 from weft.core.graph.tensor import Tensor
-from weft.core.placement.lower_network import lower_part
+from weft.core.placement.lower_network import lower_part, until_settled
 from weft.core.placement.optimized_network import Part
 from weft.errors import BackendError
 
@@ -84,7 +84,8 @@ class Drive:
 
     def __enter__(self) -> Drive:
         try:
-            lowered = lower_part(Part(self.backend.info.device, self.graph), self.backend).lowered
+            part = Part(self.backend.info.device, self.graph)
+            lowered = until_settled(lambda: lower_part(part, self.backend)).lowered
             if lowered is not None:
                 self.backend.onLowered(lowered)
                 self.graph = lowered.graph

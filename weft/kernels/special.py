@@ -7,7 +7,7 @@ Register either beside the code that launches its kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -48,6 +48,8 @@ class SpecialKernel:
     """About how long its test takes on a large GPU: the longest tests begin first."""
     forced: Callable[[DeviceCaps], DeviceCaps] = _as_it_is
     """Returns the capabilities that make its cases launch it, on any device that claims it."""
+    anywhere: bool = False
+    """Whether kernels of any template may be of this kind, not only those that its cases launch."""
     needs_proof: ClassVar[bool] = True
     """Whether it is not used where its test did not run."""
 
@@ -65,6 +67,15 @@ class SpecialKernel:
     def instead(self) -> str:
         """Return what runs in its place where that is no other kernel of the op, as the end of a sentence."""
         return ""
+
+    def concerns(self, templates: Collection[str]) -> bool:
+        """Tell whether launches of these templates may be of this kind."""
+        return bool(templates) and (self.is_anywhere or not self.launched.isdisjoint(templates))
+
+    @property
+    def is_anywhere(self) -> bool:
+        """Tell whether any template may be of this kind: also where nothing says which are."""
+        return self.anywhere or not self.launched
 
     def present(self, caps: DeviceCaps) -> bool:
         """Tell whether a device with these capabilities has it."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 from weft.kernels.special import SpecialKernel
 
@@ -37,18 +39,39 @@ class Verdict:
 
 @dataclass
 class Verdicts:
-    """What the self-test found on an open device; it runs once in the device's life."""
+    """What is known of the kernels on an open device. A kind is tested before its first use in the device's life."""
 
     known: bool = False
-    """Whether the self-test has ended, or is not wanted."""
+    """Whether nothing is left to be tested, or no test is wanted."""
+    verify: Callable[[Any, Collection[str] | None], bool] = lambda runtime, templates: False
+    """Has kernels of a device's runtime tested: those of these templates, or all. Returns whether some were wrong."""
+    untested: bool = False
+    """Whether some kinds are to be tested before their first use."""
+    recalled: bool = False
+    """Whether the verdicts of earlier starts have been read."""
     by_name: dict[str, Verdict] = field(default_factory=dict)
     """By the name of the kind or family."""
     notes: list[str] = field(default_factory=list)
     """A report's lines on kernels that are wrong or could not be tested."""
     seconds: float = 0.0
-    """How long the self-test took, or reading kept verdicts."""
+    """How long tests took, and reading kept verdicts."""
     finding: threading.Lock = field(default_factory=threading.Lock)
-    """Held by the thread that has the kernels tested."""
+    """Held by the thread that has kernels tested."""
+
+    _concerned: frozenset[str] = frozenset()
+    """The templates of these kinds."""
+    _anywhere: bool = False
+    """Whether one of these kinds may have any template."""
+
+    def leave(self, untested: Collection[SpecialKernel]) -> None:
+        """Note that these kinds are to be tested before their first use, and no others."""
+        self.untested, self.recalled = bool(untested), True
+        self._anywhere = any(kind.is_anywhere for kind in untested)
+        self._concerned = frozenset(template for kind in untested for template in kind.launched)
+
+    def lack(self, templates: Collection[str]) -> bool:
+        """Tell whether something is to be tested before these templates are launched."""
+        return self.untested and bool(templates) and (self._anywhere or not self._concerned.isdisjoint(templates))
 
 
 def is_refused(kind: SpecialKernel, verdict: Verdict) -> bool:

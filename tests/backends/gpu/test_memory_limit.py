@@ -201,14 +201,14 @@ def test_a_device_whose_kernels_are_being_tested_is_not_closed(monkeypatch: pyte
     """No backend is on it yet; sessions of other threads open as many devices as there are meanwhile."""
     seen: list[bool] = []
 
-    def verify(runtime: GpuRuntime) -> None:
+    def recall(runtime: GpuRuntime) -> None:
         if not seen:
             seen.append(runtime.closed)
             for n in range(1, 8):
                 load("null", network(SMALL), LIMIT + n).close()
             seen.append(runtime.closed)
 
-    monkeypatch.setattr("weft.backends.gpu.selftest.verdict_store.verify", verify)
+    monkeypatch.setattr("weft.backends.gpu.selftest.verdict_store.recall", recall)
     registry.insert("null", _Many())
     try:
         load("null", network(SMALL), LIMIT).close()

@@ -19,7 +19,7 @@ from weft.backends.gpu.execution import GpuExecution, PipelineContext
 from weft.backends.gpu.lowering.channels_last import sum_rows
 from weft.backends.gpu.lowering.fusion import why_not_fused, why_not_joined
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
-from weft.backends.gpu.lowering.lower import GpuPlan, Target, label_of, lower
+from weft.backends.gpu.lowering.lower import GpuPlan, Target, label_of, lower, templates_of
 from weft.backends.gpu.lowering.support import why_not
 from weft.backends.gpu.memory.slots import SMALLEST, Region, Slots
 from weft.backends.gpu.recording.chunked_upload import worthwhile
@@ -29,7 +29,7 @@ from weft.backends.gpu.recording.schedule import Access
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.core.contract.backend import Backend, BackendInfo, Execution, MemoryMode, StorageType
 from weft.core.contract.error_context import at_node, blame
-from weft.core.contract.lowered import Lowered
+from weft.core.contract.lowered import Lowered, PlanAgain
 from weft.core.contract.views import OptimizationViews, SubgraphView
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused
@@ -59,6 +59,8 @@ class GpuBackend(Backend):
     """
 
     copies_constants = False
+    tests_kernels = True
+    """Whether kernels are tested before their first use; a test itself says no."""
 
     def __init__(self, info: BackendInfo, runtime: GpuRuntime) -> None:
         super().__init__(info)
@@ -74,7 +76,7 @@ class GpuBackend(Backend):
         self._builds = Builds(self.device, runtime.varying(info.same_nodes))
         self._target = Target(
             self.device, runtime.tuning, info.config, self._is_custom, info.profiling is not None,
-            self._builds if info.loads else None, bool(runtime.options.get("chains", True)),
+            self._builds if info.loads else None, bool(runtime.options.get("chains", True)), runtime.verdicts,
         )  # fmt: skip
         self._kept_plans = KeptPlans(thrifty=self._target.thrifty)
         self._shared = PipelineContext(self._target, self.slots, self.recording, self._builds, self._kept_plans)
@@ -136,8 +138,28 @@ class GpuBackend(Backend):
         return views.keep_rest(view)
 
     def lower(self, graph: Graph) -> Lowered:
-        """Return the part with its layouts, views and launches; see `weft.backends.gpu.lowering`."""
-        return lower(graph, self._target, self._kept_plans)
+        """Return the part with its layouts, views and launches; see `weft.backends.gpu.lowering`.
+
+        Kernels that this device has not launched yet are tested before. PlanAgain if some of them are wrong.
+        """
+        lowered = lower(graph, self._target, self._kept_plans)
+        if self.tests_kernels and self.runtime.verdicts.untested:
+            self._test_before_use(lowered)
+        return lowered
+
+    def _test_before_use(self, lowered: Lowered) -> None:
+        templates: set[str] | None = {t for launch in lowered.launches for t in templates_of(launch)}
+        if any(self._is_custom(node.op) for node in lowered.graph.nodes):
+            templates = None  # a creator's own execution may launch anything
+        if templates is not None and not self.runtime.verdicts.lack(templates):
+            return
+        if self.runtime.verdicts.verify(self.runtime, templates):
+            raise PlanAgain(
+                "the network has to be planned again",
+                where=self.info.device,
+                why="the self-test found kernels wrong that it would launch",
+                fix="load or optimise it again: then other kernels, or another device, take their place",
+            )
 
     def onLowered(self, lowered: Lowered) -> None:
         """Take over the views for the memory plan, and the launches for the executions."""

@@ -143,18 +143,18 @@ class GpuCreator(BackendCreator):
             return any(at == index for at, _ in self._runtimes)
 
     def onPrepare(self, index: int) -> None:
-        """Open the device, and run its self-test."""
-        from weft.backends.gpu.selftest.verdict_store import verify
+        """Open the device, and read what earlier starts found on its kernels."""
+        from weft.backends.gpu.selftest.verdict_store import recall
 
         with self.held(index) as runtime:
-            verify(runtime)
+            recall(runtime)
 
     def onCreate(self, info: BackendInfo) -> Backend:
         """Return a backend for one pipeline; all on one device share its runtime."""
-        from weft.backends.gpu.selftest.verdict_store import verify
+        from weft.backends.gpu.selftest.verdict_store import recall
 
         with self.held(info.index, info.options) as runtime:
-            verify(runtime)
+            recall(runtime)
             made = self.backend_class()(info, runtime)
             with self._lock:
                 runtime.users.add(made)

@@ -33,7 +33,7 @@ class GpuRuntime:
     """The users that keep the device open: open backends, and leases of backends being made."""
     closed: bool = False
     verdicts: Verdicts = field(default_factory=Verdicts)
-    """The verdicts of the self-test; `weft.backends.gpu.selftest.verdict_store.verify` asks for them."""
+    """The verdicts of the self-test; `weft.backends.gpu.selftest.verdict_store` finds them."""
 
     def __post_init__(self) -> None:
         pretended = self.device.profile.memory if self.device.profile is not None else 0
@@ -52,7 +52,7 @@ class GpuRuntime:
 
     def trust(self) -> None:
         """Use whatever the hardware claims, without a self-test."""
-        self.verdicts.known = True
+        self.verdicts.known = self.verdicts.recalled = True
 
     @cached_property
     def tuning(self) -> TuningTable:

@@ -12,11 +12,16 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.index_map import IDENTITY, IndexMap
 from weft.core.graph.layout import Layout
 from weft.core.graph.tensor import TensorSpec
+from weft.errors import BackendError
 
 if TYPE_CHECKING:
     from weft.core.passes.journal import Step
 
 Size3 = tuple[int, int, int]
+
+
+class PlanAgain(BackendError):
+    """Raised by `Backend.lower` if the device can do less than the backend said: the network is planned anew."""
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,32 @@ at each resize, and when an optimised network is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend
 from weft.core.contract.error_context import blame, callback_of
-from weft.core.contract.lowered import Lowered, difference
+from weft.core.contract.lowered import Lowered, PlanAgain, difference
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Layout
 from weft.core.graph.validate import graph_problems
 from weft.core.placement.optimized_network import OptimizedNetwork, Part
 from weft.errors import BackendError, listing
+
+T = TypeVar("T")
+log = logging.getLogger("weft.placement")
+
+
+def until_settled(plan: Callable[[], T]) -> T:
+    """Return what a function plans; call it again while a backend learns in `lower` that its device can do less."""
+    while True:
+        try:
+            return plan()
+        except PlanAgain as e:
+            log.info("planned anew: %s: %s", e.what, e.why)
 
 
 def lower_network(network: OptimizedNetwork, backends: Mapping[str, Backend]) -> OptimizedNetwork:
@@ -36,7 +50,10 @@ def lower_network(network: OptimizedNetwork, backends: Mapping[str, Backend]) ->
 
 
 def lower_part(part: Part, backend: Backend) -> Part:
-    """Return a part with its lowered graph; BackendError if that graph cannot run in its place."""
+    """Return a part with its lowered graph; BackendError if that graph cannot run in its place.
+
+    PlanAgain if the backend has learned meanwhile that its device can do less.
+    """
     if type(backend).lower is Backend.lower:
         return replace(part, lowered=None, told=None)
     graph, at = part.graph, f"{part.device}: {callback_of(backend, 'lower')}"

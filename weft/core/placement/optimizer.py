@@ -33,7 +33,7 @@ from weft.core.placement.check_network import imports
 from weft.core.placement.debug_nodes import DebugSink, add_debug_nodes
 from weft.core.placement.decompose import decompose_refused
 from weft.core.placement.hints import Hints, lost_hints
-from weft.core.placement.lower_network import lower_network
+from weft.core.placement.lower_network import lower_network, until_settled
 from weft.core.placement.optimized_network import Copy, OptimizedNetwork, Part, PreCompiled, Tail
 from weft.core.placement.partition import CHOICES, partition
 from weft.core.placement.prepare import PreparedNetwork, prepare_network
@@ -72,7 +72,11 @@ def optimize(
     `backends` are asked in order. Debug nodes run on the device `host`. `before` holds the refusals that came up when
     an earlier result was loaded. `prepared` is the result of `prepare_network`, if it was called before.
     """
-    return lower_network(divide(bound, backends, options, host=host, before=before, prepared=prepared), backends)
+    def plan() -> OptimizedNetwork:
+        divided = divide(bound, backends, options, host=host, before=before, prepared=prepared)
+        return lower_network(divided, backends)
+
+    return until_settled(plan)
 
 
 def divide_first(

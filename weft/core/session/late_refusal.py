@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from weft.core.contract.lowered import PlanAgain
 from weft.core.placement.assign import Assignment
 from weft.core.session.pipeline import NodeRefused
 from weft.errors import BackendError
@@ -12,11 +13,16 @@ from weft.errors import BackendError
 T = TypeVar("T")
 
 
-def until_taken(attempt: Callable[[Assignment], T], hear: Callable[[NodeRefused], None] = lambda refusal: None) -> T:
+def until_taken(
+    attempt: Callable[[Assignment], T],
+    hear: Callable[[NodeRefused], None] = lambda refusal: None,
+    anew: Callable[[], None] = lambda: None,
+) -> T:
     """Return what `attempt` gives, which plans and loads a network; call it again while a backend refuses nodes late.
 
-    An attempt is told what was refused before. `hear` is told of each refusal, and may raise. BackendError for a
-    refused node that the backend itself made.
+    An attempt is told what was refused before. `hear` is told of each refusal, and may raise. `anew` is called before
+    another attempt because a device can do less than its backend said. BackendError for a refused node that the backend
+    itself made.
     """
     before = Assignment()
     while True:
@@ -25,6 +31,8 @@ def until_taken(attempt: Callable[[Assignment], T], hear: Callable[[NodeRefused]
         except NodeRefused as e:
             hear(e)
             _note(e, before)
+        except PlanAgain:
+            anew()
 
 
 def _note(refusal: NodeRefused, before: Assignment) -> None:

@@ -516,12 +516,15 @@ class Session:
             if ahead and after is not None and self.config.memory is not MemoryMode.LIMIT:
                 foresee(self._stages, after, network.graph, progress=self._progress)
 
-        def hear(refusal: NodeRefused) -> None:
+        def anew() -> None:
             self._cache.forget(shapes)
             self._divides_alone = True
+
+        def hear(refusal: NodeRefused) -> None:
+            anew()
             self._check_may_refuse(refusal)
 
-        until_taken(attempt, hear)
+        until_taken(attempt, hear, anew)
 
     def _take_open(self) -> None:
         """Take what prepares the graph from the prefetch, or make it; weights are not kept in memory mode LIMIT."""

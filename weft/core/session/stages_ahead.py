@@ -19,7 +19,7 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import SequenceSpec, TensorSpec
 from weft.core.placement.assign import Backends
-from weft.core.placement.lower_network import lower_network
+from weft.core.placement.lower_network import lower_network, until_settled
 from weft.core.placement.optimized_network import LaterStage, OptimizedNetwork, Tail
 from weft.core.placement.optimizer import OptimizerOptions, divide_first
 from weft.core.placement.prepare import PreparedNetwork
@@ -50,7 +50,9 @@ def optimize_stages(
 
     `backends` are asked in order. It raises what `weft.core.placement.optimizer.optimize` raises.
     """
-    first = lower_network(divide_first(bound, backends, options, host=host, prepared=prepared), backends)
+    first = until_settled(
+        lambda: lower_network(divide_first(bound, backends, options, host=host, prepared=prepared), backends)
+    )
     if first.tail is None:
         return first
     found, unforeseen = dict[str, LaterStage](), dict[str, None]()

@@ -31,7 +31,7 @@ register_family(
             one_node(Cast(to=DType.FLOAT64), indices((7, 13), 1 << 62), tolerance=1e-16),
         ),
         claimed=lambda caps: caps.doubles, withdraw=lambda caps: replace(caps, doubles=False),
-        templates=("elementwise", "integers_to_float"), whole=False,
+        templates=("elementwise", "integers_to_float"), whole=False, anywhere=True,
     )
 )
 register_family(
@@ -57,7 +57,7 @@ register_family(
                 {"sizes": np.array([2, 4])},
             ),
         ),
-        templates=("elementwise", "softmax"), whole=False, fallback="moves of elements",
+        templates=("elementwise", "softmax"), whole=False, anywhere=True, fallback="moves of elements",
     )
 )
 register_family(
@@ -82,7 +82,8 @@ register_family(
                 before={"x": noise(2, 4, 12), "z": noise(2, 12, 17)},
             ),
         ),
-        templates=("conv_gemm", "pool_global"), whole=False, fallback="kernels built for each shape", seconds=2.0,
+        templates=("conv_gemm", "pool_global"), whole=False, anywhere=True,
+        fallback="kernels built for each shape", seconds=2.0,
     )
 )
 register_family(
@@ -95,7 +96,7 @@ register_family(
             one_node(Transpose(perm=(1, 0)), (5, 7), precision=Precision.LOW),
             one_node(Softmax(), (5, 33), precision=Precision.LOW),
         ),
-        templates=("elementwise_c4", "elementwise", "move"), whole=False,
+        templates=("elementwise_c4", "elementwise", "move"), whole=False, anywhere=True,
         claimed=lambda caps: caps.fp16_storage, withdraw=lambda caps: replace(caps, fp16_storage=False),
         forced=lambda caps: replace(caps, matrix_units=False), seconds=0.3,
     )
@@ -107,7 +108,7 @@ register_family(
             one_node(Equal(), indices((7, 13), 3).astype(np.uint8), indices((1, 13), 3).astype(np.uint8)),
             one_node(Transpose(), indices((7, 5), 99).astype(np.int8)),
         ),
-        templates=("move",), whole=False,
+        templates=("move",), whole=False, anywhere=True,
         claimed=lambda caps: caps.int8_storage, withdraw=lambda caps: replace(caps, int8_storage=False),
     )
 )

@@ -45,6 +45,7 @@ SPECIAL = register_special(
         cases=_cases,
         template="softmax_rows",
         seconds=0.25,
+        anywhere=True,
     )
 )
 

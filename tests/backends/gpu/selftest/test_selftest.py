@@ -216,6 +216,33 @@ def test_a_report_says_what_is_not_used(name: str, monkeypatch: pytest.MonkeyPat
         assert "kernels that are crashing are not used: its test in a process of its own" in notes[0]
 
 
+def test_kernels_are_tested_before_a_network_first_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    tested: list[list[str]] = []
+
+    def found(runtime: GpuRuntime, kinds: Sequence[special.SpecialKernel], timeout: float) -> dict[str, Verdict]:
+        tested.append([kind.name for kind in kinds])
+        return {kind.name: Verdict(None) for kind in kinds}
+
+    monkeypatch.setenv("WEFT_SELFTEST", "process")
+    monkeypatch.setattr(verdict_store, "tested_here", found)
+    creator = registry.find("opencl")
+    assert isinstance(creator, GpuCreator)
+    fresh = GpuRuntime(creator.open(0))
+    monkeypatch.setattr(creator, "_leased", lambda index, options, lease: fresh)
+    net = Net()
+    pooled = net.finish(net.add("Relu", net.add("MaxPool", net.input("x", 1, 8, 9, 9), kernel_shape=(3, 3))))
+    try:
+        for graph in (small(), small(), pooled):
+            weft.load(graph, "opencl", fallback="error").close()
+        first, second = tested
+        assert {"elementwise", "fp16_storage"} <= {*first} and not {"pool", "conv_gemm"} & {*first}
+        assert "pool" in second and not {*first} & {*second}, "each is tested once"
+        verdict_store.verify(fresh)
+        assert "conv_gemm" in tested[-1] and fresh.verdicts.known and not fresh.verdicts.untested
+    finally:
+        fresh.close()
+
+
 def test_a_kind_is_tested_without_those_that_might_take_its_place() -> None:
     runtime, seen = _runtime("opencl"), []
     fakes.WANTED.update(("noisy", "named"))

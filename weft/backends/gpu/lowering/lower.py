@@ -39,7 +39,7 @@ from weft.backends.gpu.recording.micro_batches import WHOLE_BATCH, MicroBatches
 from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource, Taken
 from weft.backends.gpu.tuning_tables.tuning_table import TableSource, TuningTable
 from weft.core.contract.error_context import at_node, blame
-from weft.core.contract.lowered import Lowered, ValueView
+from weft.core.contract.lowered import Launch, Lowered, ValueView
 from weft.core.contract.session_config import BackendConfig, MemoryMode
 from weft.core.graph.described import describe
 from weft.core.graph.graph import Graph, Node, depths
@@ -50,6 +50,7 @@ from weft.core.passes.journal import Change, Journal, Step, same_nodes
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import find_gpu_op
 from weft.kernels.launch import INDEX_MAPS
+from weft.kernels.verdict import Verdicts
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Target:
     """Builds kernels while later nodes are planned; None: kernels are built when they are bound."""
     chains: bool = False
     """Whether small launches may share one (`weft.backends.gpu.lowering.chains`)."""
+    verdicts: Verdicts | None = field(default=None, compare=False)
+    """Which kernels are to be tested before they are built; None: none."""
 
     @property
     def split_products(self) -> bool:
@@ -380,7 +383,13 @@ def _chains(
 
 
 def _prefetch(launches: Iterable[PlannedLaunch], target: Target) -> None:
-    """Start to build kernels, if a load follows."""
+    """Start to build kernels, if a load follows, but for those that are to be tested before."""
     if target.builds is not None:
         for launch in launches:
-            target.builds.prefetch(launch.source, launch.values)
+            if target.verdicts is None or not target.verdicts.lack(templates_of(launch)):
+                target.builds.prefetch(launch.source, launch.values)
+
+
+def templates_of(launch: Launch) -> set[str]:
+    """Return the templates of a launch: of a chain, those of its levels, too."""
+    return {launch.kernel, *(kernel for _, kernel in launch.levels)}

@@ -166,6 +166,7 @@ class ReadyGraph:
         self._case, self._graph = case, _graph(case)
         own = runtime.device.info
         backend = GpuBackend(BackendInfo(own.id, own.index, BackendConfig(precision=case.precision)), runtime)
+        backend.tests_kernels = False
         shapes = [self._graph] if case.before is None else [_graph(replace(case, inputs=case.before)), self._graph]
         self._pipeline = Pipeline(Part(backend.info.device, shapes[0]), backend)
         try:

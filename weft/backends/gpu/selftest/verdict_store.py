@@ -1,8 +1,8 @@
 """Verdicts on kernels: each kind and family is tested once on a device, and its verdict is kept on disk.
 
 A kernel that crashes ends its process. So a kind that is new to a device, driver and version of the kernels is tested
-in a child process (`weft.backends.gpu.selftest.child`). A kind that crashes or is wrong is not used, and reports say
-so. `WEFT_SELFTEST` chooses to test in this process, or not at all.
+in a child process (`weft.backends.gpu.selftest.child`), before a network first uses it. A kind that crashes or is wrong
+is not used, and reports say so. `WEFT_SELFTEST` chooses to test in this process, or not at all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
@@ -48,36 +48,60 @@ MOST_CHILDREN = 8
 AGAIN = "known from an earlier start, `weft cache clear` has it tested again"
 
 
-def verify(runtime: GpuRuntime) -> None:
-    """Have a device's kernels tested, once in its life; kernels that are wrong there are not used."""
-    held = runtime.verdicts
+def recall(runtime: GpuRuntime) -> None:
+    """Apply what earlier starts found on a device's kernels; the others are tested before their first use."""
+    if not runtime.verdicts.recalled:
+        runtime.verdicts.verify = verify
+        verify(runtime, ())
+
+
+def verify(runtime: GpuRuntime, templates: Collection[str] | None = None) -> bool:
+    """Have kernels tested before these templates are launched, by default all; wrong ones are not used.
+
+    Return whether the device can do less than it said before.
+    """
+    held, device = runtime.verdicts, runtime.device
     with held.finding:
         if held.known:
-            return
-        begun = time.perf_counter()
-        for kind, verdict in examine(runtime, families=tests_families(runtime)):
+            return False
+        begun, before, notes = time.perf_counter(), device.caps, list[str]()
+        families = tests_families(runtime)
+        for kind, verdict in examine(runtime, families=families, templates=templates, known=held.by_name):
             held.by_name[kind.name] = verdict
             if verdict.why is not None:
-                held.notes.append(told(kind, verdict))
-        runtime.notes += held.notes
-        held.seconds = time.perf_counter() - begun
-        held.known = True
+                notes.append(told(kind, verdict))
+        held.notes += notes
+        runtime.notes += notes
+        held.seconds += time.perf_counter() - begun
+        kinds = [*special_kernels(), *(kernel_families() if families else ())]
+        left = [kind for kind in kinds if kind.name not in held.by_name and kind.present(device.caps)]
+        held.known = templates is None or not left or config.selftest() == "off"
+        held.leave(() if held.known else left)
+        return device.caps != before
 
 
 def examine(
-    runtime: GpuRuntime, *, families: bool, again: bool = False
+    runtime: GpuRuntime,
+    *,
+    families: bool,
+    again: bool = False,
+    templates: Collection[str] | None = None,
+    known: Collection[str] = (),
 ) -> list[tuple[SpecialKernel, Verdict]]:
     """Return the verdict on each kind that the device claims to have, and on the families of portable kernels.
 
-    Wrong kinds are removed from the device's capabilities. With `again`, kept verdicts do not count.
+    Wrong kinds are removed from the device's capabilities. With `again`, kept verdicts do not count. With `templates`,
+    only kinds that concern these are tested, and the others are left out unless a verdict was kept. `known` are names
+    that are left out, too.
     """
-    device, done, known = runtime.device, list[tuple[SpecialKernel, Verdict]](), set[str]()
+    device, done, known = runtime.device, list[tuple[SpecialKernel, Verdict]](), set(known)
     # Families are tested in the same children as special kinds: opening a device takes longer than most tests.
-    portable = [family for family in kernel_families() if family.present(device.caps)] if families else []
+    portable = kernel_families() if families else []
+    portable = [family for family in portable if family.name not in known and family.present(device.caps)]
     while kinds := [*(k for k in special_kernels() if k.name not in known and k.present(device.caps)), *portable]:
         # If a kind is wrong, another kind may replace it: test that in the next turn.
         known.update(kind.name for kind in kinds)
-        found, portable = verdicts(runtime, kinds, again=again), []
+        found, portable = verdicts(runtime, kinds, again=again, templates=templates), []
         for kind in kinds:
             verdict = found.get(kind.name)
             if verdict is not None and is_refused(kind, verdict):
@@ -88,16 +112,23 @@ def examine(
 
 
 def verdicts(
-    runtime: GpuRuntime, kinds: Sequence[SpecialKernel], timeout: float | None = None, again: bool = False
+    runtime: GpuRuntime,
+    kinds: Sequence[SpecialKernel],
+    timeout: float | None = None,
+    again: bool = False,
+    templates: Collection[str] | None = None,
 ) -> dict[str, Verdict]:
-    """Return the verdict on each kind by name, kept from an earlier start unless `again`; none if tests are off."""
+    """Return the verdict on each kind by name, kept from an earlier start unless `again`; none if tests are off.
+
+    With `templates`, only kinds that concern these are tested.
+    """
     mode, device = config.selftest(), runtime.device
     if mode == "off" or not kinds:
         return {}
     cache, key = DiskCache("selftest"), key_of(device)
     kept = {} if again else _kept(cache, key)
     found = {kind.name: v for kind in kinds if (v := _held(kind, kept.get(kind.name))) is not None}
-    new = [kind for kind in kinds if kind.name not in found]
+    new = [k for k in kinds if k.name not in found and (templates is None or k.concerns(templates))]
     if new:
         test = tested_here if mode == "process" else _tested_in_children
         made = test(runtime, new, TIMEOUT if timeout is None else timeout)

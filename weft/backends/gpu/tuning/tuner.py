@@ -86,6 +86,7 @@ def tune_pipelines(
         if any(pipeline.thrifty for pipeline in group):
             why = 'with memory="limit" it keeps no weights to try candidates with'
             raise ConfigError("this session cannot be tuned", why=why, fix='load the model with memory="normal"')
+        runtime.verdicts.verify(runtime, None)
         tuner = _Tuner(runtime, group[0].device, clock() + budget, again, clock)
         try:
             with runtime.device.building():
