@@ -21,6 +21,11 @@ def test_rows_have_every_value_and_spread_the_others() -> None:
     assert sorted(device[place]["device"] for place in covering(device)) == ["c"] * 5 + ["g"] * 5
 
 
+def test_only_rows_that_need_it_are_on_vulkan() -> None:
+    rows = [{"name": repr(k), "device": repr(device)} for k in range(9) for device in ("vulkan", "opencl")]
+    assert [rows[place]["device"] for place in sorted(covering(rows))].count(repr("vulkan")) == 1
+
+
 def test_rows_have_every_pair() -> None:
     chosen = [ROWS[place] for place in covering(ROWS, 2)]
     assert len(chosen) == 6

@@ -2,17 +2,20 @@
 
 In the short run a GPU plans every row, and may refuse none. Most rows differ by numbers alone, so those run that have,
 between them, every line of every kernel, and every sign of each number that a kernel is given: a row that crops shows
-what one that only pads does not. As little is compiled as possible: where a device compiles a kernel again for each
-shape, each of these counts. On a device that compiles it once, every row runs whose kernels are compiled by then: it
-costs a millisecond or two. In the long run each row runs by itself, and so do the rows of a group that fails, to tell
-which it was.
+what one that only pads does not. As little is compiled as possible, and every row runs whose kernels are compiled by
+then: it costs a millisecond or two. In the long run each row runs by itself, and so do the rows of a group that fails,
+to tell which it was.
+
+Both GPUs render the same templates, and llvmpipe takes four times as long to compile one. So OpenCL shows each line of
+a template, and Vulkan that its dialect says right what they are made of: of each op, each kernel, each element type and
+each function that a kernel calls, it has a row, and again every sign of each number.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import pytest
@@ -30,8 +33,9 @@ from weft.core.graph.op import op_types
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.errors import UnsupportedOps
 
-COMPILES_EACH_SIZE = frozenset({"vulkan"})
-"""Devices that compile a kernel again for each shape: llvmpipe, at the first launch."""
+COMPILES_SLOWLY = frozenset({"vulkan"})
+"""Devices that have fewer rows; see above."""
+_CALLED = re.compile(r"\b[a-zA-Z_]\w*(?=\()")
 MOST_TOLD = 10
 """How many rows of a group a failure tells."""
 Setup = Callable[[Case], tuple[Graph, dict[str, Array]]]
@@ -173,10 +177,14 @@ def _together(
 def _chosen(prepared: Sequence[_Prepared], device: str, precision: str) -> list[_Prepared]:
     """Plan all rows, and return those that are to run; see the top of this file."""
     launches = _launches([each.graph for each in prepared], device, precision)
-    kernels = [{_compiled_as(launch, device): launch.source for launch in each} for each in launches]
-    shown = [_lines_and_signs(each) for each in launches]
+    kernels = [{launch.source.digest: launch.source for launch in each} for each in launches]
+    slow = device in COMPILES_SLOWLY
+    shown = [
+        _signs(launched) | (_vocabulary(each, launched) if slow else _lines(launched))
+        for each, launched in zip(prepared, launches, strict=True)
+    ]
     missing = [set(each) for each in shown]
-    compiled, chosen = set[Hashable](), set[int]()
+    compiled, chosen = set[str](), set[int]()
 
     def cost(place: int) -> int:
         """Return how many characters are compiled for a row."""
@@ -189,17 +197,11 @@ def _chosen(prepared: Sequence[_Prepared], device: str, precision: str) -> list[
         found = set(missing[best])
         for lines in missing:
             lines -= found
-    if device in COMPILES_EACH_SIZE:
+    if slow:
         chosen = _needed(chosen, shown, [sum(len(source.text) for source in each.values()) for each in kernels])
-    else:
-        chosen |= {place for place in range(len(prepared)) if kernels[place].keys() <= compiled}
+        compiled = {kernel for place in chosen for kernel in kernels[place]}
+    chosen |= {place for place in range(len(prepared)) if kernels[place].keys() <= compiled}
     return [prepared[place] for place in sorted(chosen)]
-
-
-def _compiled_as(launch: PlannedLaunch, device: str) -> Hashable:
-    """Return what tells the kernel of a launch from others that the device compiles."""
-    known = frozenset(launch.values.items()) if device in COMPILES_EACH_SIZE else None
-    return launch.source.digest, known
 
 
 def _needed(chosen: Iterable[int], shown: Sequence[Set[str]], costs: Sequence[int]) -> set[int]:
@@ -213,14 +215,25 @@ def _needed(chosen: Iterable[int], shown: Sequence[Set[str]], costs: Sequence[in
     return left
 
 
-def _lines_and_signs(launches: Sequence[PlannedLaunch]) -> set[str]:
-    """Return the lines of kernels that run, and whether each of their numbers is less than, equal to or more than 0."""
-    signs = {
+def _lines(launches: Sequence[PlannedLaunch]) -> set[str]:
+    """Return the lines of the kernels that run."""
+    return {line.strip() for launch in launches for line in launch.source.text.splitlines()}
+
+
+def _vocabulary(row: _Prepared, launches: Sequence[PlannedLaunch]) -> set[str]:
+    """Return the op of a row, its element types, its kernels and the functions that they call."""
+    types = {f"type {spec.dtype.value}" for spec in row.graph.specs.values()}
+    kernels = {f"kernel {launch.source.entry}" for launch in launches}
+    return {f"op {row.row.op}"} | types | kernels | {c for each in launches for c in _CALLED.findall(each.source.text)}
+
+
+def _signs(launches: Sequence[PlannedLaunch]) -> set[str]:
+    """Return whether each number of the kernels that run is less than, equal to or more than 0."""
+    return {
         f"{launch.source.entry}: {name} {'<' if value < 0 else '>' if value > 0 else '='} 0"
         for launch in launches
         for name, value in launch.values.items()
     }
-    return signs | {line.strip() for launch in launches for line in launch.source.text.splitlines()}
 
 
 def _launches(graphs: Sequence[Graph], device: str, precision: str) -> list[list[PlannedLaunch]]:

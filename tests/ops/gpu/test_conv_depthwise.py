@@ -62,12 +62,12 @@ def network(n: int, c: int, h: int, w: int, kernel: int, stride: int, dilation: 
 
 
 def _runs() -> list[Any]:
-    """Return every tile on every device with each layout; llvmpipe has the largest alone in the short run."""
+    """Return every tile on every device with each layout; llvmpipe has one of each kind in the short run."""
     every = [
         *product([DepthwiseInTiles()], TILES, ("opencl", "vulkan"), (Layout.NC4HW4, Layout.NHWC4)),
         *product([DepthwiseStaged()], STAGED, ("opencl", "vulkan"), (Layout.NC4HW4, Layout.NHWC4)),
     ]
-    short = [max(TILES, key=lambda tile: tile.rows * tile.columns), *STAGED]
+    short = [max(TILES, key=lambda tile: tile.rows * tile.columns), STAGED[0]]
     return [
         pytest.param(
             *each,
