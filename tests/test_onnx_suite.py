@@ -66,7 +66,8 @@ def check_refused(device: str, refused: Set[str]) -> None:
 
 
 def test_each_case_that_a_gpu_refuses_is_listed_with_a_reason() -> None:
-    for device, reasons in refusals_of_suite(["opencl", "vulkan"]).items():
+    """Plan every case, in the short run on OpenCL: what Vulkan refuses of the op table is shown in tests/ops."""
+    for device, reasons in refusals_of_suite(["opencl", *(["vulkan"] if is_long() else [])]).items():
         assert all(reasons.values())
         check_refused(device, reasons.keys())
 

@@ -139,6 +139,7 @@ def report(folder: Path, only: Sequence[str], *macros: str) -> ConformanceReport
         registry.rescan()
 
 
+@pytest.mark.usefixtures("warm_children")
 @pytest.mark.parametrize("macros", [[], ["ON_HOST"]])
 def test_a_right_library_keeps_every_rule(macros: list[str], tmp_path: Path) -> None:
     found = report(tmp_path, ["native", "order", "Relu"], *macros)

@@ -24,17 +24,19 @@ SLOW = {"outputs", "threads"}
 """Checks that take llvmpipe half of the kit's time. In the short run OpenCL shows what GPUs do alike, and
 tests/core/session/test_steady_state.py that threads may share a Vulkan device. Which outputs are read is most of the
 kit's time on OpenCL too: tests/ops/gpu/test_unread_outputs.py shows it there."""
+ON_CPU = {"outputs"}
+"""Two thirds of the kit's time on the CPU, whose ops compute all outputs at once."""
 ON_VULKAN = SLOW | {"copies"}
 ON_OPENCL = {"outputs", "copies"}
-"""What the short run leaves out on GPUs: tests/core/host/test_copies.py copies between all forms there, too."""
+"""What the short run leaves out on a GPU: tests/core/host/test_copies.py copies between all forms there, too."""
 
 
 @pytest.mark.usefixtures("sizes_are_pushed")
 @pytest.mark.parametrize(
     ("device", "without"),
     [
-        *[("cpu", set()), ("opencl", ON_OPENCL), ("vulkan", ON_VULKAN)],
-        *[pytest.param(device, set(), marks=pytest.mark.long) for device in ("opencl", "vulkan")],
+        *[("cpu", ON_CPU), ("opencl", ON_OPENCL), ("vulkan", ON_VULKAN)],
+        *[pytest.param(device, set(), marks=pytest.mark.long) for device in ("cpu", "opencl", "vulkan")],
     ],
 )
 def test_a_device_of_ours_keeps_the_contract(device: str, without: set[str]) -> None:

@@ -18,13 +18,13 @@ SEED = 1
     [
         ("onnx-bytes", "cpu", 80),
         ("onnx-fields", "cpu", 80),
-        ("onnx-fields", "opencl", 8),
-        ("onnx-fields", "vulkan", 8),
+        ("onnx-fields", "opencl", 4),
+        ("onnx-fields", "vulkan", 4),
         ("external-data", "cpu", 40),
         ("weft-bytes", "cpu", 80),
         ("weft-fields", "cpu", 60),
-        ("weft-fields", "opencl", 6),
-        ("weft-fields", "vulkan", 6),
+        ("weft-fields", "opencl", 3),
+        ("weft-fields", "vulkan", 3),
         ("weft-stages", "cpu", 60),
     ],
 )

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[3]
 PUBLIC = public_networks()
 HEAVY = {"light_vgg19", "light_zfnet512", "light_bvlc_alexnet"}
 """Networks of up to half a gigabyte of weights."""
-ALIKE = {"light_resnet50", "light_inception_v1", "resnet50 x8", "mobilenet_v2 x8", "minilm_l6 x8"}
+ALIKE = {"light_resnet50", "light_densenet121", "light_inception_v1", "resnet50 x8", "mobilenet_v2 x8", "minilm_l6 x8"}
 """Networks of the kernels of another, or at a batch that others have."""
 UPDATE = "run: python -m scripts.update_standard_kernels"
 

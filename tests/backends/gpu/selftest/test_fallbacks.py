@@ -36,9 +36,12 @@ def runtime_of(api: str) -> GpuRuntime:
     return creator.runtime(0)
 
 
+@pytest.mark.parametrize("api", ["opencl", pytest.param("vulkan", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", WITH_FALLBACKS)
-def test_each_fallback_is_right_and_the_family_is_not_launched(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    family, runtime = FAMILIES[name], runtime_of("vulkan")
+def test_each_fallback_is_right_and_the_family_is_not_launched(
+    name: str, api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, runtime = FAMILIES[name], runtime_of(api)
     caps = family.disable(family.forced(runtime.device.caps))
     assert name in caps.without
     monkeypatch.setattr(runtime.device, "caps", caps)

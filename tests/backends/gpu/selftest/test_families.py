@@ -294,9 +294,10 @@ def test_the_cases_of_each_family_launch_its_kernels_on_any_device(name: str) ->
                 assert texts - _kernels(family, family.disable(caps), device)[1], family.name
 
 
+@pytest.mark.parametrize("device", ["opencl", pytest.param("vulkan", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_each_family_is_right_on_llvmpipe(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    creator = registry.find("vulkan")
+def test_each_family_is_right_on_a_right_device(name: str, device: str) -> None:
+    creator = registry.find(device)
     assert isinstance(creator, GpuCreator)
     verdict = verdict_store.verdict(FAMILIES[name], creator.runtime(0))
     assert verdict.why is None

@@ -43,7 +43,7 @@ def stale(entries: Entries, choice: Choice) -> bool:
     return entry is not None and entry.choice is not None and choice.chosen != entry.choice
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_no_choice_is_of_kernels_that_have_changed(api: str, network: str, precision: str) -> None:
@@ -58,7 +58,7 @@ def test_no_choice_is_of_kernels_that_have_changed(api: str, network: str, preci
     assert old == {}
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_what_weft_brings_chooses_as_the_trials_do(api: str, network: str, precision: str) -> None:
