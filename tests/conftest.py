@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the long tests to the long run, and of those marked `covering` the rows that the others cover.
+    """Leave to the long run what is long or `alike` on Vulkan, and rows marked `covering` that the others cover.
 
     The tests of the whole package come first.
     """
@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in others]
     if config.getoption("all"):
         return
-    long = {item for item in items if item.get_closest_marker("long")}
+    long = {item for item in items if item.get_closest_marker("long") or _is_left_to_opencl(item)}
     products: dict[tuple[Path, str], list[pytest.Function]] = {}
     for item in items:
         if item not in long and isinstance(item, pytest.Function) and item.get_closest_marker("covering"):
@@ -96,6 +96,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long:
         config.hook.pytest_deselected(items=[item for item in items if item in long])
         items[:] = [item for item in items if item not in long]
+
+
+def _is_left_to_opencl(item: pytest.Item) -> bool:
+    """Tell whether a row on Vulkan is of a test marked `alike`: llvmpipe takes seconds to compile its kernels."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return item.get_closest_marker("alike") is not None and "vulkan" in map(str, params.values())
 
 
 def _has_rows(item: pytest.Item) -> bool:

@@ -87,6 +87,7 @@ def test_a_prompt_and_a_step_of_a_decoder(device: str) -> None:
             np.testing.assert_allclose(mine, theirs, *tolerance(DType.FLOAT32, "reduction"))
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
 def test_lengths_that_a_run_is_given(device: str) -> None:
     """Attend with the total length as an input, which decides the shape of the caches, and differs from run to run."""

@@ -39,6 +39,7 @@ def off(a: Array, b: Array) -> float:
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", GPUS)
 def test_F7_fusing_changes_no_more_than_the_docs_state(device: str) -> None:
     graph, x = residual(), np.random.default_rng(2).standard_normal((2, 12, 16, 16)).astype(np.float32)
@@ -53,6 +54,7 @@ def test_F7_fusing_changes_no_more_than_the_docs_state(device: str) -> None:
     assert max(off(y, true) for y in got) < 1e-6
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", GPUS)
 def test_F7_at_low_precision_fusing_spares_roundings(device: str) -> None:
     graph, x = residual(), np.random.default_rng(2).standard_normal((2, 12, 16, 16)).astype(np.float32)

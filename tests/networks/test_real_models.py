@@ -74,6 +74,7 @@ def test_squeezenet_sees_a_tabby_cat(device: str, precision: str, error: float) 
     np.testing.assert_allclose(got, expected("squeezenet.onnx")[0].reshape(-1), rtol=0, atol=error)
 
 
+@pytest.mark.alike
 @pytest.mark.covering
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("precision", ["high", "low"])

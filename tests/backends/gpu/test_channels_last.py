@@ -74,6 +74,7 @@ def test_what_became_of_a_sum_is_told() -> None:
     assert "null:0 (" in told and "'n_sum0'" in told and "now: " in told
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", GPUS)
 def test_a_device_computes_it_right(device: str) -> None:
     graph = blocks(2, images=2)

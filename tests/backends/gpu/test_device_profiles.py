@@ -176,7 +176,7 @@ def test_without_doubles_float64_is_converted_and_not_computed(api: str, monkeyp
         run(graph_of(computed), {}, api)
 
 
-NETWORKS = {("smallest", "vulkan"), ("radv", "opencl")}
+NETWORKS = {("smallest", "opencl"), ("radv", "opencl")}
 """Who runs a network in the short run."""
 
 

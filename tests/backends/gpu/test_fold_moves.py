@@ -133,6 +133,7 @@ def test_no_kernel_moves_what_others_can_reach(make: Callable[[Net], str]) -> No
     assert sorted(planned_kernels(net.finish(make(net)))) == sorted(REMAINS[make])
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", GPUS)
 @pytest.mark.parametrize("make", REMAINS)
 def test_kernels_reach_moved_values(make: Callable[[Net], str], device: str) -> None:

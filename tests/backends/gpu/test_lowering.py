@@ -170,6 +170,7 @@ def resizable() -> Graph:
     return net.finish(net.add("Softmax", net.add("Flatten", pooled, axis=1), name="y"))
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("gpu", GPUS)
 def test_on_devices_also_after_a_resize_and_a_save(gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device, graph = registry.find(gpu).runtime(0).device, resizable()  # type: ignore[attr-defined]

@@ -240,6 +240,7 @@ def siblings(draw: st.DrawFn) -> tuple[Callable[[], Graph], bool]:
     return lambda: graph, rank < 3
 
 
+@pytest.mark.alike
 @pytest.mark.covering
 @pytest.mark.parametrize("precision", ["high", "low"])
 @pytest.mark.parametrize("device", GPUS)
@@ -269,6 +270,7 @@ def fires_on_an_image() -> Graph:
     return net.finish(net.add("GlobalAveragePool", net.add("Concat", *made, axis=1), name="y"))
 
 
+@pytest.mark.alike
 @pytest.mark.covering
 @pytest.mark.parametrize("precision", ["high", "low"])
 @pytest.mark.parametrize("device", GPUS)

@@ -48,6 +48,7 @@ def test_M9_a_network_is_right_at_every_precision(device: str, precision: str, e
     np.testing.assert_allclose(y, outputs(graph, feeds(graph))[0], rtol=0, atol=error)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", DEVICES)
 def test_M9_low_stores_activations_in_half_the_memory(device: str) -> None:
     graph = branching(8, 16)

@@ -212,6 +212,7 @@ def test_F8_a_device_takes_no_layouts_from_a_file(device: str, tmp_path: Path) -
     assert "'flat' lies as NHWC4 before layouts are chosen" in said
 
 
+@pytest.mark.alike
 @pytest.mark.covering
 @pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
 @pytest.mark.parametrize("precision", ["high", "low"])

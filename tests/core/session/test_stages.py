@@ -154,6 +154,7 @@ def head_of_two_stages() -> ModelProto:
     )  # fmt: skip
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", DEVICES)
 def test_later_stages_of_a_detector_get_no_boxes(device: str) -> None:
     """Run with some boxes, with none, and with some again: no stage may leave the device."""

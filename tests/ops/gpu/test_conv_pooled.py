@@ -176,6 +176,7 @@ def test_tiles_of_all_kinds_compute_it(
     assert_right(net.finish(net.add("Relu", net.conv(p, 20), name="y")), device)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", GPUS)
 def test_it_is_right_in_fp16(device: str) -> None:
     assert_right(pooled(20, 12), device, DType.FLOAT16)

@@ -178,11 +178,13 @@ def test_the_self_test_finds_the_tiles_that_it_names(kind: str) -> None:
         assert any(text.startswith(case.prefer) for text in CONVOLUTIONS.decide(problem).candidates)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", GPUS)
 def test_channels_that_fill_no_vector_and_several_images_are_right(device: str) -> None:
     _assert_right(scaled(images=3, channels=7, co=9), device)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", GPUS)
 def test_no_infinity_is_made_of_the_zeros_behind_the_last_channel(device: str) -> None:
     _assert_right(scaled(channels=6, kind="Div"), device)
@@ -204,6 +206,7 @@ def _launched(graph: Graph, api: str) -> list[str]:
 WHOLE, SLICED, FOUR = UnstagedTile(1, 1, 1, 2), UnstagedTile(1, 2, 2, 1), UnstagedTile(2, 2, 1, 2)
 
 
+@pytest.mark.alike
 @pytest.mark.covering
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize(
@@ -247,6 +250,7 @@ def test_the_twin_in_glsl_compiles(channels: int, images: int, monkeypatch: pyte
     assert compiler.compile(text, "conv_matrix").startswith(glslang.SPIRV_MAGIC)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("api", APIS)
 def test_matrix_units_apply_a_batch_norm_and_a_relu(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     take_where_it_fits(monkeypatch, UnstagedConv(), WHOLE if api == "vulkan" else FOUR)

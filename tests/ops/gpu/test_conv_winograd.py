@@ -140,6 +140,7 @@ def test_every_tile_of_the_products(tile: WinogradTile, device: str) -> None:
     assert_winograd(network((3, 18, 13, 6), 34), device)
 
 
+@pytest.mark.alike
 @pytest.mark.covering
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("ci", [7, 16, 36])
@@ -148,6 +149,7 @@ def test_images_with_channels_last(tile: WinogradTile, api: str, ci: int) -> Non
         assert_winograd(network((2, ci, 7, 9), 20, residual=True), "emulated", "normal")
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", APIS)
 def test_layers_in_a_row_take_turns_in_scratch_memory(tile: WinogradTile, device: str) -> None:
     net = Net()
@@ -173,6 +175,7 @@ def test_sessions_that_forbid_it_do_without(tile: WinogradTile, device: str) -> 
         assert kernels(session) == ["conv_gemm"] and "winograd: off" in str(session.report)
 
 
+@pytest.mark.alike
 @pytest.mark.covering
 @pytest.mark.parametrize("device", APIS)
 @pytest.mark.parametrize("ci", [16, 256])

@@ -270,6 +270,7 @@ def test_without_a_cache_nothing_is_written(monkeypatch: pytest.MonkeyPatch, tmp
 # -- on devices ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("name", ["opencl", "vulkan"])
 def test_a_network_is_tuned_on_a_device_and_stays_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     three_tiles(monkeypatch)
