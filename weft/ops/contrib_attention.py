@@ -8,11 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.core.graph.composite import Body, Composite
+from weft.core.graph.composite import Body, Composite, padded
 from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array
 from weft.core.graph.op import OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.errors import ValueNeeded
+from weft.ops.contrib_quantize import MatMulIntegerToFloat
 from weft.ops.elementwise import FLOATS, misfit
 from weft.ops.key_cache import gather_rows
 from weft.ops.onnx_attention import Masks, attend, check_heads, heads_apart, heads_joined
@@ -90,7 +92,7 @@ class MultiHeadAttention(_PaddedAttention):
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Bring heads apart, add the bias, append to the past, and attend."""
-        query, key, value, bias, padding, added, past_k, past_v, *rest = (*inputs, *[""] * 10)[:10]
+        query, key, value, bias, padding, added, past_k, past_v, *rest = padded(inputs, 10)
         if any(rest):
             raise misfit(self, "a past in a buffer of its own, and beams, are not supported: give it as past_key")
         if self.outputs > 3:
@@ -140,34 +142,28 @@ class MultiHeadAttention(_PaddedAttention):
         return parts
 
 
-@register_op
 @op_dataclass
-class ContribAttention(_PaddedAttention):
-    """Attention with the product of its weights; inputs input, weights, bias, mask_index, past, attention_bias.
+class _WeightedAttention(_PaddedAttention):
+    """Attention with the product of its weights.
 
     The past and the second output, present, hold keys and values in one (2, batch, heads, rows, depth).
     """
 
-    type: ClassVar[str] = "com.microsoft::Attention"
-    most_inputs: ClassVar[int | None] = 7
     flags: ClassVar[tuple[str, ...]] = ("unidirectional", "do_rotary", "past_present_share_buffer")
     qkv_hidden_sizes: tuple[int, ...] = ()
     do_rotary: int = 0
     rotary_embedding_dim: int = 0
     past_present_share_buffer: int = 0
 
-    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Multiply, bring heads apart, append to the past, and attend."""
-        x, weights, bias, padding, past, added, shared = (*inputs, *[""] * 7)[:7]
+    def of_product(
+        self, make: Body, whole: str, padding: str, past: str, added: str, shared: str = ""
+    ) -> Sequence[str]:
+        """Return the outputs for Q, K and V side by side: bring heads apart, append to the past, and attend."""
         if self.do_rotary or self.past_present_share_buffer or shared:
             raise misfit(self, "rotary embeddings, and a past in a buffer of its own, are not supported")
-        if len(make.dims(x)) != 3 or make.dtype(x) not in FLOATS or self.num_heads < 1:
-            raise misfit(self, f"the input must be (batch, rows, elements) of floats, not {make.dims(x)}")
-        whole = make.add("MatMul", x, weights)
-        whole = make.add("Add", whole, bias) if bias else whole
         total = make.dims(whole)[2]
         sizes = self.qkv_hidden_sizes or (total // 3,) * 3
-        if len(sizes) != 3 or sum(sizes) != total or any(s % self.num_heads for s in sizes):
+        if len(sizes) != 3 or sum(sizes) != total or self.num_heads < 1 or any(s % self.num_heads for s in sizes):
             raise misfit(self, f"{total} columns are not Q, K and V of {self.num_heads} heads")
         q, k, v = (heads_apart(make, part, self.num_heads) for part in make.split(whole, *sizes))
         length = 0
@@ -183,6 +179,48 @@ class ContribAttention(_PaddedAttention):
     def _appended(self, make: Body, past: str, side: int, new: str) -> str:
         before = make.part(past, 0, side, side + 1)
         return make.add("Concat", make.reshape(before, *make.dims(past)[1:]), new, axis=2)
+
+
+@register_op
+@op_dataclass
+class ContribAttention(_WeightedAttention):
+    """Attention with the product of its weights; inputs input, weights, bias, mask_index, past, attention_bias.
+
+    The past and the second output, present, hold keys and values in one (2, batch, heads, rows, depth).
+    """
+
+    type: ClassVar[str] = "com.microsoft::Attention"
+    most_inputs: ClassVar[int | None] = 7
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Multiply, and attend."""
+        x, weights, bias, padding, past, added, shared = padded(inputs, 7)
+        if len(make.dims(x)) != 3 or make.dtype(x) not in FLOATS:
+            raise misfit(self, f"the input must be (batch, rows, elements) of floats, not {make.dims(x)}")
+        whole = make.add("MatMul", x, weights)
+        whole = make.add("Add", whole, bias) if bias else whole
+        return self.of_product(make, whole, padding, past, added, shared)
+
+
+@register_op
+@op_dataclass
+class QAttention(_WeightedAttention):
+    """Attention of quantised numbers with quantised weights; results are floats.
+
+    Inputs input, weights, bias, the scales of both, mask_index, their zero points, past.
+    """
+
+    type: ClassVar[str] = "com.microsoft::QAttention"
+    most_inputs: ClassVar[int | None] = 9
+    keeps_types: ClassVar[bool] = True
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Multiply integers, scale, and attend."""
+        x, weights, bias, x_scale, w_scale, padding, x_zero, w_zero, past = padded(inputs, 9)
+        whole = make.add(MatMulIntegerToFloat.type, x, weights, x_scale, w_scale, x_zero, w_zero, bias)
+        if len(make.dims(x)) != 3:
+            raise misfit(self, f"the input must be (batch, rows, elements), not {make.dims(x)}")
+        return self.of_product(make, whole, padding, past, "")
 
 
 @register_op
@@ -212,7 +250,7 @@ class GroupQueryAttention(Composite):
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Turn what is new by its positions, put it behind the past, and attend."""
-        query, key, value, past_k, past_v, lengths, total, cos, sin, ids, bias, sink = (*inputs, *[""] * 12)[:12]
+        query, key, value, past_k, past_v, lengths, total, cos, sin, ids, bias, sink = padded(inputs, 12)
         heads, groups = self.num_heads, self.kv_num_heads
         check_heads(self, heads, groups)
         known = make.known(total)
@@ -299,4 +337,50 @@ class GroupQueryAttention(Composite):
         return masks.total()
 
 
-__all__ = ["ContribAttention", "GroupQueryAttention", "MultiHeadAttention"]
+@register_op
+@op_dataclass
+class RelativePositionBias(Composite):
+    """What T5 adds to scores: a row of a table for the bucket of each distance; inputs table, queries, keys.
+
+    The table is (buckets, heads), the result (1, heads, queries, keys).
+    """
+
+    type: ClassVar[str] = "com.microsoft::RelativePositionBias"
+    op_class: ClassVar[OpClass] = "exact"
+    most_inputs: ClassVar[int | None] = 3
+    flags: ClassVar[tuple[str, ...]] = ("is_bidirectional",)
+    shaped_by: ClassVar[tuple[int, ...]] = (1, 2)
+    max_distance: int
+    is_bidirectional: int = 0
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Gather the rows of all distances."""
+        table, *lengths = inputs
+        for index, length in enumerate(lengths, start=1):
+            if make.known(length) is None:
+                raise ValueNeeded(
+                    "the shape of the result depends on a value computed at run time",
+                    why=f"input {index}, a number of positions, is not a constant",
+                    index=index,
+                )
+        queries, keys = (int(np.asarray(make.known(length)).reshape(-1)[0]) for length in lengths)
+        places = np.arange(keys)[None, :] - np.arange(queries)[:, None]
+        rows = make.add("Gather", table, make.constant(self._buckets(places, make.dims(table)[0])), axis=0)
+        return [make.reshape(make.add("Transpose", rows, perm=(2, 0, 1)), 1, make.dims(table)[1], queries, keys)]
+
+    def _buckets(self, places: Array, count: int) -> Array:
+        """Return the bucket of each distance: one for each of the nearer half, then growing ones."""
+        first = np.zeros(places.shape, np.int64)
+        if self.is_bidirectional:
+            count //= 2
+            first, places = np.where(places > 0, count, 0), np.abs(places)
+        else:
+            places = np.maximum(-places, 0)
+        near = count // 2
+        with np.errstate(divide="ignore"):
+            grown = np.log(places / near) / np.log(self.max_distance / near) * (count - near)
+        far = np.minimum(near + np.maximum(grown, 0).astype(np.int64), count - 1)
+        return first + np.where(places < near, places, far)
+
+
+__all__ = ["ContribAttention", "GroupQueryAttention", "MultiHeadAttention", "QAttention", "RelativePositionBias"]

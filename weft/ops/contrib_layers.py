@@ -7,18 +7,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from weft.core.graph.composite import Body, Composite
+from weft.core.graph.composite import Body, Composite, padded
 from weft.core.graph.dtypes import DType
 from weft.core.graph.op import OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.ops.elementwise import FLOATS, misfit
 
 INT_TYPES = (DType.INT32, DType.INT64)
-
-
-def _missing(inputs: Sequence[str], count: int) -> list[str]:
-    """Return the inputs with "" for those at the end that are missing."""
-    return [*inputs, *[""] * count][:count]
 
 
 @register_op
@@ -74,7 +69,7 @@ class SkipLayerNormalization(_SkipNorm):
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Add and normalize."""
-        x, skip, gamma, beta, bias = _missing(inputs, 5)
+        x, skip, gamma, beta, bias = padded(inputs, 5)
         total = self.total(make, x, skip, bias)
         parameters = (gamma, beta) if beta else (gamma,)
         return self.results(make, make.add("LayerNormalization", total, *parameters, epsilon=self.epsilon), total)
@@ -90,7 +85,7 @@ class SkipSimplifiedLayerNormalization(_SkipNorm):
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Add and normalize."""
-        x, skip, gamma, bias = _missing(inputs, 4)
+        x, skip, gamma, bias = padded(inputs, 4)
         total = self.total(make, x, skip, bias)
         return self.results(make, make.add("RMSNormalization", total, gamma, epsilon=self.epsilon), total)
 
@@ -112,7 +107,7 @@ class EmbedLayerNormalization(Composite):
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Gather, add and normalize."""
-        ids, segments, words, positions, kinds, gamma, beta, mask, places = _missing(inputs, 9)
+        ids, segments, words, positions, kinds, gamma, beta, mask, places = padded(inputs, 9)
         if len(make.dims(ids)) != 2 or make.dtype(ids) not in INT_TYPES:
             raise misfit(self, f"input_ids must be (batch, rows) integers, not {make.dims(ids)}")
         batch, rows = make.dims(ids)
@@ -128,6 +123,32 @@ class EmbedLayerNormalization(Composite):
         else:
             index = make.constant(np.zeros(batch, np.int32)) if self.outputs > 1 else ""
         return [normed, index, total]
+
+
+@register_op
+@op_dataclass
+class QEmbedLayerNormalization(Composite):
+    """EmbedLayerNormalization with quantised tables; inputs as there up to the mask, then scales and zero points.
+
+    Those are of words, positions, segments, gamma and beta: five scales, then five zero points.
+    """
+
+    type: ClassVar[str] = "com.microsoft::QEmbedLayerNormalization"
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 18
+    keeps_types: ClassVar[bool] = True
+    epsilon: float = 1e-12
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Read the tables as floats, and embed."""
+        ids, segments, *rest = padded(inputs, 18)
+        tables, mask, scales, zeros = rest[:5], rest[5], rest[6:11], rest[11:]
+        floats = []
+        for table, scale, zero in zip(tables, scales, zeros, strict=True):
+            read = [make.reshape(name) for name in (scale, zero) if name]
+            floats.append(make.add("DequantizeLinear", table, *read) if table else "")
+        attributes: dict[str, Any] = {"epsilon": self.epsilon, "outputs": self.outputs}
+        return make.all(EmbedLayerNormalization.type, ids, segments, *floats, mask, made=3, **attributes)
 
 
 @op_dataclass
@@ -171,8 +192,24 @@ class FastGelu(_Activation):
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Add the bias, if there is one, and the activation."""
-        x, bias = _missing(inputs, 2)
+        x, bias = padded(inputs, 2)
         return [make.add("Gelu", make.add("Add", x, bias) if bias else x, approximate="tanh")]
+
+
+@register_op
+@op_dataclass
+class GemmFastGelu(_Activation):
+    """Gelu with tanh of a matrix product plus a bias; inputs X, W, bias."""
+
+    type: ClassVar[str] = "com.microsoft::GemmFastGelu"
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 3
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Multiply, add the bias, if there is one, and the activation."""
+        x, w, bias = padded(inputs, 3)
+        y = make.add("MatMul", x, w)
+        return [make.add("Gelu", make.add("Add", y, bias) if bias else y, approximate="tanh")]
 
 
 @register_op
@@ -258,6 +295,14 @@ class FusedMatMul(Composite):
         return value if order == [*range(rank)] else make.add("Transpose", value, perm=tuple(order))
 
 
+@register_op
+@op_dataclass
+class TransposeMatMul(FusedMatMul):
+    """The older name of FusedMatMul."""
+
+    type: ClassVar[str] = "com.microsoft::TransposeMatMul"
+
+
 __all__ = [
     "BiasAdd",
     "BiasGelu",
@@ -266,8 +311,11 @@ __all__ = [
     "EmbedLayerNormalization",
     "FastGelu",
     "FusedMatMul",
+    "GemmFastGelu",
+    "QEmbedLayerNormalization",
     "QuickGelu",
     "SimplifiedLayerNormalization",
     "SkipLayerNormalization",
     "SkipSimplifiedLayerNormalization",
+    "TransposeMatMul",
 ]

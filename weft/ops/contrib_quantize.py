@@ -12,23 +12,28 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from weft.core.graph.composite import Body, Composite
+from weft.core.graph.composite import Body, Composite, padded
 from weft.core.graph.dtypes import DType
 from weft.core.graph.op import OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.ops.elementwise import misfit
-
-BYTES = (DType.UINT8, DType.INT8)
-
-
-def _padded(inputs: Sequence[str], count: int) -> list[str]:
-    """Return the inputs with "" for those at the end that are missing."""
-    return [*inputs, *[""] * count][:count]
+from weft.ops.quantize import BYTES
 
 
 def _scalar(make: Body, value: str) -> str:
     """Return a scale or a zero point of one element as a scalar."""
     return make.reshape(value) if value and make.dims(value) == (1,) else value
+
+
+def channels_second(make: Body, x: str) -> str:
+    """Return images whose channels lie last with channels behind the batch."""
+    rank = len(make.dims(x))
+    return make.add("Transpose", x, perm=(0, rank - 1, *range(1, rank - 1)))
+
+
+def channels_last(make: Body, x: str) -> str:
+    """Return images with their channels last."""
+    return make.add("Transpose", x, perm=(0, *range(2, len(make.dims(x))), 1))
 
 
 @op_dataclass
@@ -67,7 +72,7 @@ class _OfOne(_Quantised):
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Compute in floats."""
-        x, scale, zero, to, to_zero = _padded(inputs, 5)
+        x, scale, zero, to, to_zero = padded(inputs, 5)
         return [self.numbers(make, self.function(make, self.floats(make, x, scale, zero)), to, to_zero, make.dtype(x))]
 
 
@@ -132,9 +137,7 @@ class _OfImage(_OfOne):
         """Return the pool, and let channels lie last if they did."""
         if not self.channels_last:
             return self.pool(make, x)
-        rank = len(make.dims(x))
-        pooled = self.pool(make, make.add("Transpose", x, perm=(0, rank - 1, *range(1, rank - 1))))
-        return make.add("Transpose", pooled, perm=(0, *range(2, rank), 1))
+        return channels_last(make, self.pool(make, channels_second(make, x)))
 
 
 @register_op
@@ -181,7 +184,7 @@ class _OfTwo(_Quantised):
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Compute in floats."""
-        a, a_scale, a_zero, b, b_scale, b_zero, to, to_zero = _padded(inputs, 8)
+        a, a_scale, a_zero, b, b_scale, b_zero, to, to_zero = padded(inputs, 8)
         left, right = self.floats(make, a, a_scale, a_zero), self.floats(make, b, b_scale, b_zero)
         return [self.numbers(make, make.add(self.kind, left, right), to, to_zero, make.dtype(a))]
 
@@ -224,6 +227,27 @@ class QLinearConcat(_Quantised):
         return [make.add("Concat", *joined, axis=self.axis)]
 
 
+@register_op
+@op_dataclass
+class QLinearWhere(_Quantised):
+    """Elements of X where a condition holds, else those of Y; inputs condition, X, scale, zero point, Y likewise.
+
+    Then come scale and zero point of the result.
+    """
+
+    type: ClassVar[str] = "com.microsoft::QLinearWhere"
+    most_inputs: ClassVar[int | None] = 9
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Quantise both for the result, and choose."""
+        condition, x, x_scale, x_zero, y, y_scale, y_zero, to, to_zero = padded(inputs, 9)
+        sides = [
+            self.numbers(make, self.floats(make, *side), to, to_zero, make.dtype(x))
+            for side in ((x, x_scale, x_zero), (y, y_scale, y_zero))
+        ]
+        return [make.add("Where", condition, *sides)]
+
+
 @op_dataclass
 class _Product(_Quantised):
     """A product of matrices of quantised numbers."""
@@ -260,7 +284,7 @@ class QGemm(_Product):
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Multiply integers, add C, and scale."""
-        a, a_scale, a_zero, b, b_scale, b_zero, c, to, to_zero = _padded(inputs, 9)
+        a, a_scale, a_zero, b, b_scale, b_zero, c, to, to_zero = padded(inputs, 9)
         left, right = (
             make.add("Transpose", x, perm=(1, 0)) if turned else x for x, turned in ((a, self.transA), (b, self.transB))
         )
@@ -281,7 +305,7 @@ class MatMulIntegerToFloat(_Product):
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Multiply integers, and scale."""
-        a, b, a_scale, b_scale, a_zero, b_zero, bias = _padded(inputs, 7)
+        a, b, a_scale, b_scale, a_zero, b_zero, bias = padded(inputs, 7)
         total = self.product(make, a, b, _scalar(make, a_zero), _scalar(make, b_zero))
         floats = self.scaled(make, total, _scalar(make, a_scale), _scalar(make, b_scale))
         return [make.add("Add", floats, bias) if bias else floats]
@@ -297,11 +321,118 @@ class DynamicQuantizeMatMul(_Product):
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Quantise A, multiply integers, and scale."""
-        a, b, b_scale, b_zero, bias = _padded(inputs, 5)
+        a, b, b_scale, b_zero, bias = padded(inputs, 5)
         numbers, scale, zero = make.all("DynamicQuantizeLinear", a, made=3)
         total = self.product(make, numbers, b, zero, _scalar(make, b_zero))
         floats = self.scaled(make, total, scale, _scalar(make, b_scale))
         return [make.add("Add", floats, bias) if bias else floats]
+
+
+@register_op
+@op_dataclass
+class MicrosoftQLinearConv(Composite):
+    """ONNX's QLinearConv of images whose channels may lie last."""
+
+    type: ClassVar[str] = "com.microsoft::QLinearConv"
+    op_class: ClassVar[OpClass] = "exact"
+    most_inputs: ClassVar[int | None] = 9
+    keeps_types: ClassVar[bool] = True
+    flags: ClassVar[tuple[str, ...]] = ("channels_last",)
+    auto_pad: str = "NOTSET"
+    channels_last: int = 0
+    dilations: tuple[int, ...] = ()
+    group: int = 1
+    kernel_shape: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Convolve with channels behind the batch; a zero point that is missing is 0."""
+        x, x_scale, x_zero, w, w_scale, w_zero, to, to_zero, *bias = inputs
+        zeros = (
+            name or make.constant(np.zeros((), make.dtype(like).numpy))
+            for name, like in ((x_zero, x), (w_zero, w), (to_zero, x))
+        )
+        x_zero, w_zero, to_zero = zeros
+        x = channels_second(make, x) if self.channels_last else x
+        given = x, x_scale, x_zero, w, w_scale, w_zero, to, to_zero, *bias
+        y = make.add("QLinearConv", *given, **window_of(self), group=self.group)
+        return [channels_last(make, y) if self.channels_last else y]
+
+
+@register_op
+@op_dataclass
+class NhwcMaxPool(Composite):
+    """The maximum in a sliding window of images of bytes whose channels lie last."""
+
+    type: ClassVar[str] = "com.microsoft::NhwcMaxPool"
+    op_class: ClassVar[OpClass] = "exact"
+    most_inputs: ClassVar[int | None] = 1
+    flags: ClassVar[tuple[str, ...]] = ("ceil_mode",)
+    kernel_shape: tuple[int, ...]
+    auto_pad: str = "NOTSET"
+    ceil_mode: int = 0
+    dilations: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Pool with channels behind the batch."""
+        y = make.add("MaxPool", channels_second(make, *inputs), **window_of(self), ceil_mode=self.ceil_mode)
+        return [channels_last(make, y)]
+
+
+def window_of(op: Any) -> dict[str, Any]:
+    """Return the attributes of an op that say where its window lies."""
+    return {name: getattr(op, name) for name in ("auto_pad", "dilations", "kernel_shape", "pads", "strides")}
+
+
+@register_op
+@op_dataclass
+class DynamicQuantizeLSTM(Composite):
+    """LSTM with quantised weights; inputs X, W, R, B, sequence_lens, initial_h, initial_c, P, scales and zeros.
+
+    W and R are (directions, inputs, gates), with a scale and a zero point for each direction or each column. X is
+    quantised by its range. States are not: onnxruntime quantises them by a range that depends on its threads.
+    """
+
+    type: ClassVar[str] = "com.microsoft::DynamicQuantizeLSTM"
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 12
+    keeps_types: ClassVar[bool] = True
+    activation_alpha: tuple[float, ...] = ()
+    activation_beta: tuple[float, ...] = ()
+    activations: tuple[str, ...] = ()
+    clip: float | None = None
+    direction: str = "forward"
+    hidden_size: int | None = None
+    input_forget: int = 0
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Run an LSTM of floats with the weights that the integers stand for."""
+        x, w, r, bias, lengths, h, c, peepholes, w_scale, w_zero, r_scale, r_zero = padded(inputs, 12)
+        if not w_scale or not r_scale or make.dtype(w) not in BYTES or make.dtype(r) not in BYTES:
+            raise misfit(self, "it needs weights of uint8 or int8 with a scale each")
+        rounded = make.add("DequantizeLinear", *make.all("DynamicQuantizeLinear", x, made=3))
+        weights = [self._floats(make, *each) for each in ((w, w_scale, w_zero), (r, r_scale, r_zero))]
+        attributes: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in ("activation_alpha", "activation_beta", "activations", "clip", "direction", "hidden_size",
+                         "input_forget")
+        }  # fmt: skip
+        given = [rounded, *weights, bias, lengths, h, c, peepholes]
+        return make.all("LSTM", *given, made=self.outputs, outputs=self.outputs, **attributes)
+
+    def _floats(self, make: Body, weights: str, scale: str, zero: str) -> str:
+        """Return weights as floats (directions, gates, inputs)."""
+        directions, _, gates = make.dims(weights)
+        if make.dims(scale) not in ((directions,), (directions, gates)):
+            raise misfit(self, f"a scale of {make.dims(scale)} does not fit weights of {make.dims(weights)}")
+        wide = make.cast(weights, DType.INT32)
+        if zero:
+            wide = make.add("Sub", wide, make.reshape(make.cast(zero, DType.INT32), directions, 1, -1))
+        floats = make.add("Mul", make.cast(wide, make.dtype(scale)), make.reshape(scale, directions, 1, -1))
+        return make.add("Transpose", floats, perm=(0, 2, 1))
 
 
 ACTIVATIONS: dict[str, tuple[str, ...]] = {
@@ -342,11 +473,8 @@ class FusedConv(Composite):
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Convolve, add and activate."""
-        x, w, b, z = _padded(inputs, 4)
-        attributes: dict[str, Any] = {
-            name: getattr(self, name) for name in ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-        }
-        y = make.add("Conv", x, w, *([b] if b else []), **attributes)
+        x, w, b, z = padded(inputs, 4)
+        y = make.add("Conv", x, w, *([b] if b else []), **window_of(self), group=self.group)
         y = make.add("Add", y, z) if z else y
         return [_activated(self, make, y, self.activation, self.activation_params)]
 
@@ -377,10 +505,13 @@ class FusedGemm(Composite):
 
 
 __all__ = [
+    "DynamicQuantizeLSTM",
     "DynamicQuantizeMatMul",
     "FusedConv",
     "FusedGemm",
     "MatMulIntegerToFloat",
+    "MicrosoftQLinearConv",
+    "NhwcMaxPool",
     "QGemm",
     "QLinearAdd",
     "QLinearAveragePool",
@@ -390,4 +521,5 @@ __all__ = [
     "QLinearMul",
     "QLinearSigmoid",
     "QLinearSoftmax",
+    "QLinearWhere",
 ]

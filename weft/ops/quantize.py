@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from weft.core.graph.composite import Body, decomposition
+from weft.core.graph.composite import Body, Composite, decomposition, padded
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
@@ -511,7 +511,8 @@ class MatMulNBits(Op):
     """Compute a times the transpose of weights that are quantised in blocks of a row, plus a bias.
 
     Inputs: a, weights uint8 (N, blocks, bytes of a block), scales (N * blocks), zero points (packed like weights, or
-    floats like scales; the middle of the range where they are missing), g_idx (not supported), a bias (N).
+    floats like scales; the middle of the range where they are missing), g_idx with the block of each of K columns, by
+    default as they lie, a bias (N).
     """
 
     type: ClassVar[str] = "com.microsoft::MatMulNBits"
@@ -537,8 +538,10 @@ class MatMulNBits(Op):
         check_type(self, weights, frozenset({DType.UINT8}), "the weights")
         if self.bits not in (2, 4, 8) or self.block_size < 8 or self.block_size & self.block_size - 1:
             raise misfit(self, "bits must be 2, 4 or 8, and block_size a power of two from 8 on")
-        if order is not None or self.weight_prepacked:
-            raise misfit(self, "weights in another order (g_idx, weight_prepacked) are not supported")
+        if self.weight_prepacked:
+            raise misfit(self, "weights in another order (weight_prepacked) are not supported")
+        if order is not None and (order.dtype is not DType.INT32 or len(order.dims) != 1 or order.dims[0] < self.K):
+            raise misfit(self, f"g_idx is {order}; it must be int32[{self.K}]")
         if a.dims[-1:] != (self.K,) or weights.size != self.N * self.blocks * self.block_size * self.bits // 8:
             raise misfit(self, f"{a} and {weights} do not fit K={self.K} and N={self.N}")
         if scales.size != self.N * self.blocks:
@@ -554,25 +557,75 @@ class MatMulNBits(Op):
         """Return two operations for each product."""
         return 2 * prod(outputs[0]) * self.K
 
-    def weights(self, packed: Array, scales: Array, zero: Array | None) -> Array:
+    def weights(self, packed: Array, scales: Array, zero: Array | None, order: Array | None) -> Array:
         """Return the weights as float32 (N, K)."""
         n, blocks, size = self.N, self.blocks, self.block_size
-        numbers = unpacked(packed.reshape(n, blocks, -1), self.bits, size).astype(np.float32)
+        numbers = unpacked(packed.reshape(n, blocks, -1), self.bits, size).reshape(n, -1)[:, : self.K]
         if zero is None:
-            middle: Array | float = float(1 << self.bits - 1)
+            middle = np.full((n, blocks), 1 << self.bits - 1, np.float32)
         elif zero.dtype == np.uint8:
-            middle = unpacked(zero.reshape(n, -1), self.bits, blocks).astype(np.float32)[..., None]
+            middle = unpacked(zero.reshape(n, -1), self.bits, blocks).astype(np.float32)
         else:
-            middle = zero.astype(np.float32).reshape(n, blocks, 1)
-        values = (numbers - middle) * scales.astype(np.float32).reshape(n, blocks, 1)
-        return np.asarray(values.reshape(n, blocks * size)[:, : self.K])
+            middle = zero.astype(np.float32).reshape(n, blocks)
+        block = np.arange(self.K) // size if order is None else order[: self.K]
+        steps = scales.astype(np.float32).reshape(n, blocks)
+        return np.asarray((numbers.astype(np.float32) - middle[:, block]) * steps[:, block])
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the product in a's type."""
-        a, packed, scales, zero, _, bias = _optional(inputs, 6)
+        a, packed, scales, zero, order, bias = _optional(inputs, 6)
         assert a is not None and packed is not None and scales is not None
-        y = np.matmul(widen(a), self.weights(packed, scales, zero).T.astype(widen(a).dtype))
+        y = np.matmul(widen(a), self.weights(packed, scales, zero, order).T.astype(widen(a).dtype))
         return np.asarray(y if bias is None else y + widen(bias)).astype(a.dtype)
+
+
+FP4 = 5 / 960, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+BNB4 = np.array([(0.0, *FP4, 0.0, *(-number for number in FP4)), NF4], np.float32)
+"""The numbers that four bits stand for in bitsandbytes, for each `quant_type`."""
+
+
+@register_op
+@op_dataclass
+class MatMulBnb4(Composite):
+    """Compute a times the transpose of weights in four bits of bitsandbytes; inputs a, weights, the largest of blocks.
+
+    The weights (N, K) lie in bytes, the first of two in the higher bits; `block_size` of them share a largest one.
+    """
+
+    type: ClassVar[str] = "com.microsoft::MatMulBnb4"
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 3
+    K: int
+    N: int
+    block_size: int
+    quant_type: int
+    training_mode: int = 0
+    transB: int = 1
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Look the weights up, scale them, and multiply."""
+        a, packed, largest = inputs
+        if self.quant_type not in (0, 1) or self.block_size < 1 or not self.transB:
+            raise misfit(self, "quant_type must be 0 or 1, block_size positive, and transB 1")
+        count = self.N * self.K
+        blocks = -(-count // self.block_size)
+        sizes = make.graph.specs[packed].size, make.graph.specs[largest].size
+        if sizes != (-(-count // 2), blocks) or make.dtype(packed) is not DType.UINT8:
+            raise misfit(self, f"{sizes[0]} bytes and {sizes[1]} largest do not fit K={self.K} and N={self.N}")
+        high = make.add("BitShift", packed, make.constant(np.array(4, np.uint8)), direction="RIGHT")
+        low = make.add("BitwiseAnd", packed, make.constant(np.array(15, np.uint8)))
+        pairs = make.add("Concat", *(make.reshape(half, sizes[0], 1) for half in (high, low)), axis=1)
+        bits = make.part(make.reshape(pairs, -1), 0, 0, count)
+        numbers = make.add("Gather", make.constant(BNB4[self.quant_type]), make.cast(bits, DType.INT32))
+        block = make.constant(np.arange(count) // self.block_size)
+        steps = make.cast(make.add("Gather", make.reshape(largest, -1), block), DType.FLOAT32)
+        weights = make.cast(make.reshape(make.add("Mul", numbers, steps), self.N, self.K), make.dtype(a))
+        return [make.add("MatMul", a, make.add("Transpose", weights, perm=(1, 0)))]
 
 
 @register_op
@@ -701,12 +754,11 @@ def _as_float32(make: Body, value: str) -> str:
 
 @decomposition("com.microsoft::MatMulNBits")
 def _matmul_nbits(op: MatMulNBits, make: Body, node: Node) -> Sequence[str]:
-    a, *packed = node.inputs
-    bias = packed[4] if len(packed) > 4 else ""
-    held: list[Any] = [make.known(name) for name in packed[:3]]
-    if any(name and value is None for name, value in zip(packed, held, strict=False)):
+    a, *packed, bias = padded(node.inputs, 6)
+    held: list[Any] = [make.known(name) if name else None for name in packed]
+    if any(name and value is None for name, value in zip(packed, held, strict=True)):
         return []
-    weights = op.weights(*[*held, None][:3])
+    weights = op.weights(*held)
     product = make.add("MatMul", a, make.constant(weights.T.astype(make.dtype(a).numpy)))
     return [make.add("Add", product, bias) if bias else product]
 

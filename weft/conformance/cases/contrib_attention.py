@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.conformance.cases.table import Case, case, const, f16, f32, given
+import numpy as np
+
+from weft.conformance.cases.table import Case, case, const, f16, f32, given, i8, u8
 
 MS = "com.microsoft::"
 PACKED = "onnxruntime takes Q, K and V in one in its CUDA provider alone"
@@ -45,6 +47,16 @@ CASES: list[Case] = [
         MS + "Attention", f32(2, 5, 12), const(f32(12, 52)), const(f32(52)), None, None, f32(2, 2, 5, 5),
         num_heads=2, qkv_hidden_sizes=(16, 16, 20),
     ),
+    case(
+        MS + "QAttention", u8(2, 5, 12, high=255), const(i8(12, 48, low=-63, high=63)), const(f32(48)),
+        const(0.01, "float32"), const(0.005, "float32"), given([5, 2], "int32"), const(120, "uint8"), const(0, "int8"),
+        num_heads=2,
+    ),
+    case(
+        MS + "QAttention", u8(2, 5, 12, high=255), const(i8(12, 48, low=-63, high=63)), const(f32(48)),
+        const(0.01, "float32"), const(f32(48, low=0.002, high=0.006)), None, const(120, "uint8"),
+        const(np.zeros(48, np.int8)), f32(2, 2, 2, 3, 8), num_heads=2, unidirectional=1, outputs=2,
+    ),
     case(MS + "GroupQueryAttention", f32(2, 5, 32), f32(2, 5, 16), f32(2, 5, 16), None, None,
          *lengths(4, 4, total=5), outputs=3, **SHARED),
     case(MS + "GroupQueryAttention", f32(1, 1, 128), None, None, f32(1, 2, 6, 16), f32(1, 2, 6, 16),
@@ -55,5 +67,10 @@ CASES: list[Case] = [
          *lengths(4, 4, total=5), softcap=2.0, local_window_size=2, **SHARED),
     case(MS + "GroupQueryAttention", f32(1, 1, 32), f32(1, 1, 16), f32(1, 1, 16), f32(1, 2, 6, 8), f32(1, 2, 6, 8),
          *lengths(6, total=7), local_window_size=3, smooth_softmax=1, outputs=3, **SHARED),
+    *(
+        case(MS + "RelativePositionBias", f32(8, 3), const([5]), const([7]), is_bidirectional=both, max_distance=6,
+             unverified="onnxruntime has this op in its CUDA provider alone")
+        for both in (0, 1)
+    ),
     case(MS + "GroupQueryAttention", f16(1, 3, 64), None, None, None, None, *lengths(2, total=3), **SHARED),
 ]  # fmt: skip

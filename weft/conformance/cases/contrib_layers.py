@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.conformance.cases.table import Case, case, const, f16, f32, given, i32
+from weft.conformance.cases.table import Case, case, const, f16, f32, given, i32, u8
 
 MS = "com.microsoft::"
 CUDA = "onnxruntime has this op in its CUDA provider alone"
@@ -27,10 +27,18 @@ CASES: list[Case] = [
         MS + "EmbedLayerNormalization", i32(2, 4, low=0, high=6), None, f32(7, 6), f32(5, 6), None,
         const(f32(6)), const(f32(6)), None, given([[3, 2, 1, 0]] * 2, "int32"), outputs=2,
     ),
+    case(
+        MS + "QEmbedLayerNormalization", i32(2, 4, low=0, high=6), i32(2, 4, low=0, high=1), const(u8(7, 6, high=255)),
+        const(u8(5, 6, high=255)), const(u8(2, 6, high=255)), const(u8(6, high=255)), const(u8(6, high=255)), MASK,
+        *(const(s, "float32") for s in (0.01, 0.02, 0.015, 0.004, 0.003)), *(const(128, "uint8") for _ in range(5)),
+        outputs=2, epsilon=1e-3,
+    ),
     case(MS + "BiasGelu", f32(2, 3, 8), f32(8)),
     case(MS + "Gelu", f32(2, 3, 8)),
     case(MS + "FastGelu", f32(2, 3, 8), f32(8)),
     case(MS + "FastGelu", f32(2, 9)),
+    case(MS + "GemmFastGelu", f32(2, 3, 8), const(f32(8, 5)), f32(5), unverified=CUDA),
+    case(MS + "TransposeMatMul", f32(7, 5), f32(3, 7), transA=1, transB=1),
     case(MS + "QuickGelu", f32(2, 3, 8), alpha=1.5),
     case(MS + "BiasSplitGelu", f32(2, 3, 8), f32(8), unverified=CUDA),
     case(MS + "BiasAdd", f32(2, 3, 8), f32(8), f32(2, 3, 8), unverified=CUDA),

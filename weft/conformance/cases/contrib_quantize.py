@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from weft.conformance.cases.table import Case, Input, case, const, f32, given, i8, u8
+from weft.conformance.cases.table import Case, Input, case, const, f32, given, i8, i32, u8
 
 MS = "com.microsoft::"
 Quantised = tuple[Input, ...]
@@ -31,6 +31,10 @@ MATRICES = (u8(5, 7, high=255), *step(0.021, 120), i8(7, 3, low=-63, high=63), *
 PARTS = (u8(2, 3, 4, high=255), *step(0.021, 120), u8(2, 2, 4, high=255), *step(0.04, 7))
 SUMS = given([900, -1500, 37], "int32")
 CONV: dict[str, Any] = {"pads": (1, 1, 1, 1), "strides": (2, 1)}
+STATES: dict[str, Any] = {
+    "oracles": (),
+    "unverified": "onnxruntime rounds states to 8 bits, in steps that depend on how it divides the batch among threads",
+}
 
 CASES: list[Case] = [
     case(MS + "QLinearAdd", *X, u8(3, 1, 5, high=255), *step(0.011, 3), *TO),
@@ -47,6 +51,23 @@ CASES: list[Case] = [
     case(MS + "QLinearAveragePool", *X, *TO, kernel_shape=(2, 2), pads=(1, 0, 0, 1)),
     case(MS + "QLinearAveragePool", *X, *TO, kernel_shape=(2, 2), strides=(2, 2), count_include_pad=1, channels_last=1),
     case(MS + "QLinearConcat", *TO, *PARTS, axis=1),
+    case(MS + "QLinearWhere", given([[True], [False], [True]], "bool"), u8(3, 4, high=255), *step(0.021, 120),
+         u8(1, 4, high=255), *step(0.04, 7), *TO),
+    case(MS + "QLinearConv", u8(1, 5, 6, 3, high=255), *step(0.021, 120), const(i8(4, 3, 3, 3, low=-63, high=63)),
+         const([0.01, 0.02, 0.03, 0.01]), const([0, 0, 0, 0], "int8"), *TO, const(i32(4, low=-999, high=999)),
+         channels_last=1, **CONV),
+    case(MS + "QLinearConv", u8(1, 4, 6, high=255), *step(0.021, 120), const(u8(4, 2, 3, high=127)), *step(0.01, 60),
+         *TO, group=2, unverified="onnxruntime convolves two dimensions here, and channels last alone", oracles=()),
+    case(MS + "NhwcMaxPool", u8(1, 6, 5, 3, high=255), kernel_shape=(3, 2), pads=(1, 0, 1, 1), strides=(2, 1)),
+    case(MS + "NhwcMaxPool", i8(1, 6, 5, 3, low=-128, high=127), kernel_shape=(2, 2), ceil_mode=1, strides=(2, 2)),
+    case(MS + "DynamicQuantizeLSTM", f32(4, 2, 3), const(i8(1, 3, 8, low=-127, high=127)),
+         const(i8(1, 2, 8, low=-127, high=127)), const(f32(1, 16)), None, None, None, None, const([0.01]),
+         const([0], "int8"), const([0.008]), const([0], "int8"), hidden_size=2, outputs=3, **STATES),
+    case(MS + "DynamicQuantizeLSTM", f32(3, 1, 4), const(u8(2, 4, 12, high=255)), const(u8(2, 3, 12, high=255)),
+         const(f32(2, 24)), given([2], "int32"), f32(2, 1, 3), f32(2, 1, 3), const(f32(2, 9)),
+         const(f32(2, 12, low=0.002, high=0.01)), const(u8(2, 12, low=99, high=140)),
+         const(f32(2, 12, low=0.002, high=0.01)), const(u8(2, 12, low=99, high=140)), hidden_size=3,
+         direction="bidirectional", outputs=1, **STATES),
     case(MS + "QGemm", *MATRICES, SUMS, *TO, alpha=0.5),
     case(MS + "QGemm", u8(7, 5, high=255), *step(0.02, 120), u8(3, 7, high=127), *step(0.01, 99), transA=1, transB=1),
     case(MS + "MatMulIntegerToFloat", u8(2, 5, 7, high=255), i8(7, 3, low=-63, high=63), const(0.02, "float32"),

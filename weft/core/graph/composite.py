@@ -127,6 +127,11 @@ class Body:
         return kept[::-1]
 
 
+def padded(inputs: Sequence[str], count: int) -> list[str]:
+    """Return the names of so many inputs, "" for those at the end that a node does not have."""
+    return [*inputs, *[""] * count][:count]
+
+
 def _identity() -> Op:
     found = find_op("Identity")
     if found is None:

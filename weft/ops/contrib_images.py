@@ -1,0 +1,98 @@
+"""ONNX Runtime's own ops (`com.microsoft`) in files of its optimiser for networks that make images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from weft.core.graph.composite import Body, Composite
+from weft.core.graph.op import OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
+from weft.ops.contrib_quantize import channels_last, channels_second, window_of
+from weft.ops.elementwise import misfit
+
+
+@op_dataclass
+class _GroupNorm(Composite):
+    """Normalization of groups of channels, and SiLU of that with `activation` 1."""
+
+    op_class: ClassVar[OpClass] = "reduction"
+    groups: int
+    activation: int = 0
+    channels_last: int = 1
+    epsilon: float = 1e-5
+
+    def normed(self, make: Body, x: str, gamma: str, beta: str) -> str:
+        """Return the norm; gamma and beta may be of another type."""
+        if self.activation not in (0, 1):
+            raise misfit(self, f"activation is {self.activation}; there are 0, for none, and 1, for SiLU")
+        parameters = (make.cast(each, make.dtype(x)) for each in (gamma, beta))
+        x = channels_second(make, x) if self.channels_last else x
+        y = make.add("GroupNormalization", x, *parameters, num_groups=self.groups, epsilon=self.epsilon)
+        y = make.add("Swish", y) if self.activation else y
+        return channels_last(make, y) if self.channels_last else y
+
+
+@register_op
+@op_dataclass
+class GroupNorm(_GroupNorm):
+    """Normalization of groups of channels; inputs X, gamma, beta."""
+
+    type: ClassVar[str] = "com.microsoft::GroupNorm"
+    most_inputs: ClassVar[int | None] = 3
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Normalize."""
+        return [self.normed(make, *inputs)]
+
+
+@register_op
+@op_dataclass
+class SkipGroupNorm(_GroupNorm):
+    """GroupNorm of a sum; inputs X, gamma, beta, skip, bias; outputs the norm and the sum.
+
+    The skip connection is like X, or has one number a channel and image.
+    """
+
+    type: ClassVar[str] = "com.microsoft::SkipGroupNorm"
+    most_inputs: ClassVar[int | None] = 5
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Add, and normalize."""
+        x, gamma, beta, skip, *bias = inputs
+        shape = make.dims(x)
+        channel = len(shape) - 1 if self.channels_last else 1
+        if len(make.dims(skip)) == 2:
+            skip = make.reshape(skip, shape[0], *(shape[a] if a == channel else 1 for a in range(1, len(shape))))
+        total = make.add("Add", x, skip)
+        if bias and bias[0]:
+            each = (shape[a] if a == channel else 1 for a in range(len(shape)))
+            total = make.add("Add", total, make.reshape(bias[0], *each))
+        return [self.normed(make, total, gamma, beta), total]
+
+
+@register_op
+@op_dataclass
+class NhwcConv(Composite):
+    """A convolution of images and with weights whose channels lie last; inputs X, W, B."""
+
+    type: ClassVar[str] = "com.microsoft::NhwcConv"
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 3
+    auto_pad: str = "NOTSET"
+    dilations: tuple[int, ...] = ()
+    group: int = 1
+    kernel_shape: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Convolve with channels second."""
+        x, w, *bias = inputs
+        y = make.add(
+            "Conv", channels_second(make, x), channels_second(make, w), *bias, **window_of(self), group=self.group
+        )
+        return [channels_last(make, y)]
+
+
+__all__ = ["GroupNorm", "NhwcConv", "SkipGroupNorm"]
