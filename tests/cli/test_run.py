@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 from PIL import Image
 
 from tests.helpers.cli import SHARED, Cli, double, needs_models, write_model
@@ -193,9 +193,9 @@ def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
 
 
 def test_strict_refuses_a_network_that_is_not_whole_on_the_device(cli: Cli, tmp_path: Path) -> None:
-    nodes = [helper.make_node("Cast", ["x"], ["i"], to=7), helper.make_node("Pow", ["i", "x"], ["n"])]
-    nodes.append(helper.make_node("Cast", ["n"], ["y"], to=1))
-    model = write_model(tmp_path / "m.onnx", nodes, {"x": (2, 3)}, ["y"])
+    nodes = [helper.make_node("QuantizeLinear", ["x", "step"], ["q"], precision=TensorProto.FLOAT16)]
+    nodes.append(helper.make_node("Cast", ["q"], ["y"], to=TensorProto.FLOAT))
+    model = write_model(tmp_path / "m.onnx", nodes, {"x": (2, 3)}, ["y"], opset=23, step=1.0)
     done = cli("run", model, "-d", "vulkan", "--strict", status=2)
     assert "run on none of vulkan:0" in done.err or "not supported" in done.err
 

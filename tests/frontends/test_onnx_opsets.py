@@ -225,6 +225,7 @@ def test_the_domain_of_onnx_has_two_names() -> None:
         (17, node("Nonsense"), "ONNX has no such op"),
         (17, node("StringNormalizer"), "it works on strings"),
         (17, node("Nonsense", domain="com.microsoft"), "no op of that domain"),
+        (17, node("Conv", domain="com.microsoft.nchwc"), "the processor of one machine"),
         (17, node("Relu", extra=1), "attributes that ONNX does not know: 'extra'"),
         (12, node("Softmax", flatten=0), "attributes that ONNX does not know: 'flatten'"),
         (17, helper.make_node("Dropout", ["x"], ["y"], training=7), "ONNX does not know: 'training'"),
@@ -246,7 +247,7 @@ def test_the_domain_of_onnx_has_two_names() -> None:
     ids=lambda value: value.op_type if isinstance(value, NodeProto) else None,
 )
 def test_what_cannot_be_lifted_is_refused_with_a_reason(opset: int, wrong: NodeProto, reason: str) -> None:
-    imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid(wrong.domain or "com.microsoft", 1)]
     outputs = [name for name in wrong.output if name]
     with pytest.raises(UnsupportedOps) as caught:
         load(make_model([wrong], outputs=outputs, opset_imports=imports))

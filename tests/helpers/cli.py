@@ -54,6 +54,8 @@ def write_model(
     nodes: list[onnx.NodeProto],
     inputs: dict[str, tuple[int | str, ...]],
     outputs: list[str],
+    *,
+    opset: int = 17,
     **weights: object,
 ) -> Path:
     """Write a float32 model; the shapes of outputs are left to be inferred."""
@@ -64,7 +66,7 @@ def write_model(
         [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs],
         [numpy_helper.from_array(np.asarray(w, np.float32), n) for n, w in weights.items()],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     path.write_bytes(model.SerializeToString())
     return path
 

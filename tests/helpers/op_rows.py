@@ -41,7 +41,8 @@ RUNS_ON_GPUS: dict[str, frozenset[str]] = {
         "Acos Acosh Asin Asinh Atan Atanh Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid", REALS
     ),
     **_each("HardSwish LeakyRelu Log Mish Reciprocal Round Selu Sigmoid Sin Sinh", REALS),
-    **_each("Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu IsNaN IsInf", REALS),
+    **_each("Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu", REALS),
+    **_each("IsNaN IsInf", ANY),
     **_each("Mean SwiGLU", REALS),
     **_each("PRelu", REALS | LONG_INTEGERS),
     **_each("Shrink", REALS | INTEGERS),
@@ -85,11 +86,12 @@ RUNS_ON_GPUS: dict[str, frozenset[str]] = {
     **_each("TensorScatter CausalConvWithState", FLOATS | {"int64"}),
     **_each("LinearAttention", FLOATS),
     **_each("Attention", FLOATS | {"int64", "bool"}),
+    **_each("TfIdfVectorizer", frozenset({"int32", "int64"})),
     **_each("RotaryEmbedding com.microsoft::RotaryEmbedding", FLOATS | {"int64"}),
     **_each("QuantizeLinear DequantizeLinear com.microsoft::QuantizeLinear com.microsoft::DequantizeLinear", ANY),
     **_each("weft::Quotient", FLOATS),
     **_each("MatMulInteger ConvInteger", BYTES),
-    **_each("QLinearMatMul QLinearConv", frozenset({"float32", "uint8", "int8"})),
+    **_each("QLinearMatMul QLinearConv", frozenset({"float32", "uint8", "int8", "float8_e4m3fn"})),
     **_each("DynamicQuantizeLinear com.microsoft::MatMulNBits", FLOATS),
     **_each("com.microsoft::GatherBlockQuantized", frozenset({"int64", "int32"})),
     **_each("DepthToSpace SpaceToDepth Pad Gather GatherElements GatherND Where Resize", ANY),
@@ -110,11 +112,7 @@ RUNS_ON_GPUS: dict[str, frozenset[str]] = {
 """The ops with a GPU form, and the element types of computed inputs that it must take."""
 
 REFUSED = {
-    r"Gemm-i.*-alpha=": "do not scale integers",
     r"QuantizeLinear-.*-precision=": "divide in float32",
-    r"BitCast-.*-to=bool$": "0 or 1",
-    r"Pow-i.*-(f|!f32=0.5)": "exponents that are integers",
-    r"Cast-u8.*-to=float8_e8m0fnu": "from floats alone",
 }
 """Rows of types that fit which GPUs must refuse all the same, by a pattern, with a piece of the reason."""
 

@@ -328,6 +328,31 @@ class Mean(_Variadic):
         return np.asarray(super().compute(*inputs) / len(inputs))
 
 
+MOST_EXPONENT = 2.0**31
+"""Exponents up to this are taken for integers if they are whole."""
+ULPS = 2.0**-46
+"""How far, relatively, a power that a device computes in float64 may be off: 128 ulp."""
+
+
+@decomposition("Pow")
+def _pow(op: Pow, make: Body, node: Node) -> Sequence[str]:
+    base, exponent = node.inputs
+    kind = make.dtype(base)
+    if not kind.is_integer or make.dtype(exponent).is_integer:
+        return []
+    known = make.known(exponent)
+    if known is not None:
+        numbers = known.astype(np.float64)
+        if bool(((np.rint(numbers) == numbers) & (np.abs(numbers) < MOST_EXPONENT)).all()):
+            return [make.add("Pow", base, make.constant(numbers.astype(np.int64)))]
+    wide = make.add("Pow", make.cast(base, DType.FLOAT64), make.cast(exponent, DType.FLOAT64))
+    # Just below a whole number, which it means, it would be rounded to the one before.
+    whole = make.add("Round", wide)
+    off = make.add("Abs", make.add("Sub", wide, whole))
+    near = make.add("Less", off, make.add("Mul", make.add("Abs", wide), make.number(ULPS, wide)))
+    return [make.cast(make.add("Where", near, whole, wide), kind)]
+
+
 @decomposition("PRelu")
 def _prelu(op: PRelu, make: Body, node: Node) -> Sequence[str]:
     x, slope = node.inputs

@@ -44,6 +44,8 @@ class Range(Op):
     # How many numbers there are follows from all bits of the inputs.
     keeps_types: ClassVar[bool] = True
     wide_inputs: ClassVar[tuple[int, ...]] = (0, 1, 2)
+    stash_type: int = 1
+    """Short floats are computed in float32, whatever is asked for."""
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""

@@ -33,6 +33,7 @@ from weft.errors import ModelError
 
 Types = frozenset[DType]
 FLOATS: Types = frozenset(t for t in DType if t.is_float)
+SHORT_FLOATS: Types = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ})
 INTEGERS: Types = frozenset(t for t in DType if t.is_integer and t.bits >= 8)
 """The integers that ops compute in; those of two and four bits are only stored, and converted."""
 SIGNED: Types = FLOATS | {t for t in INTEGERS if t.is_signed}

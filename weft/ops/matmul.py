@@ -8,6 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from weft.core.graph.composite import Body, decomposition
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
@@ -28,16 +31,7 @@ class MatMul(Op):
         check_type(self, a, WIDE)
         if a.dtype != b.dtype:
             raise misfit(self, f"inputs must have one type, got {a} and {b}")
-        if not a.shape or not b.shape:
-            raise misfit(self, f"inputs need at least one axis, got {a} and {b}")
-        left = a.dims if len(a.dims) > 1 else (1, *a.dims)
-        right = b.dims if len(b.dims) > 1 else (*b.dims, 1)
-        if left[-1] != right[-2]:
-            raise misfit(self, f"inner sizes differ: {left[-1]} in {a}, {right[-2]} in {b}")
-        stack = broadcast(self, [left[:-2], right[:-2]])
-        rows = left[-2:-1] if len(a.dims) > 1 else ()
-        columns = right[-1:] if len(b.dims) > 1 else ()
-        return (TensorSpec((*stack, *rows, *columns), a.dtype),)
+        return (TensorSpec(product_shape(self, a, b), a.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the product; float16 is multiplied and summed in float32."""
@@ -48,6 +42,17 @@ class MatMul(Op):
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
         """Return two for each output element and each element of a row of A."""
         return 2 * prod(outputs[0]) * (inputs[0] or (0,))[-1]
+
+
+def product_shape(op: Op, a: TensorSpec, b: TensorSpec) -> Shape:
+    """Return the shape of a product of stacks of matrices, as numpy has it; ModelError if the factors do not fit."""
+    if not a.shape or not b.shape:
+        raise misfit(op, f"inputs need at least one axis, got {a} and {b}")
+    inner = b.dims[-2 if len(b.dims) > 1 else 0]
+    if a.dims[-1] != inner:
+        raise misfit(op, f"inner sizes differ: {a.dims[-1]} in {a}, {inner} in {b}")
+    stack = broadcast(op, [a.dims[:-2], b.dims[:-2]])
+    return (*stack, *a.dims[-2:-1], *(b.dims[-1:] if len(b.dims) > 1 else ()))
 
 
 @register_op
@@ -96,3 +101,29 @@ class Gemm(Op):
         """Return two for each output element and each element of a row of A."""
         rows = inputs[0] or (0, 0)
         return 2 * prod(outputs[0]) * rows[0 if self.transA else 1]
+
+
+MOST_FACTOR = 2.0**31
+"""Whole factors up to this scale integers as integers."""
+
+
+@decomposition("Gemm")
+def _gemm(op: Gemm, make: Body, node: Node) -> Sequence[str]:
+    a, b, *added = node.inputs
+    kind = make.dtype(a)
+    if not kind.is_integer:
+        return []
+    a, b = (
+        make.add("Transpose", each, perm=(1, 0)) if turned else each
+        for each, turned in ((a, op.transA), (b, op.transB))
+    )
+    terms = [(make.add("MatMul", a, b), op.alpha)]
+    if added and added[0] and op.beta != 0:
+        terms.append((added[0], op.beta))
+    whole = all(float(factor).is_integer() and abs(factor) < MOST_FACTOR for _, factor in terms)
+    scaled = []
+    for term, factor in terms:
+        wide = term if whole else make.cast(term, DType.FLOAT64)
+        scaled.append(wide if factor == 1 else make.add("Mul", wide, make.number(factor, wide)))
+    total = make.add("Add", *scaled) if len(scaled) > 1 else scaled[0]
+    return [make.cast(total, kind)]

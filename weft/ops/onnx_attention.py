@@ -177,6 +177,7 @@ class OnnxAttention(Composite):
         """Bring heads apart, append to the past, add up what hides keys, and attend."""
         q, k, v, mask, past_k, past_v, lengths = (*inputs, *[""] * 7)[:7]
         self._check(make, q, k, v, past_k, past_v)
+        kind, (v, past_v) = make.dtype(v), (make.cast(each, make.dtype(q)) if each else "" for each in (v, past_v))
         flat = len(make.dims(q)) == 3
         heads, groups = (self.q_num_heads, self.kv_num_heads) if flat else (make.dims(q)[1], make.dims(k)[1])
         check_heads(self, heads, groups)
@@ -199,13 +200,14 @@ class OnnxAttention(Composite):
         else:
             y, scores = attend(make, q, k, v, total, scale=scale, softcap=self.softcap, shown=shown)
             y = heads_joined(make, y) if flat else y
-        return [y, k, v, scores]
+        return [y, k, make.cast(v, kind), scores]
 
     def _check(self, make: Body, q: str, k: str, v: str, past_k: str, past_v: str) -> None:
         shapes = [make.dims(value) for value in (q, k, v)]
-        given = [value for value in (q, k, v, past_k, past_v) if value]
-        if make.dtype(q) not in FLOATS or len({make.dtype(value) for value in given}) > 1:
-            raise misfit(self, f"inputs must be floats of one type, not {[make.dtype(i).value for i in given]}")
+        for sides in ((q, k, past_k), (v, past_v)):
+            kinds = [make.dtype(value) for value in sides if value]
+            if kinds[0] not in FLOATS or len({*kinds}) > 1:
+                raise misfit(self, f"Q and K, and V, must be floats of one type, not {[t.value for t in kinds]}")
         if len({len(shape) for shape in shapes}) > 1 or len(shapes[0]) not in (3, 4):
             raise misfit(self, f"Q, K and V must have rank 3 or 4, not {shapes}")
         if len(shapes[0]) == 3:

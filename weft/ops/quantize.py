@@ -22,8 +22,9 @@ from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.conv import Conv
 from weft.ops.conversion import SATURATING, convert
-from weft.ops.elementwise import FLOATS, Types, broadcast, check_type, misfit, take_inputs, widen
+from weft.ops.elementwise import FLOATS, SHORT_FLOATS, Types, check_type, misfit, take_inputs, widen
 from weft.ops.gather import check_range
+from weft.ops.matmul import product_shape
 
 QUANTISED: Types = frozenset(
     t for t in DType if (t.is_integer and t.bits <= 16) or (t.is_small_float and t is not DType.FLOAT8E8M0)
@@ -288,7 +289,7 @@ class MatMulInteger(Op):
         assert a is not None and b is not None
         check_type(self, a, BYTES, "the first matrix")
         check_type(self, b, BYTES, "the second matrix")
-        shape = product_shape(self, a.dims, b.dims)
+        shape = product_shape(self, a, b)
         _check_zero(self, "the first matrix", a, a_zero, max(len(a.dims) - 2, 0))
         _check_zero(self, "the second matrix", b, b_zero, len(b.dims) - 1)
         return (TensorSpec(shape, DType.INT32),)
@@ -305,14 +306,6 @@ class MatMulInteger(Op):
         return exact_product(left, _centred(b, b_zero, b.ndim - 1))
 
 
-def product_shape(op: Op, a: Shape, b: Shape) -> Shape:
-    """Return the shape of a matrix product, as numpy has it; ModelError if the factors do not fit."""
-    if not a or not b or a[-1] != b[-2 if len(b) > 1 else 0]:
-        raise misfit(op, f"matrices of shapes {a} and {b} cannot be multiplied")
-    batch = broadcast(op, [a[:-2], b[:-2]])
-    return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
-
-
 def exact_product(a: Array, b: Array) -> Array:
     """Return the matrix product of int32 arrays of at most nine bits a number, as int32.
 
@@ -325,7 +318,7 @@ def exact_product(a: Array, b: Array) -> Array:
 @register_op
 @op_dataclass
 class QLinearMatMul(Op):
-    """Compute a matrix product of quantised numbers as a quantised one.
+    """Compute a matrix product of quantised numbers, integers or floats of eight bits, as a quantised one.
 
     Inputs: a, its scale and zero point, b, its scale and zero point, the result's scale and zero point.
     """
@@ -337,7 +330,7 @@ class QLinearMatMul(Op):
         given = [s for s in take_inputs(self, inputs, 8) if s is not None]
         a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = given
         for what, spec in {"a": a, "b": b, "the result": y_zero}.items():
-            check_type(self, spec, BYTES, what)
+            check_type(self, spec, BYTES | SHORT_FLOATS, what)
         for spec in (a_scale, b_scale, y_scale):
             check_type(self, spec, FLOATS, "a scale")
         rows, columns = max(len(a.dims) - 2, 0), len(b.dims) - 1
@@ -345,9 +338,11 @@ class QLinearMatMul(Op):
         _check_zero(self, "b", b, b_zero, columns)
         _check_spread(self, "the scale of a", a, a_scale, rows)
         _check_spread(self, "the scale of b", b, b_scale, columns)
+        if any(s.dtype in SHORT_FLOATS for s in (a, b, y_zero)) and (a_scale.size, b_scale.size) != (1, 1):
+            raise misfit(self, f"floats of eight bits have one scale for all, got {a_scale} and {b_scale}")
         if y_scale.size != 1 or y_zero.size != 1:
             raise misfit(self, f"the result has one scale and one zero point, got {y_scale} and {y_zero}")
-        return (TensorSpec(product_shape(self, a.dims, b.dims), y_zero.dtype),)
+        return (TensorSpec(product_shape(self, a, b), y_zero.dtype),)
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
         """Return two operations for each product."""
@@ -356,6 +351,10 @@ class QLinearMatMul(Op):
     def reference(self, *inputs: Array | None) -> Array:
         """Return quantised numbers."""
         a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (np.asarray(i) for i in inputs)
+        if not all(DType.of(each.dtype).is_integer for each in (a, b, y_zero)):
+            read = DequantizeLinear(output_dtype=DType.FLOAT32).reference
+            sides = (read(a, a_scale.reshape(()), a_zero.reshape(())), read(b, b_scale.reshape(()), b_zero.reshape(())))
+            return QuantizeLinear().reference(np.matmul(*sides), y_scale.reshape(()), y_zero.reshape(()))
         total = MatMulInteger().reference(a, b, a_zero, b_zero)
         step = as_column(a_scale, a.ndim) * widen(b_scale)
         return requantised(total, step, y_scale, y_zero)
@@ -717,12 +716,22 @@ def _dynamic_quantize(op: DynamicQuantizeLinear, make: Body, node: Node) -> Sequ
 @decomposition("QLinearMatMul")
 def _qlinear_matmul(op: QLinearMatMul, make: Body, node: Node) -> Sequence[str]:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.inputs
+    if not all(make.dtype(each).is_integer for each in (a, b, y_zero)):
+        left, right = (_floats(make, *side) for side in ((a, a_scale, a_zero), (b, b_scale, b_zero)))
+        to = (make.reshape(each) for each in (y_scale, y_zero))
+        return [make.add("QuantizeLinear", make.add("MatMul", left, right), *to)]
     total = make.add("MatMulInteger", a, b, a_zero, b_zero)
     rows = make.graph.specs[a_scale]
     if rows.size > 1 and len(rows.dims) == 1 and len(make.dims(a)) > 1:
         a_scale = make.add("Unsqueeze", a_scale, make.ints(1))
     step = make.add("Mul", _as_float32(make, a_scale), _as_float32(make, b_scale))
     return [_requantise(make, total, step, y_scale, y_zero, make.dims(node.outputs[0]))]
+
+
+def _floats(make: Body, x: str, scale: str, zero: str) -> str:
+    """Return numbers with one scale as float32."""
+    scale = make.reshape(_as_float32(make, scale))
+    return make.add("DequantizeLinear", x, scale, make.reshape(zero))
 
 
 @decomposition("QLinearConv")

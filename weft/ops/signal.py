@@ -55,6 +55,8 @@ class DFT(Op):
         at = one_axis(at, rank)
         real = self.inverse and self.onesided
         size = int(length.item()) if length is not None else 2 * (dims[at] - 1) if real else dims[at]
+        if size == dims[at] == 0 and length is None and not self.onesided:
+            return at, 0, 0
         if size < 1:
             raise unfit(f"a transform of length {size} does not exist")
         return at, size, size // 2 + 1 if self.onesided and not self.inverse else size
@@ -77,6 +79,8 @@ class DFT(Op):
         """Return the output; float16 is computed in float32."""
         x = given(inputs, 0)
         at, size, bins = self.plan(x.shape, optional(inputs, 1), optional(inputs, 2))
+        if not size:
+            return np.zeros((*x.shape[:-1], 2), x.dtype)
         wide = widen(x)
         signal = wide[..., 0] if x.shape[-1] == 1 else wide[..., 0] + 1j * wide[..., 1]
         if self.inverse and self.onesided:

@@ -8,7 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, Op, register_op
 from weft.core.graph.op_class import op_dataclass
@@ -23,8 +25,7 @@ class TfIdfVectorizer(Op):
     """How often each n-gram of a pool is in each line of tokens, as `mode` weighs it.
 
     `ngram_counts` says where the n-grams of each length start in `pool_int64s`, `ngram_indexes` where the count of each
-    goes; tokens of an n-gram may lie up to `max_skip_count` others apart. It counts a few integers, so it runs on the
-    CPU alone.
+    goes; tokens of an n-gram may lie up to `max_skip_count` others apart.
     """
 
     most_inputs: ClassVar[int | None] = 1
@@ -67,21 +68,65 @@ class TfIdfVectorizer(Op):
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the output."""
-        x, grams = given(inputs, 0), self._grams()
-        lengths = range(self.min_gram_length, self.max_gram_length + 1)
-        places = {gram: self.ngram_indexes[k] for k, gram in enumerate(grams) if len(gram) in lengths}
-        width = max(self.ngram_indexes) + 1
+        x, places, width = given(inputs, 0), self.places(), max(self.ngram_indexes) + 1
         counts = np.zeros((prod(x.shape[:-1]), width), np.float32)
         for line, tokens in zip(counts, x.reshape(len(counts), x.shape[-1]).tolist(), strict=True):
-            for skip in range(self.max_skip_count + 1):
-                for length in lengths if not skip else (n for n in lengths if n > 1):
-                    reach = (length - 1) * (skip + 1) + 1
-                    for start in range(len(tokens) - reach + 1):
-                        place = places.get(tuple(tokens[start : start + reach : skip + 1]))
-                        if place is not None:
-                            line[place] += 1
-        factors = np.ones(width, np.float32)
-        if self.weights and self.mode != "TF":
-            factors[: len(self.weights)] = self.weights[:width]  # by place in the output, as onnxruntime has it
+            for length, step in self.windows():
+                reach = (length - 1) * step + 1
+                for start in range(len(tokens) - reach + 1):
+                    place = places.get(tuple(tokens[start : start + reach : step]))
+                    if place is not None:
+                        line[place] += 1
+        factors = self.factors()
         out = (counts > 0) * factors if self.mode == "IDF" else counts * factors
         return out.reshape(*x.shape[:-1], width).astype(np.float32)
+
+    def places(self) -> dict[tuple[int, ...], int]:
+        """Return where the count of each n-gram goes, of those that are counted."""
+        lengths = range(self.min_gram_length, self.max_gram_length + 1)
+        return {gram: self.ngram_indexes[k] for k, gram in enumerate(self._grams()) if len(gram) in lengths}
+
+    def windows(self) -> list[tuple[int, int]]:
+        """Return the lengths of n-grams, each with the steps from one token to the next."""
+        lengths = range(self.min_gram_length, self.max_gram_length + 1)
+        return [(n, skip + 1) for skip in range(self.max_skip_count + 1) for n in lengths if n > 1 or not skip]
+
+    def factors(self) -> Array:
+        """Return what each count is multiplied with."""
+        factors = np.ones(max(self.ngram_indexes) + 1, np.float32)
+        if self.weights and self.mode != "TF":
+            factors[: len(self.weights)] = self.weights[: len(factors)]  # by place in the output, as onnxruntime has it
+        return factors
+
+
+MOST_COMPARED = 1 << 24
+"""A device compares at most so many tokens with those of n-grams at a time."""
+
+
+@decomposition("TfIdfVectorizer")
+def _compared(op: TfIdfVectorizer, make: Body, node: Node) -> Sequence[str]:
+    """Compare every window with every n-gram, and add up what is equal."""
+    shape, factors = make.dims(node.inputs[0]), op.factors()
+    rows, count = prod(shape[:-1]), shape[-1]
+    lines = make.reshape(make.cast(node.inputs[0], DType.INT64), rows, count, 1)
+    total = make.constant(np.zeros((rows, len(factors)), np.float32))
+    grams = op.places()
+    for length, step in op.windows():
+        pool = np.array([gram for gram in grams if len(gram) == length], np.int64)
+        windows = count - (length - 1) * step
+        if not len(pool) or windows < 1:
+            continue
+        if rows * windows * len(pool) > MOST_COMPARED:
+            return []
+        equal = ""
+        for place in range(length):
+            tokens = make.part(lines, 1, place * step, place * step + windows)
+            same = make.add("Equal", tokens, make.constant(pool[:, place].reshape(1, 1, -1)))
+            equal = make.add("And", equal, same) if equal else same
+        found = make.add("ReduceSum", make.cast(equal, DType.FLOAT32), make.ints(1), keepdims=0)
+        at = np.array([grams[tuple(gram)] for gram in pool.tolist()], np.int64)
+        where = make.constant(np.broadcast_to(at, (rows, len(at))).copy())
+        total = make.add("ScatterElements", total, where, found, axis=1, reduction="add")
+    if op.mode == "IDF":
+        total = make.cast(make.add("Greater", total, make.number(0, total)), DType.FLOAT32)
+    return [make.reshape(make.add("Mul", total, make.constant(factors)), *shape[:-1], len(factors))]

@@ -20,8 +20,10 @@ from weft.ops.conversion import check_round_mode, convert
 from weft.ops.elementwise import (
     ANY,
     BOOLEAN,
+    FLOATS,
     INTEGERS,
     NUMERIC,
+    SHORT_FLOATS,
     SIGNED,
     Elementwise,
     Types,
@@ -164,16 +166,19 @@ BitwiseNot = elementwise(
 
 @op_dataclass
 class _Predicate(Elementwise):
-    """A test of a floating-point number."""
+    """A test of a floating-point number, which may have eight bits."""
 
     op_class: ClassVar[OpClass] = "exact"
+    types: ClassVar[Types] = FLOATS | SHORT_FLOATS
 
     def result_type(self, types: Sequence[DType]) -> DType:
         """Return bool."""
         return DType.BOOL
 
 
-IsNaN = elementwise("IsNaN", "whether x is NaN", None, np.isnan, op_class="exact", base=_Predicate)
+IsNaN = elementwise(
+    "IsNaN", "whether x is NaN", None, np.isnan, types=_Predicate.types, op_class="exact", base=_Predicate
+)
 
 
 @register_op
@@ -438,3 +443,10 @@ class BitCast(Op):
         assert x is not None
         raw = np.ascontiguousarray(x).reshape(x.shape)
         return raw.view(np.uint8) != 0 if self.to is DType.BOOL else raw.view(self.to.numpy)
+
+
+@decomposition("BitCast")
+def _bit_cast(op: BitCast, make: Body, node: Node) -> Sequence[str]:
+    if op.to is not DType.BOOL:
+        return []
+    return [make.cast(make.add("BitCast", *node.inputs, to=DType.UINT8), DType.BOOL)]

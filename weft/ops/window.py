@@ -128,7 +128,9 @@ def slide(
             count = (-(-room // s) if ceil_mode and auto_pad == "NOTSET" else room // s) + 1
             # A window that starts in the end padding covers only padding: ONNX drops it.
             outputs.append(count - 1 if ceil_mode and (count - 1) * s >= i + b else count)
-    if any(o < 1 for o in outputs) or (not padding_alone and any(i < 1 for i in inputs)):
+    if min(outputs, default=1) > 0 and min(inputs, default=1) < 1 and not padding_alone:
+        raise ModelError(f"an input of {inputs} has nothing to slide a window over", why="padding alone has no result")
+    if any(o < 1 for o in outputs):
         raise ModelError(
             f"a window of {tuple(extent)} does not fit into the input even once",
             why=f"the input has {inputs}, padded by {begin} before and {end} behind",

@@ -90,6 +90,8 @@ CASES += [
     case("Pow", i64(9, low=-5, high=5), i64(9, low=0, high=6)),
     case("Pow", i32(9, low=1, high=5), f32(9, low=0, high=3)),
     case("Pow", i64(9, low=-99, high=99), const(2.0)),
+    case("Pow", i32(3, low=-9, high=9), const([3.0, 2, 0])),
+    case("Pow", given([5, 3, 10, 7, 1000, 4], "int64"), given([2, 5, 9, 3, 3, 0.5]), name="whole"),
     case("Pow", i32(3, 5), const([3.0])),
     case("Pow", given([2, -1, 1, 3], "int32"), const(-1.0), name="inverse"),
     case("Pow", i64(9, low=1, high=99), const(0.5)),

@@ -13,6 +13,7 @@ CASES: list[Case] = [
     case("ConstantOfShape", const([5, 1]), value=-1, dtype=DType.INT32),
     case("Range", const(0), const(10), const(3)),
     case("Range", const(10), const(-1), const(-2)),
+    case("Range", const(0.0, "float16"), const(9.0, "float16"), const(1.5, "float16"), stash_type=1),
     case("Range", const(5), const(5), const(1)),
     case("Range", const(5), const(0), const(1)),
     case("Range", const(1, "int32"), const(7, "int32"), const(2, "int32")),

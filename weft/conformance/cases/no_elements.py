@@ -86,6 +86,7 @@ CASES: list[Case] = [
          coordinate_transformation_mode="half_pixel_symmetric", mode="linear"),
     case("GridSample", f32(0, 2, 3, 3), f32(0, 4, 4, 2)),
     case("GridSample", f32(1, 2, 3, 3), f32(1, 0, 4, 2)),
+    case("DFT", f32(2, 0, 1), None, const(1)),
     # What normalises, and searches along an axis.
     case("Softmax", f32(0, 5)),
     case("Softmax", f32(3, 0)),

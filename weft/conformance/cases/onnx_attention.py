@@ -23,6 +23,7 @@ PAST = (f32(2, 3, 5, 8), f32(2, 3, 5, 8))
 CASES: list[Case] = [
     case("Attention", *heads()),
     case("Attention", *flat(), scale=0.3, **SIDES),
+    case("Attention", *heads()[:2], f16(2, 3, 6, 8), None, PAST[0], f16(2, 3, 5, 8), outputs=3),
     case("Attention", *flat(), boolean(4, 6), **SIDES),
     case("Attention", *flat(each=2), f32(2, 1, 4, 6), q_num_heads=6, kv_num_heads=3),
     case("Attention", *heads(width=10), f32(6), is_causal=1),

@@ -8,6 +8,7 @@ from weft.conformance.cases.table import Input, case, const, f16, f32, given, i8
 from weft.core.graph.dtypes import DType
 
 STEP = given(0.1)
+F8 = "float8_e4m3fn"
 STRANGE = given([np.nan, np.inf, -np.inf, 1.5, 1e30, -1e30])
 NOTHING = Input("float32", (2, 2, 0))
 ENDS = given([2**31 - 1, -(2**31), 5, 0], "int32")
@@ -77,6 +78,8 @@ CASES = [
          given(1, "int8"), given(0.5), given(99, "uint8"), oracles=("onnx",)),  # onnxruntime's sums saturate at 16 bits
     case("QLinearMatMul", i8(2, 3, 7, low=-128, high=127), STEP, given(3, "int8"), i8(7, 5, low=-128, high=127),
          f32(5, low=0.01, high=0.1), i8(5), given(0.5), given(4, "int8")),
+    case("QLinearMatMul", of_type(F8, 3, 8, low=-9, high=9), given(0.5), given(0, F8), of_type(F8, 8, 5, low=-2),
+         given(0.25), given(0, F8), given(0.75), given(0, F8), unverified="no oracle multiplies floats of eight bits"),
     case("ConvInteger", u8(1, 3, 5, 6, high=255), u8(4, 3, 3, 3, high=255), given(128, "uint8"), pads=(1, 1, 1, 1)),
     case("ConvInteger", u8(2, 4, 5, 6, high=255), u8(4, 2, 2, 3, high=255), given(9, "uint8"), given(7, "uint8"),
          group=2, strides=(2, 1), dilations=(1, 2)),

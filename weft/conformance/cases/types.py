@@ -84,6 +84,7 @@ CASES = [
     case("BitCast", f16(5), to=DType.BFLOAT16),
     case("BitCast", i64(3), to=DType.FLOAT64),
     case("BitCast", given([0, 1], "uint8"), to=DType.BOOL),
+    case("BitCast", of_type("int8", 5, low=-1, high=1), to=DType.BOOL),
     case("Add", of_type(BF16, 2, 3), of_type(BF16, 3)),
     case("Relu", of_type(BF16, 2, 3, 2, 2)),
     case("Tanh", of_type(BF16, 5)),

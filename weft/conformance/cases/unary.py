@@ -99,6 +99,8 @@ CASES += [
       for form in ("none", "tanh")),
     case("IsNaN", given([0, nan, inf, -inf], "float64")),
     case("IsNaN", given([0, nan, inf, -inf], "bfloat16")),
+    *(case(op, given([0, nan, 2, -2], t)) for op in ("IsNaN", "IsInf") for t in ("float8_e4m3fn", "float8_e5m2fnuz")),
+    case("IsInf", given([0, nan, inf, -inf], "float8_e5m2"), detect_negative=0),
     case("IsInf", given([0, nan, inf, -inf], "bfloat16")),
     case("IsInf", given([0, nan, 1e300, -inf], "float64"), detect_positive=0),
 ]

@@ -39,6 +39,10 @@ REFUSED = {
     "ImageDecoder": "Weft decodes no image files: decode them before the network, with Pillow for one",
 }
 """Why Weft has no form of some of ONNX's ops."""
+REFUSED_DOMAINS = {
+    "com.microsoft.nchwc": "ONNX Runtime writes such nodes for the processor of one machine: save the file at level "
+    "ORT_ENABLE_EXTENDED",
+}
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ class NodeReader:
     def _custom_node(self, proto: NodeProto, name: str) -> Node:
         op = find_op(f"{domain_of(proto.domain)}::{proto.op_type}")
         if op is None:
-            raise ModelError("no op of that domain is registered with Weft")
+            raise ModelError(REFUSED_DOMAINS.get(proto.domain, "no op of that domain is registered with Weft"))
         made = self._op(op, proto.op_type, self._attributes(proto), {}, len(proto.output))
         return Node(name, made, _without_tail(proto.input), tuple(proto.output))
 

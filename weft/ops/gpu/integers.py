@@ -242,8 +242,8 @@ class CastOnGpu(ElementwiseOnGpu):
             return f"the device reads float64 as float32, which a conversion {pair} would round twice"
         if to is DType.FLOAT64 and source.is_integer and source.bits > 16 and not caps.doubles:
             return f"the device writes float64 from float32, which a conversion {pair} would round"
-        if to is DType.FLOAT8E8M0 and not (source.is_float or source.is_small_float):
-            return f"GPU kernels convert to float8_e8m0 from floats alone, not {pair}"
+        if to is DType.FLOAT8E8M0 and source.is_integer and source.bits > 16:
+            return f"a conversion {pair} passes through float32, which would be rounded before"
         return None
 
     def rounds(self, op: Elementwise, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
@@ -266,6 +266,10 @@ class CastOnGpu(ElementwiseOnGpu):
         most = SMALL_FLOATS[y.dtype].largest if op.saturate and y.dtype in SATURATING else 0.0
         if y.dtype is DType.FLOAT8E8M0 and x.dtype is not y.dtype:
             raised = {"raised": INTO_EXPONENT[op.round_mode], "most": 254 if op.saturate else 255}
+            if not from_float:
+                floats = k.scratch(x.shape, DType.FLOAT32)
+                launch_conversion(k, "integers_to_float", x, floats, {"most": ""}, epilogue=False)
+                x = floats
             launch_conversion(k, "float_to_exponent", x, y, raised, epilogue=False)
         elif from_float and to_float:
             launch_expression(k, f"fmin(fmax({{0}}, -{most}), {most})" if most else "{0}", [x], y)

@@ -15,7 +15,7 @@ from weft.kernels.special import KernelFamily, register_family
 from weft.ops.binary import And, Equal, Greater, GreaterOrEqual, Less, LessOrEqual, Or, Where, Xor
 from weft.ops.elementwise import Elementwise
 from weft.ops.gpu.elementwise import broadcast_ints, launch_expression
-from weft.ops.gpu.integers import INTEGERS, OPERATIONS, is_integer, launch_integers
+from weft.ops.gpu.integers import CODED, INTEGERS, OPERATIONS, is_integer, launch_integers
 from weft.ops.unary import IsInf, IsNaN, Not
 
 EXPRESSIONS: dict[type[Elementwise], str] = {
@@ -39,7 +39,7 @@ class TruthOnGpu(GpuOp):
     fuses_into_store = False
     any_place = True
     integers = INTEGERS | {DType.BOOL}
-    floats = frozenset({DType.BFLOAT16})
+    floats = CODED
     computes_double = True
 
     def launches(

@@ -195,7 +195,7 @@ class BitCastOnGpu(GpuOp):
     ) -> str | None:
         """Refuse bools, which kernels expect to be 0 or 1."""
         if outputs[0].dtype is DType.BOOL:
-            return "kernels expect bools to be 0 or 1, which bits of another type need not be"
+            return "kernels copy bits, and bools have to be 0 or 1"
         return None
 
     def launches(
