@@ -1,7 +1,7 @@
 """Assembles PTX with the library that NVIDIA's driver brings for that: the PTX Compiler API of CUDA's documentation.
 
 NVIDIA's Vulkan driver assembles PTX as well, but only one kernel at a time: eight large ones took it 3.6 s, and eight
-threads with this library 0.7 s (H100, driver 580, 2026-11-25). What this returns it takes in a millisecond.
+threads with this library 0.7 s (benchmarks/NOTES.md). What this returns it takes in a millisecond.
 """
 
 from __future__ import annotations
