@@ -31,9 +31,9 @@ def selftest(
 ) -> None:
     """Test all kernels of GPU devices by value, even those tested before, and keep the verdicts.
 
-    Weft tests a device like this when it first uses it with a driver; a software device only if WEFT_SELFTEST is
-    child or process. A wrong family of kernels is replaced by its fallback, or its nodes go to the next device. The
-    exit status is 1 if a family is wrong or could not be tested.
+    Weft tests each kind of kernel like this before its first use with a driver; on a software device only if
+    WEFT_SELFTEST is child or process. A wrong family of kernels is replaced by its fallback, or its nodes go to the
+    next device. The exit status is 1 if a family is wrong or could not be tested.
     """
     if config.selftest() == "off":
         raise ConfigError("WEFT_SELFTEST=off leaves nothing to test", fix="unset it, or set it to child or process")

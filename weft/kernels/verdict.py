@@ -65,9 +65,9 @@ class Verdicts:
 
     def leave(self, untested: Collection[SpecialKernel]) -> None:
         """Note that these kinds are to be tested before their first use, and no others."""
-        self.untested, self.recalled = bool(untested), True
         self._anywhere = any(kind.is_anywhere for kind in untested)
         self._concerned = frozenset(template for kind in untested for template in kind.launched)
+        self.untested, self.recalled = bool(untested), True
 
     def lack(self, templates: Collection[str]) -> bool:
         """Tell whether something is to be tested before these templates are launched."""

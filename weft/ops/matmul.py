@@ -120,7 +120,8 @@ def _gemm(op: Gemm, make: Body, node: Node) -> Sequence[str]:
     terms = [(make.add("MatMul", a, b), op.alpha)]
     if added and added[0] and op.beta != 0:
         terms.append((added[0], op.beta))
-    whole = all(float(factor).is_integer() and abs(factor) < MOST_FACTOR for _, factor in terms)
+    least = -MOST_FACTOR if kind.is_signed else 0.0
+    whole = all(float(factor).is_integer() and least <= factor < MOST_FACTOR for _, factor in terms)
     scaled = []
     for term, factor in terms:
         wide = term if whole else make.cast(term, DType.FLOAT64)

@@ -177,13 +177,12 @@ class OnnxAttention(Composite):
         """Bring heads apart, append to the past, add up what hides keys, and attend."""
         q, k, v, mask, past_k, past_v, lengths = (*inputs, *[""] * 7)[:7]
         self._check(make, q, k, v, past_k, past_v)
-        kind, (v, past_v) = make.dtype(v), (make.cast(each, make.dtype(q)) if each else "" for each in (v, past_v))
         flat = len(make.dims(q)) == 3
         heads, groups = (self.q_num_heads, self.kv_num_heads) if flat else (make.dims(q)[1], make.dims(k)[1])
         check_heads(self, heads, groups)
         shown = self.qk_matmul_output_mode if self.outputs > 3 else None
         whole = flat and heads == groups and not past_k and not self.softcap and shown is None
-        sides = (q, k, v)
+        sides = (q, k, make.cast(v, make.dtype(q)))
         if flat:
             q, k, v = heads_apart(make, q, heads), heads_apart(make, k, groups), heads_apart(make, v, groups)
         if past_k:
@@ -198,9 +197,10 @@ class OnnxAttention(Composite):
             given = (*sides, total) if total else sides
             y, scores = make.add("weft::Attention", *given, heads=heads, scale=scale, zero_hidden=int(bool(total))), ""
         else:
-            y, scores = attend(make, q, k, v, total, scale=scale, softcap=self.softcap, shown=shown)
+            narrow = make.cast(v, make.dtype(q))
+            y, scores = attend(make, q, k, narrow, total, scale=scale, softcap=self.softcap, shown=shown)
             y = heads_joined(make, y) if flat else y
-        return [y, k, make.cast(v, kind), scores]
+        return [y, k, v, scores]
 
     def _check(self, make: Body, q: str, k: str, v: str, past_k: str, past_v: str) -> None:
         shapes = [make.dims(value) for value in (q, k, v)]

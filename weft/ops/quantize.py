@@ -567,6 +567,8 @@ class MatMulNBits(Op):
         else:
             middle = zero.astype(np.float32).reshape(n, blocks)
         block = np.arange(self.K) // size if order is None else order[: self.K]
+        if order is not None and not 0 <= int(block.min(initial=0)) <= int(block.max(initial=0)) < blocks:
+            raise misfit(self, f"g_idx names the blocks {block.min()} to {block.max()}, and there are {blocks}")
         steps = scales.astype(np.float32).reshape(n, blocks)
         return np.asarray((numbers.astype(np.float32) - middle[:, block]) * steps[:, block])
 

@@ -128,7 +128,8 @@ def slide(
             count = (-(-room // s) if ceil_mode and auto_pad == "NOTSET" else room // s) + 1
             # A window that starts in the end padding covers only padding: ONNX drops it.
             outputs.append(count - 1 if ceil_mode and (count - 1) * s >= i + b else count)
-    if min(outputs, default=1) > 0 and min(inputs, default=1) < 1 and not padding_alone:
+    # Not by `min`: of open sizes it would ask which is the smallest.
+    if all(o > 0 for o in outputs) and not padding_alone and any(i < 1 for i in inputs):
         raise ModelError(f"an input of {inputs} has nothing to slide a window over", why="padding alone has no result")
     if any(o < 1 for o in outputs):
         raise ModelError(

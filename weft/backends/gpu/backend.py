@@ -19,6 +19,7 @@ from weft.backends.gpu.execution import GpuExecution, PipelineContext
 from weft.backends.gpu.lowering.channels_last import sum_rows
 from weft.backends.gpu.lowering.fusion import why_not_fused, why_not_joined
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
+from weft.backends.gpu.lowering.launch_builder import WrongKernel
 from weft.backends.gpu.lowering.lower import GpuPlan, Target, label_of, lower, templates_of
 from weft.backends.gpu.lowering.support import why_not
 from weft.backends.gpu.memory.slots import SMALLEST, Region, Slots
@@ -142,24 +143,27 @@ class GpuBackend(Backend):
 
         Kernels that this device has not launched yet are tested before. PlanAgain if some of them are wrong.
         """
-        lowered = lower(graph, self._target, self._kept_plans)
-        if self.tests_kernels and self.runtime.verdicts.untested:
-            self._test_before_use(lowered)
+        caps = self.device.caps
+        try:
+            lowered = lower(graph, self._target, self._kept_plans)
+            if self.tests_kernels and self.runtime.verdicts.untested:
+                self._test_before_use(lowered)
+        except WrongKernel as e:
+            raise self._planned_again(f"{e.what}: {e.why}") from e
+        if self.tests_kernels and self.device.caps != caps:  # found here, or meanwhile by another session's load
+            raise self._planned_again("the self-test found kernels wrong that it may launch")
         return lowered
+
+    def _planned_again(self, why: str) -> PlanAgain:
+        fix = "load or optimise it again: then other kernels, or another device, take their place"
+        return PlanAgain("the network has to be planned again", where=self.info.device, why=why, fix=fix)
 
     def _test_before_use(self, lowered: Lowered) -> None:
         templates: set[str] | None = {t for launch in lowered.launches for t in templates_of(launch)}
         if any(self._is_custom(node.op) for node in lowered.graph.nodes):
             templates = None  # a creator's own execution may launch anything
-        if templates is not None and not self.runtime.verdicts.lack(templates):
-            return
-        if self.runtime.verdicts.verify(self.runtime, templates):
-            raise PlanAgain(
-                "the network has to be planned again",
-                where=self.info.device,
-                why="the self-test found kernels wrong that it would launch",
-                fix="load or optimise it again: then other kernels, or another device, take their place",
-            )
+        if templates is None or self.runtime.verdicts.lack(templates):
+            self.runtime.verdicts.verify(self.runtime, templates)
 
     def onLowered(self, lowered: Lowered) -> None:
         """Take over the views for the memory plan, and the launches for the executions."""

@@ -23,15 +23,21 @@ from weft.errors import BackendError, listing
 
 T = TypeVar("T")
 log = logging.getLogger("weft.placement")
+MOST_PLANS = 16
+"""Plans of a network while a device turns out to do less and less."""
 
 
 def until_settled(plan: Callable[[], T]) -> T:
-    """Return what a function plans; call it again while a backend learns in `lower` that its device can do less."""
-    while True:
+    """Return what a function plans; call it again while a backend learns in `lower` that its device can do less.
+
+    PlanAgain if that does not end.
+    """
+    for _ in range(MOST_PLANS - 1):
         try:
             return plan()
         except PlanAgain as e:
-            log.info("planned anew: %s: %s", e.what, e.why)
+            log.info("%s: planned anew: %s", e.where, e.why)
+    return plan()
 
 
 def lower_network(network: OptimizedNetwork, backends: Mapping[str, Backend]) -> OptimizedNetwork:

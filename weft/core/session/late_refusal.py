@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from weft.core.contract.lowered import PlanAgain
 from weft.core.placement.assign import Assignment
+from weft.core.placement.lower_network import MOST_PLANS
 from weft.core.session.pipeline import NodeRefused
 from weft.errors import BackendError
 
@@ -24,7 +25,7 @@ def until_taken(
     another attempt because a device can do less than its backend said. BackendError for a refused node that the backend
     itself made.
     """
-    before = Assignment()
+    before, left = Assignment(), MOST_PLANS
     while True:
         try:
             return attempt(before)
@@ -32,6 +33,9 @@ def until_taken(
             hear(e)
             _note(e, before)
         except PlanAgain:
+            left -= 1
+            if not left:
+                raise
             anew()
 
 

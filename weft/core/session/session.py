@@ -495,10 +495,10 @@ class Session:
     def _place(self, bound: Graph, wanted: frozenset[str], *, ahead: bool) -> None:
         """Optimise and load."""
         shapes = tuple(bound.specs[i].shape for i in bound.inputs)
-        if self._fixed is not None:
-            check_devices(self._fixed, {p.device: self._loaded.ask(p.device) for p in self._fixed.parts})
 
         def attempt(before: Assignment) -> None:
+            if self._fixed is not None:
+                check_devices(self._fixed, {p.device: self._loaded.ask(p.device) for p in self._fixed.parts})
             divided = self._fixed or self._cache.find(shapes) or self._divide(bound, before)
             after, is_low = divided.tail, divided.config.precision is Precision.LOW
             tail = None if after is None else _Tail(after.corners, self._stages.rest(after.rest))

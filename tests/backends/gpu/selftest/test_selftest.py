@@ -28,7 +28,15 @@ from weft.core.contract.backend import DeviceInfo
 from weft.core.contract.backend_options import Options
 from weft.core.graph.graph import Graph
 from weft.core.registry.backend_registry import registry
-from weft.errors import BackendError, CompileError, ConfigError, DeviceError, DeviceLost, OutOfMemory
+from weft.errors import (
+    BackendError,
+    CompileError,
+    ConfigError,
+    DeviceError,
+    DeviceLost,
+    OutOfMemory,
+    UnsupportedOps,
+)
 from weft.kernels import chooser, gpu_op, special
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.verdict import Verdict
@@ -216,31 +224,88 @@ def test_a_report_says_what_is_not_used(name: str, monkeypatch: pytest.MonkeyPat
         assert "kernels that are crashing are not used: its test in a process of its own" in notes[0]
 
 
-def test_kernels_are_tested_before_a_network_first_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    tested: list[list[str]] = []
+class Unseen:
+    """A device that nobody has tested, and what its tests are said to find."""
 
-    def found(runtime: GpuRuntime, kinds: Sequence[special.SpecialKernel], timeout: float) -> dict[str, Verdict]:
-        tested.append([kind.name for kind in kinds])
-        return {kind.name: Verdict(None) for kind in kinds}
+    def __init__(self, runtime: GpuRuntime) -> None:
+        self.runtime, self.tested, self.wrong = runtime, list[list[str]](), set[str]()
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.may_end.set()
 
-    monkeypatch.setenv("WEFT_SELFTEST", "process")
-    monkeypatch.setattr(verdict_store, "tested_here", found)
+    def verdicts(
+        self, device: DeviceInfo, kinds: Sequence[special.SpecialKernel], *_: object
+    ) -> dict[str, Verdict]:
+        self.tested.append([kind.name for kind in kinds])
+        self.begun.set()
+        assert self.may_end.wait(60)
+        return {kind.name: Verdict("wrong" if kind.name in self.wrong else None) for kind in kinds}
+
+
+@pytest.fixture
+def unseen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Unseen]:
     creator = registry.find("opencl")
     assert isinstance(creator, GpuCreator)
-    fresh = GpuRuntime(creator.open(0))
-    monkeypatch.setattr(creator, "_leased", lambda index, options, lease: fresh)
+    made = Unseen(GpuRuntime(creator.open(0)))
+    monkeypatch.setenv("WEFT_SELFTEST", "child")
+    monkeypatch.setattr(child, "verdicts", made.verdicts)
+    monkeypatch.setattr(creator, "_leased", lambda index, options, lease: made.runtime)
+    yield made
+    made.runtime.close()
+
+
+def pooled() -> Graph:
     net = Net()
-    pooled = net.finish(net.add("Relu", net.add("MaxPool", net.input("x", 1, 8, 9, 9), kernel_shape=(3, 3))))
-    try:
-        for graph in (small(), small(), pooled):
-            weft.load(graph, "opencl", fallback="error").close()
-        first, second = tested
-        assert {"elementwise", "fp16_storage"} <= {*first} and not {"pool", "conv_gemm"} & {*first}
-        assert "pool" in second and not {*first} & {*second}, "each is tested once"
-        verdict_store.verify(fresh)
-        assert "conv_gemm" in tested[-1] and fresh.verdicts.known and not fresh.verdicts.untested
-    finally:
-        fresh.close()
+    return net.finish(net.add("Relu", net.add("MaxPool", net.input("x", 1, 8, 9, 9), kernel_shape=(3, 3)), name="y"))
+
+
+def test_kernels_are_tested_before_a_network_first_uses_them(unseen: Unseen) -> None:
+    for graph in (small(), small(), pooled()):
+        weft.load(graph, "opencl", fallback="error").close()
+    first, second = unseen.tested
+    assert {"elementwise", "fp16_storage"} <= {*first} and not {"pool", "conv_gemm"} & {*first}
+    assert "pool" in second and not {*first} & {*second}, "each is tested once"
+    verdict_store.verify(unseen.runtime)
+    verdicts = unseen.runtime.verdicts
+    assert "conv_gemm" in unseen.tested[-1] and verdicts.known and not verdicts.untested
+
+
+def test_a_network_is_planned_anew_if_its_kernels_are_wrong(unseen: Unseen) -> None:
+    unseen.wrong = {"pool", "pool_planar", "max_pool_planar"}
+    with weft.load(pooled(), "opencl") as session:
+        placed = {*session.report.placement.values()}
+    assert placed == {"cpu", "opencl"}
+
+
+def test_two_sessions_that_meet_a_wrong_kernel_at_once_are_both_planned_anew(unseen: Unseen) -> None:
+    unseen.wrong = {"pool", "pool_planar", "max_pool_planar"}
+    unseen.may_end.clear()
+    placed: list[set[str]] = []
+
+    def load() -> None:
+        with weft.load(pooled(), "opencl") as session:
+            placed.append({*session.report.placement.values()})
+
+    threads = [threading.Thread(target=load) for _ in range(2)]
+    threads[0].start()
+    assert unseen.begun.wait(60)
+    threads[1].start()
+    unseen.may_end.set()
+    for thread in threads:
+        thread.join()
+    assert placed == [{"cpu", "opencl"}] * 2
+
+
+def test_a_saved_network_whose_kernels_are_wrong_is_to_be_optimised_again(
+    unseen: Unseen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_SELFTEST", "off")
+    weft.optimize(pooled(), "opencl").save(tmp_path / "pooled.weft")
+    monkeypatch.setenv("WEFT_SELFTEST", "child")
+    unseen.runtime.verdicts.known = unseen.runtime.verdicts.recalled = False
+    unseen.wrong = {"pool", "pool_planar", "max_pool_planar"}
+    with pytest.raises(UnsupportedOps) as caught:
+        weft.load(tmp_path / "pooled.weft")
+    assert "optimise the model again" in caught.value.fix
 
 
 def test_a_kind_is_tested_without_those_that_might_take_its_place() -> None:

@@ -49,7 +49,7 @@ def find_chains(
 ) -> list[PlannedChain]:
     """Return the chains of a network whose nodes are given in the order in which they run.
 
-    Launches that are expected to take more than `longest` microseconds stay alone.
+    The launches of a node stay alone if they are expected to take more than `longest` microseconds on average.
     """
     runs, run = list[_Run](), _Run()
     for section in sections:

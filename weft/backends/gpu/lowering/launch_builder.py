@@ -29,6 +29,10 @@ from weft.kernels.template import KernelRequest, Operand, StepText, render
 from weft.ops.elementwise import Elementwise
 
 
+class WrongKernel(ExecutionError):
+    """A node would launch a kernel that the self-test found wrong, because it was placed before that was known."""
+
+
 class PlannedConstant:
     """An array that an op wants in device memory for all runs: its key, and the function that makes it."""
 
@@ -140,7 +144,7 @@ class NodeBuilder(KernelBuilder):
     def add(self, asked: LaunchRequest) -> None:
         """Render and plan one launch; its kernel is built later."""
         if asked.template in wrong_templates(self.caps):
-            raise ExecutionError(
+            raise WrongKernel(
                 f"the kernel {asked.template!r} is not launched",
                 where=self._device.info.name,
                 why="the self-test found it wrong on this device",

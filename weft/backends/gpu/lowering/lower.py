@@ -47,6 +47,7 @@ from weft.core.graph.layout import Layout
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.passes.journal import Change, Journal, Step, same_nodes
+from weft.kernels.chain import CHAIN
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import find_gpu_op
 from weft.kernels.launch import INDEX_MAPS
@@ -391,5 +392,5 @@ def _prefetch(launches: Iterable[PlannedLaunch], target: Target) -> None:
 
 
 def templates_of(launch: Launch) -> set[str]:
-    """Return the templates of a launch: of a chain, those of its levels, too."""
-    return {launch.kernel, *(kernel for _, kernel in launch.levels)}
+    """Return the templates of a launch: of a chain, those of its levels and of plain chains, too."""
+    return {launch.kernel, *(kernel for _, kernel in launch.levels), *([CHAIN] if launch.levels else [])}
