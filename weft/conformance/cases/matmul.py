@@ -34,6 +34,8 @@ CASES: list[Case] = [
     case("Gemm", i32(5, 7), i32(7, 3), alpha=0.5),
     case("Gemm", i64(7, 5), i64(3, 7), i64(3), transA=1, transB=1, alpha=3.0, beta=-2.0),
     case("Gemm", i32(5, 7), i32(7, 3), i32(5, 1), alpha=0.25, beta=0.5),
+    case("Gemm", of_type("uint32", 5, 7, low=1, high=9), of_type("uint32", 7, 3, low=1, high=9),
+         of_type("uint32", 3, low=0, high=7), alpha=2.0, beta=-1.0),
     case("Gemm", f32(5, 7), f32(7, 3)),
     case("Gemm", f32(5, 7), f32(7, 3), None, alpha=0.5),
     case("Gemm", f32(5, 7), f32(7, 3), f32(5, 3)),
