@@ -24,7 +24,8 @@ Named = tuple[str, ConstantKind]
 
 def header(source: KernelSource, values: Mapping[str, int | float], late: Sequence[Named]) -> str:
     """Return what stands before a kernel's text: each constant as a macro, but those that are arguments."""
-    early = [c for c in source.constants if c not in late]
+    arguments = {*late}
+    early = [c for c in source.constants if c not in arguments]
     return defines(source, values, early) + late_define(late)
 
 
