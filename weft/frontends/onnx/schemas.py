@@ -164,7 +164,10 @@ class ElementTypes:
         schema = None if domain_of(node.domain) else schema_of(node.op_type, self._opset)
         if schema is None or not schema.outputs:
             return None
-        label = schema.output_types[min(index, len(schema.outputs) - 1)]
+        place = min(index, len(schema.outputs) - 1)
+        if not schema.outputs[place].is_homogeneous:
+            return _of_body(node, index)
+        label = schema.output_types[place]
         if label.startswith("tensor("):
             text = label.removeprefix("tensor(").removesuffix(")")
             return _dtype(NUMPY_NAMES.get(text, text))
@@ -178,6 +181,20 @@ class ElementTypes:
             if value and formal is not None and formal.type_str == label:
                 return str(value)
         return None
+
+
+def _of_body(node: NodeProto, index: int) -> DType | str | None:
+    """Return the type of a Loop's or Scan's output as its body declares it, or the name of the state that it ends.
+
+    Their outputs share the name of a type, but each has its own.
+    """
+    before = {"Loop": 2}.get(node.op_type, 0)
+    states = len(node.input) - before - sum(a.i for a in node.attribute if a.name == "num_scan_inputs")
+    for attribute in node.attribute:
+        made = attribute.g.output[index + (node.op_type == "Loop") :] if attribute.name == "body" else []
+        if made and made[0].type.tensor_type.elem_type in DTYPES:
+            return DTYPES[made[0].type.tensor_type.elem_type]
+    return str(node.input[before + index]) if node.op_type in ("Loop", "Scan") and index < states else None
 
 
 def _dtype(name: str) -> DType | None:
