@@ -8,7 +8,7 @@ from typing import ClassVar
 from weft.core.graph.composite import Body, Composite
 from weft.core.graph.op import OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
-from weft.ops.contrib_quantize import channels_last, channels_second, window_of
+from weft.ops.contrib_windows import OwnConv, channels_last, channels_second
 from weft.ops.elementwise import misfit
 
 
@@ -73,25 +73,17 @@ class SkipGroupNorm(_GroupNorm):
 
 @register_op
 @op_dataclass
-class NhwcConv(Composite):
+class NhwcConv(OwnConv):
     """A convolution of images and with weights whose channels lie last; inputs X, W, B."""
 
     type: ClassVar[str] = "com.microsoft::NhwcConv"
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 3
-    auto_pad: str = "NOTSET"
-    dilations: tuple[int, ...] = ()
-    group: int = 1
-    kernel_shape: tuple[int, ...] = ()
-    pads: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Convolve with channels second."""
         x, w, *bias = inputs
-        y = make.add(
-            "Conv", channels_second(make, x), channels_second(make, w), *bias, **window_of(self), group=self.group
-        )
+        y = self.convolved(make, "Conv", channels_second(make, x), channels_second(make, w), *bias)
         return [channels_last(make, y)]
 
 

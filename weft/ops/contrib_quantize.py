@@ -16,6 +16,7 @@ from weft.core.graph.composite import Body, Composite, padded
 from weft.core.graph.dtypes import DType
 from weft.core.graph.op import OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
+from weft.ops.contrib_windows import OwnConv, channels_last, channels_second, window_of
 from weft.ops.elementwise import misfit
 from weft.ops.quantize import BYTES
 
@@ -23,17 +24,6 @@ from weft.ops.quantize import BYTES
 def _scalar(make: Body, value: str) -> str:
     """Return a scale or a zero point of one element as a scalar."""
     return make.reshape(value) if value and make.dims(value) == (1,) else value
-
-
-def channels_second(make: Body, x: str) -> str:
-    """Return images whose channels lie last with channels behind the batch."""
-    rank = len(make.dims(x))
-    return make.add("Transpose", x, perm=(0, rank - 1, *range(1, rank - 1)))
-
-
-def channels_last(make: Body, x: str) -> str:
-    """Return images with their channels last."""
-    return make.add("Transpose", x, perm=(0, *range(2, len(make.dims(x))), 1))
 
 
 @op_dataclass
@@ -330,7 +320,7 @@ class DynamicQuantizeMatMul(_Product):
 
 @register_op
 @op_dataclass
-class MicrosoftQLinearConv(Composite):
+class MicrosoftQLinearConv(OwnConv):
     """ONNX's QLinearConv of images whose channels may lie last."""
 
     type: ClassVar[str] = "com.microsoft::QLinearConv"
@@ -338,13 +328,7 @@ class MicrosoftQLinearConv(Composite):
     most_inputs: ClassVar[int | None] = 9
     keeps_types: ClassVar[bool] = True
     flags: ClassVar[tuple[str, ...]] = ("channels_last",)
-    auto_pad: str = "NOTSET"
     channels_last: int = 0
-    dilations: tuple[int, ...] = ()
-    group: int = 1
-    kernel_shape: tuple[int, ...] = ()
-    pads: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Convolve with channels behind the batch; a zero point that is missing is 0."""
@@ -356,7 +340,7 @@ class MicrosoftQLinearConv(Composite):
         x_zero, w_zero, to_zero = zeros
         x = channels_second(make, x) if self.channels_last else x
         given = x, x_scale, x_zero, w, w_scale, w_zero, to, to_zero, *bias
-        y = make.add("QLinearConv", *given, **window_of(self), group=self.group)
+        y = self.convolved(make, "QLinearConv", *given)
         return [channels_last(make, y) if self.channels_last else y]
 
 
@@ -380,11 +364,6 @@ class NhwcMaxPool(Composite):
         """Pool with channels behind the batch."""
         y = make.add("MaxPool", channels_second(make, *inputs), **window_of(self), ceil_mode=self.ceil_mode)
         return [channels_last(make, y)]
-
-
-def window_of(op: Any) -> dict[str, Any]:
-    """Return the attributes of an op that say where its window lies."""
-    return {name: getattr(op, name) for name in ("auto_pad", "dilations", "kernel_shape", "pads", "strides")}
 
 
 @register_op
@@ -456,7 +435,7 @@ def _activated(op: Composite, make: Body, value: str, kind: str, numbers: Sequen
 
 @register_op
 @op_dataclass
-class FusedConv(Composite):
+class FusedConv(OwnConv):
     """A convolution, plus Z, and an activation of that; inputs X, W, B, Z."""
 
     type: ClassVar[str] = "com.microsoft::FusedConv"
@@ -464,17 +443,11 @@ class FusedConv(Composite):
     most_inputs: ClassVar[int | None] = 4
     activation: str = ""
     activation_params: tuple[float, ...] = ()
-    auto_pad: str = "NOTSET"
-    dilations: tuple[int, ...] = ()
-    group: int = 1
-    kernel_shape: tuple[int, ...] = ()
-    pads: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Convolve, add and activate."""
         x, w, b, z = padded(inputs, 4)
-        y = make.add("Conv", x, w, *([b] if b else []), **window_of(self), group=self.group)
+        y = self.convolved(make, "Conv", x, w, *([b] if b else []))
         y = make.add("Add", y, z) if z else y
         return [_activated(self, make, y, self.activation, self.activation_params)]
 

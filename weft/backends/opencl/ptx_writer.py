@@ -37,6 +37,7 @@ def write_for(
     """Return what `PtxWriter.write` does, compiled in this process, and keep it on disk."""
     text = programs.ptx(source, values, varying).rstrip(b"\0")
     try:
+        # Each byte is a character: a binary that is no text goes to the other driver as it is, which then says so.
         cuda = as_cuda(text.decode("latin-1")).encode("latin-1")
     except ValueError as e:
         raise CompileError(

@@ -72,6 +72,7 @@ def optimize(
     `backends` are asked in order. Debug nodes run on the device `host`. `before` holds the refusals that came up when
     an earlier result was loaded. `prepared` is the result of `prepare_network`, if it was called before.
     """
+
     def plan() -> OptimizedNetwork:
         divided = divide(bound, backends, options, host=host, before=before, prepared=prepared)
         return lower_network(divided, backends)

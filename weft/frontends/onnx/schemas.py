@@ -188,13 +188,18 @@ def _of_body(node: NodeProto, index: int) -> DType | str | None:
 
     Their outputs share the name of a type, but each has its own.
     """
-    before = {"Loop": 2}.get(node.op_type, 0)
-    states = len(node.input) - before - sum(a.i for a in node.attribute if a.name == "num_scan_inputs")
+    if node.op_type not in ("Loop", "Scan"):
+        return None
+    # Before its states a Loop has a condition inside, and a number of turns and a condition outside.
+    inside, outside = (1, 2) if node.op_type == "Loop" else (0, 0)
+    scanned = 0
     for attribute in node.attribute:
-        made = attribute.g.output[index + (node.op_type == "Loop") :] if attribute.name == "body" else []
+        scanned += attribute.i if attribute.name == "num_scan_inputs" else 0
+        made = attribute.g.output[inside + index :] if attribute.name == "body" else []
         if made and made[0].type.tensor_type.elem_type in DTYPES:
             return DTYPES[made[0].type.tensor_type.elem_type]
-    return str(node.input[before + index]) if node.op_type in ("Loop", "Scan") and index < states else None
+    is_state = index < len(node.input) - outside - scanned
+    return str(node.input[outside + index]) if is_state else None
 
 
 def _dtype(name: str) -> DType | None:
