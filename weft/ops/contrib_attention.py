@@ -377,6 +377,8 @@ class RelativePositionBias(Composite):
         else:
             places = np.maximum(-places, 0)
         near = count // 2
+        if near < 1 or self.max_distance <= near:
+            raise misfit(self, f"max_distance is {self.max_distance}, and {near} buckets are for near distances")
         with np.errstate(divide="ignore"):
             grown = np.log(places / near) / np.log(self.max_distance / near) * (count - near)
         far = np.minimum(near + np.maximum(grown, 0).astype(np.int64), count - 1)
