@@ -7,11 +7,13 @@ The networks are those of `benchmarks/models.py` and, where torchvision is insta
 Weft's Vulkan and OpenCL (high = fp32, normal = fp32 accuracy by faster means, low = fp16), in PyTorch (eager, CUDA
 graph, torch.compile in a CUDA graph, both layouts of pictures, TF32 on and off, fp16), ncnn (its own networks, in
 FOLDER), ONNX Runtime on WebGPU and on the CPU, and in tinygrad in child processes. Matrix products
-of fp16 against cuBLAS come after the first batch size. A network or peer that is missing or fails is listed with the
+of fp16 against cuBLAS come last. A network or peer that is missing or fails is listed with the
 reason. The docstring of each side's module says what a time covers: own.py, peers_*.py, gemm.py.
 
-With `--jobs N` each network has a process of its own: N at a time export, load and compile, and when all are ready they
-are timed one after the other, while the rest waits. That takes a third of the time on a machine with many cores.
+With `--jobs N` each network and batch size has a process of its own: N at a time export, load and compile, and when all
+are ready they are timed one after the other, while the rest waits. That takes a third of the time on a machine with
+many cores. All of them hold memory of the GPU meanwhile: with `--gpus 2` batch 1 is on the first GPU and batch 16 on
+the second.
 
 Every row is printed, and written to the JSON file, as it is taken. The last thing printed is the table of the bars
 (bars.py): each ratio is the peer's time over Weft's. `--page FILE` writes all ratios as a page (page.py).
@@ -22,6 +24,7 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
+import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -89,6 +92,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     tables = ("on", "off", "both")
     parser.add_argument("--tables", choices=tables, default="on", help="Weft's tables of tuned choices")
     parser.add_argument("--jobs", type=number, help="networks that are prepared at a time, in processes of their own")
+    parser.add_argument("--prepare", type=float, default=1e9, help="with --jobs, seconds for preparing rows")
+    parser.add_argument("--device-times", action=argparse.BooleanOptionalAction, default=True, help="of Weft's rows")
+    parser.add_argument("--gpus", type=number, default=1, help="with --jobs, GPUs that the sizes of batches share")
+    parser.add_argument("--gpu", type=int, default=0, help="index of the GPU, in the order of CUDA and of Vulkan")
     parser.add_argument("--waits", action="store_true", help=argparse.SUPPRESS)  # a process that `--jobs` began
     parser.add_argument("--gemm", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--sizes", type=numbers, help="of the products")
@@ -108,6 +115,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main() -> None:
     """Run what the command line asks for."""
     options = parse(sys.argv[1:])
+    if options.gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(options.gpu)  # heeded by NVIDIA's OpenCL, too
+        options.devices = [f"vulkan:{options.gpu}" if name == "vulkan" else name for name in options.devices]
     counts = Counts(5, options.iterations, options.seconds, options.warm)
     if options.quick:
         counts = Counts(1, 2, options.seconds, 0.0)
@@ -123,22 +133,21 @@ def main() -> None:
     if options.waits:  # tinygrad has processes of its own, and the parent begins them
         options.peers = [peer for peer in options.peers if peer != "tinygrad"]
     peers = _present(options.peers, record)
-    if "torch" in peers and not options.quick:
+    if not options.quick and ("torch" in peers or peers_torch.is_there()):
         counts = replace(counts, wake=peers_torch.wake)
     devices = _weft_devices(options.devices, record)
-    for position, batch in enumerate(options.batch):
-        few = options.few and batch == MOST
-        networks = [n for n in options.networks if not (few and n in table_networks.NETWORKS)]
-        if options.jobs:
-            side_by_side("benchmarks.gpu", sys.argv[1:], networks, batch, options.jobs, record)
-        for network in [] if options.jobs else networks:
-            record.part(
-                f"{network} x{batch}",
-                lambda n=network, b=batch: _network(n, b, options, devices, peers, counts, record),  # type: ignore[misc]
-            )
-        if position == 0 and options.gemm:
-            products = partial(_products, options.sizes, devices, "torch" in peers, counts, record)
-            record.part(PRODUCTS, products)
+    few = table_networks.NETWORKS if options.few else ()
+    cases = [(n, b) for b in options.batch for n in options.networks if not (b == MOST and n in few)]
+    if options.jobs:
+        side_by_side("benchmarks.gpu", sys.argv[1:], cases, options.jobs, record, options.gpus)
+    for network, batch in [] if options.jobs else cases:
+        record.part(
+            f"{network} x{batch}",
+            lambda n=network, b=batch: _network(n, b, options, devices, peers, counts, record),  # type: ignore[misc]
+        )
+    if options.gemm:
+        products = partial(_products, options.sizes, devices, "torch" in peers, counts, record)
+        record.part(PRODUCTS, products)
     if "tinygrad" in peers:  # last: it takes longest to compile
         _tinygrad(options, counts, record)
     if options.waits:
@@ -175,6 +184,9 @@ def _network(
         return
     ready: list[tuple[str, Callable[[], Row]]] = []
     for part in parts:
+        if record.seconds > options.prepare:
+            record.miss(part.what, f"not prepared: {options.prepare:.0f} s were given")
+            continue
         record.attempt(part.what, lambda p=part: ready.append((p.what, p.prepare())))  # type: ignore[misc]
     begin()
     while ready:
@@ -199,6 +211,7 @@ def _parts(
             for tables in (True, False) if options.tables == "both" else (options.tables == "on",):
                 beside = options.tables == "both" and not tables
                 more = {"tables": tables, "beside": beside, "launches": options.launches}
+                more["device_times"] = options.device_times
                 make = partial(own.prepared, case, device, precision, counts, **more)
                 yield Part(f"{name} weft {device} {precision}{' untuned' if beside else ''}", make)
     if "webgpu" in peers:

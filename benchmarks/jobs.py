@@ -19,7 +19,7 @@ from benchmarks.measure import Record
 
 READY = "ready to be timed"
 """The line by which a process says that it waits for its turn."""
-KEPT = ("--networks", "--batch", "--jobs", "--json", "--page", "--resume", "--budget")
+KEPT = ("--networks", "--batch", "--jobs", "--gpus", "--gpu", "--json", "--page", "--resume", "--budget")
 """Options of the command that are not passed on: each process has its own, or none."""
 THREADS = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS", "WEFT_BUILD_PROCESSES")
 """Variables that say how many cores a process may use while others prepare, too."""
@@ -35,22 +35,28 @@ def begin() -> None:
 
 
 def side_by_side(
-    module: str, arguments: Sequence[str], networks: Sequence[str], batch: int, jobs: int, record: Record
+    module: str, arguments: Sequence[str], cases: Sequence[tuple[str, int]], jobs: int, record: Record, gpus: int = 1
 ) -> None:
-    """Measure each network at a batch size by `python -m module` with the arguments given, and take over its rows."""
-    waiting = [network for network in networks if f"{network} x{batch}" not in record.done]
+    """Measure each network at its batch size by `python -m module` with the arguments given, and take over its rows.
+
+    Each batch size has a GPU, the first one the first, as long as `gpus` are there; a GPU's memory holds all networks
+    at once.
+    """
+    waiting = [(network, batch) for network, batch in cases if f"{network} x{batch}" not in record.done]
+    batches = list(dict.fromkeys(batch for _, batch in cases))
     turns = threading.Semaphore(jobs)
     with tempfile.TemporaryDirectory() as folder:
         started = []
-        for network in waiting:
+        for network, batch in waiting:
             turns.acquire()
-            path = Path(folder) / f"{network}.json"
+            path = Path(folder) / f"{network}_{batch}.json"
             own = ["--networks", network, "--batch", str(batch), "--json", str(path), "--waits", "--no-gemm"]
-            command = [sys.executable, "-m", module, *_passed_on(arguments), *own]
+            gpu = ["--gpu", str(batches.index(batch) % gpus)] if gpus > 1 else []
+            command = [sys.executable, "-m", module, *_passed_on(arguments), *own, *gpu]
             started.append(_Process(f"{network} x{batch}", command, path, turns, jobs))
         for process in started:
             process.ready.wait()
-        print(f"[{record.seconds:4.0f} s] {len(started)} networks at batch {batch} are prepared", flush=True)
+        print(f"[{record.seconds:4.0f} s] {len(started)} networks are prepared", flush=True)
         for process in started:
             record.part(process.what, lambda p=process: p.measure(record))  # type: ignore[misc]
         for process in started:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -330,11 +331,13 @@ def random_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, Array]:
     return arrays
 
 
-def onnxruntime_session(model: onnx.ModelProto) -> Any:
-    """Return ONNX Runtime's session on the CPU, with as many threads as it takes by itself."""
+def onnxruntime_session(model: onnx.ModelProto, threads: int = 0) -> Any:
+    """Return ONNX Runtime's session on the CPU; with 0 it takes as many threads as it likes."""
     import onnxruntime as ort
 
-    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def model_of(network: str, batch: int, image: int = 224) -> onnx.ModelProto:
@@ -354,6 +357,7 @@ def build(network: str, batch: int, image: int = 224, *, trial: bool = False) ->
     else:
         model, module = model_of(network, batch, image), None
     inputs = random_inputs(model)
-    outputs = onnxruntime_session(model).run(None, dict(inputs))
+    threads = int(os.environ.get("OMP_NUM_THREADS", "0"))  # beside other processes, as `benchmarks.jobs` has it
+    outputs = onnxruntime_session(model, threads).run(None, dict(inputs))
     known = [np.asarray(o) for o in outputs]
     return Workload(network, batch, model, inputs, known, table_networks.flops(model), module)

@@ -52,10 +52,12 @@ def prepared(
     *,
     tables: bool = True,
     beside: bool = False,
+    device_times: bool = True,
     launches: Path | None = None,
 ) -> Callable[[], Row]:
     """Load a network in both sessions that a row takes; return what checks and times it, once, and closes them.
 
+    Without `device_times` it is one session, and the row has host times alone.
     `beside` names the row "untuned", because there is one with the tables as well. A file in the folder `launches` gets
     the name and the median microseconds of each launch, taken with timestamps.
     """
@@ -70,7 +72,7 @@ def prepared(
         plain = opened.enter_context(load())
         found.more["load_s"] = time.perf_counter() - start
         found.more["tuned"] = _tuned(plain)
-        profiled = opened.enter_context(load(profile=True))
+        profiled = opened.enter_context(load(profile=True)) if device_times else None
         sessions = opened.pop_all()
 
     def take() -> Row:
@@ -80,7 +82,8 @@ def prepared(
             found.compare(last, case)
             found.note = _granted(plain.report.notes)
             _time_arrays(found, plain, case, counts)
-            _device_times(found, case, profiled, counts, launches)
+            if profiled is not None:
+                _device_times(found, case, profiled, counts, launches)
             if device.startswith("opencl") and found.device_ms is not None:
                 _queued_times(found, case, plain, counts)
         return found

@@ -57,6 +57,14 @@ def facts() -> str:
     return f"{torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}, {name}"
 
 
+def is_there() -> bool:
+    """Tell whether PyTorch is installed and has a CUDA device."""
+    try:
+        return bool(facts())
+    except (ImportError, RuntimeError):
+        return False
+
+
 def rows(case: Workload, ways: Sequence[str], precisions: Collection[str], counts: Counts) -> Iterator[Part]:
     """Return the rows of one network: the ways of running, their variants, and those of the precisions."""
     variants = torch_side(case).variants

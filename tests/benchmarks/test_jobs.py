@@ -9,13 +9,15 @@ from benchmarks.measure import Record, Row
 
 def test_networks_are_prepared_together_and_timed_one_after_the_other() -> None:
     record = Record({})
-    arguments = ["--networks", "all", "--rest", "--json=elsewhere", "--jobs", "2"]
-    side_by_side("tests.helpers.measuring_process", arguments, ["first", "broken", "second"], 4, 2, record)
+    arguments = ["--networks", "all", "--rest", "--json=elsewhere", "--jobs", "2", "--gpus=2"]
+    cases = [("first", 4), ("broken", 4), ("second", 8)]
+    side_by_side("tests.helpers.measuring_process", arguments, cases, 2, record, gpus=2)
     first, second = record.rows
-    assert (first.network, first.batch, second.network) == ("first", 4, "second")
+    assert (first.network, first.batch, second.network, second.batch) == ("first", 4, "second", 8)
     assert max(first.more["prepared"], second.more["prepared"]) < first.more["began"] < second.more["began"]
+    assert (first.more["gpu"], second.more["gpu"]) == (0, 1)
     assert first.more["rest"] == 1
-    assert record.done == ["first x4", "second x4"]
+    assert record.done == ["first x4", "second x8"]
     assert "status 3" in record.absent["broken x4"]
 
 
