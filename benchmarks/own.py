@@ -80,7 +80,7 @@ def prepared(
             found.compare(plain.run(case.inputs), case)
             last = found.time(lambda: plain.run(case.inputs), counts)
             found.compare(last, case)
-            found.note = _granted(plain.report.notes)
+            found.note = _told(plain.report.notes)
             _time_arrays(found, plain, case, counts)
             if profiled is not None:
                 _device_times(found, case, profiled, counts, launches)
@@ -91,9 +91,12 @@ def prepared(
     return take
 
 
-def _granted(notes: Sequence[str]) -> str:
-    """Return what a report says of a precision that was computed as another; each note begins with the device."""
-    return "; ".join(note.partition(": ")[2] for note in notes if "was computed as" in note)
+def _told(notes: Sequence[str]) -> str:
+    """Return what a report says of a precision that was computed as another, and of kernels that are not used.
+
+    Each note begins with the device.
+    """
+    return "; ".join(note.partition(": ")[2] for note in notes if "was computed as" in note or "are not used" in note)
 
 
 def _tuned(session: weft.Session) -> int:

@@ -18,10 +18,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from weft import config
+from weft.core.host.file_locks import locked
 from weft.core.host.trust import NotTrusted, file_problem, folder_problem, read_file
 
 log = logging.getLogger("weft.cache")
@@ -203,6 +204,19 @@ class DiskCache:
             return
         _keep_budget(path.parent.parent, len(blob))
 
+    @contextmanager
+    def turn(self, seconds: float) -> Iterator[None]:
+        """Keep other processes that ask for their turn out of the block, where the cache can be used.
+
+        After so many seconds of waiting the block runs beside the others.
+        """
+        with ExitStack() as held:
+            if self.folder is not None and not folder_refused(self.folder):
+                with suppress(OSError):  # a cache that cannot be written shares nothing
+                    _make(self.folder)
+                    held.enter_context(locked(self.folder, seconds))
+            yield
+
     def discard(self, key: str) -> None:
         """Remove the blob under `key`: a driver refused it."""
         path = self.path(key)
@@ -272,8 +286,7 @@ def write(path: Path, content: bytes) -> None:
     It removes files that killed processes left and an empty folder in the file's place. For a user's folder, which
     must not be tidied, call `replace_file`.
     """
-    path.parent.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
-    path.parent.mkdir(mode=0o700, exist_ok=True)
+    _make(path.parent)
     _sweep(path.parent)
     try:
         replace_file(path, content)
@@ -282,6 +295,11 @@ def write(path: Path, content: bytes) -> None:
             raise
         os.rmdir(path)  # only an empty folder can be removed; otherwise the error names the folder
         replace_file(path, content)
+
+
+def _make(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def replace_file(path: Path, content: bytes) -> None:

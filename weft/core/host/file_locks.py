@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -15,19 +16,24 @@ try:
 except ImportError:  # Windows, which cannot open a folder
     _fcntl = None
 
+ASK_AGAIN = 0.02
+"""Seconds between two tries to lock."""
+
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, seconds: float | None = None) -> Iterator[None]:
     """Keep other processes and threads out of this block for the same folder; OSError if that fails.
 
-    The system releases the lock when the process ends. Without `fcntl`, a file `.lock` stays in the folder.
+    With `seconds`, TimeoutError if another one is in it for longer. The system releases the lock when the process ends.
+    Without `fcntl`, a file `.lock` stays in the folder.
     """
+    deadline = None if seconds is None else time.monotonic() + seconds
     fd = os.open(folder, os.O_RDONLY) if _fcntl else os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        if _fcntl:
-            _fcntl.flock(fd, _fcntl.LOCK_EX)
-        else:
-            _lock_first_byte(fd)
+        while not _lock(fd, wait=deadline is None):
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(errno.ETIMEDOUT, f"another process is at work in {folder}")
+            time.sleep(ASK_AGAIN)
         yield
     finally:
         os.close(fd)
@@ -62,13 +68,17 @@ def remove_left(path: Path) -> None:
         path.unlink()
 
 
-def _lock_first_byte(fd: int) -> None:
-    msvcrt: Any = import_module("msvcrt")
-    while True:
-        try:
-            msvcrt.locking(fd, msvcrt.LK_LOCK, 1)
-            return
-        except OSError as e:
-            # LK_LOCK gives up after ten tries, a second apart.
-            if e.errno != errno.EDEADLK:
-                raise
+def _lock(fd: int, wait: bool) -> bool:
+    """Lock an open file; tell whether that came about: without `wait` another process may have it."""
+    try:
+        if _fcntl:
+            _fcntl.flock(fd, _fcntl.LOCK_EX if wait else _fcntl.LOCK_EX | _fcntl.LOCK_NB)
+        else:
+            msvcrt: Any = import_module("msvcrt")
+            msvcrt.locking(fd, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+    except OSError as e:
+        # Windows gives up a wait after ten tries, a second apart.
+        if e.errno not in (errno.EDEADLK, errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        return False
+    return True

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from weft.backends.gpu.tuning import tuner
 from weft.core.contract.backend import DeviceInfo
 from weft.core.contract.backend_options import Options
 from weft.core.graph.graph import Graph
+from weft.core.host.disk_cache import DiskCache
 from weft.core.registry.backend_registry import registry
 from weft.errors import (
     BackendError,
@@ -266,6 +268,32 @@ def test_kernels_are_tested_before_a_network_first_uses_them(unseen: Unseen) -> 
     verdict_store.verify(unseen.runtime)
     verdicts = unseen.runtime.verdicts
     assert "conv_gemm" in unseen.tested[-1] and verdicts.known and not verdicts.untested
+
+
+def test_programs_that_start_at_once_test_one_after_the_other(unseen: Unseen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The later one finds what the first one kept."""
+    came, events, turn = threading.Event(), list[str](), DiskCache.turn
+
+    @contextmanager
+    def noted(cache: DiskCache, seconds: float) -> Iterator[None]:
+        came.set()
+        with turn(cache, seconds):
+            events.append("the second program's turn")
+            yield
+
+    first = GpuRuntime(registry.find("opencl").open(0))  # type: ignore[attr-defined]
+    with DiskCache("selftest").turn(0.0):
+        monkeypatch.setattr(DiskCache, "turn", noted)
+        second = threading.Thread(target=verdict_store.verify, args=(unseen.runtime, ["pool"]))
+        second.start()
+        assert came.wait(60)
+        monkeypatch.setattr(DiskCache, "turn", lambda cache, seconds: nullcontext())
+        verdict_store.verify(first, ["pool"])
+        events.append("the first program ends")
+    second.join()
+    first.close()
+    assert events == ["the first program ends", "the second program's turn"]
+    assert len([names for names in unseen.tested if "pool" in names]) == 1
 
 
 def test_a_network_is_planned_anew_if_its_kernels_are_wrong(unseen: Unseen) -> None:
