@@ -397,8 +397,24 @@ class GpuBackend(Backend):
             source, target = (Binding(x.buffer, x.offset, src.nbytes) for x in (a, b))
             run_once(self.device, [Access(CopyCommand(source, target, "copy"), (a,), (b,))] if src.nbytes else [])
             return
+        try:
+            launches = self._relayouts(src, dst)
+        except WrongKernel:
+            middle = Tensor.empty(src.shape, src.dtype, src.layout, src.name)
+            self.onCopyBuffer(src, middle)
+            self.onCopyBuffer(middle, dst)
+            return
+        run_once(self.device, [access(launch) for launch in launches])
+
+    def _relayouts(self, src: Tensor, dst: Tensor) -> list[BoundLaunch]:
+        """Return the launches that convert one tensor to another; WrongKernel if the self-test finds them wrong."""
         execution = GpuExecution(Relayout(dst.layout, dst.dtype), self._shared, f"copy {src.name}")
-        run_once(self.device, [access(launch) for launch in execution.launches([src], [dst])])
+        launches = execution.launches([src], [dst])
+        templates = {name for launch in launches for name in launch.templates}
+        if self.tests_kernels and self.runtime.verdicts.lack(templates):
+            self.runtime.verdicts.verify(self.runtime, templates)
+            launches = execution.launches([src], [dst])
+        return launches
 
     # -- end -------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import weft
@@ -25,9 +26,12 @@ from weft.backends.gpu.lowering import launch_builder
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.selftest import child, value_check, verdict_store
 from weft.backends.gpu.tuning import tuner
-from weft.core.contract.backend import DeviceInfo
+from weft.core.contract.backend import BackendInfo, DeviceInfo, StorageType
 from weft.core.contract.backend_options import Options
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Layout
+from weft.core.graph.tensor import Tensor
 from weft.core.host.disk_cache import DiskCache
 from weft.core.registry.backend_registry import registry
 from weft.errors import (
@@ -329,6 +333,24 @@ def test_two_sessions_that_meet_a_wrong_kernel_at_once_are_both_planned_anew(
     for thread in threads:
         thread.join()
     assert placed == [{"cpu", "opencl"}] * 2
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_copy_tests_its_kernels_and_does_without_wrong_ones(unseen: Unseen, wrong: bool) -> None:
+    unseen.wrong = {"relayout"} if wrong else set()
+    backend = registry.find("opencl").onCreate(BackendInfo("opencl", 0))
+    given = np.arange(30, dtype=np.float32).reshape(1, 5, 3, 2)
+    plain, packed = (Tensor("t", given.shape, DType.FLOAT32, layout) for layout in (Layout.NCHW, Layout.NC4HW4))
+    try:
+        for tensor in (plain, packed):
+            assert backend.onAcquireBuffer(tensor, StorageType.STATIC)
+        got = Tensor.empty(given.shape, DType.FLOAT32, Layout.NC4HW4, "got")
+        for source, target in ((Tensor.from_numpy(given), plain), (plain, packed), (packed, got)):
+            backend.onCopyBuffer(source, target)
+    finally:
+        backend.close()
+    np.testing.assert_array_equal(got.numpy(), given)
+    assert [names for names in unseen.tested if "relayout" in names]
 
 
 def test_a_saved_network_whose_kernels_are_wrong_is_to_be_optimised_again(
