@@ -235,7 +235,7 @@ class Where(Elementwise):
 class Clip(Elementwise):
     """Keep x between the scalars min and max, either of which may be missing; max wins over min.
 
-    Without a limit, infinities stay on that side, as in onnx's evaluator. ONNX Runtime makes the largest number of them.
+    Without a limit, infinities stay on that side, as in onnx's evaluator; ONNX Runtime has the largest number there.
     """
 
     types: ClassVar[Types] = NUMERIC
