@@ -41,7 +41,7 @@ class GatedAdd(Composite):
     """X plus Y times a gate for each row; inputs X, Y, gate. ONNX Runtime projects gates on CUDA alone."""
 
     type: ClassVar[str] = "com.microsoft::GatedAdd"
-    op_class: ClassVar[OpClass] = "arithmetic"
+    op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 3
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
