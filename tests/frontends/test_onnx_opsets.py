@@ -233,6 +233,8 @@ def test_the_domain_of_onnx_has_two_names() -> None:
         (17, node("Concat"), "attribute 'axis' is missing"),
         (17, node("Concat", axis=1.0), "attribute 'axis' is FLOAT; it must be INT"),
         (17, node("Relu", "x x"), "it has 2 inputs; allowed: 1 to 1"),
+        (17, node("QLinearConv", "x x x x x x"), "it has 6 inputs; allowed: 8 to 9; missing: y_scale, y_zero_point"),
+        (17, node("ConvInteger", "x"), "it has 1 inputs; allowed: 2 to 4; missing: w"),
         (17, node("Relu", "x", "y z"), "it has 2 outputs; allowed: 1 to 1"),
         (17, node("Add", "x _"), "input 1 (B) is missing"),
         (17, node("Cast", to=TensorProto.STRING), "STRING is not supported"),

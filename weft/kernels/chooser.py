@@ -12,7 +12,7 @@ others, and all on software devices, are ranked by their own costs, which are ru
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
@@ -33,6 +33,8 @@ TileT = TypeVar("TileT")
 Facts = Mapping[str, "int | str | bool"]
 NEVER = float("inf")
 """The cost of a candidate that only tuning may pick."""
+NEAR = 1.25
+"""A candidate that costs up to so many times the least is taken if its kernel exists already."""
 REMEMBERED = 1024
 """Number of problems whose decisions a chooser remembers: networks repeat their layers."""
 
@@ -147,8 +149,14 @@ class Decision:
         """Return the facts, sorted by their names, as in a tuning table's key."""
         return ", ".join(f"{name}={value!r}" for name, value in sorted((self.facts or {}).items()))
 
-    def lines(self, taken: str | None = None) -> Iterator[str]:
-        """Iterate over the lines of what is printed; `taken` is the candidate that a table chose."""
+    def near(self, known: Collection[str]) -> str | None:
+        """Return the cheapest of some candidates, if it hardly costs more than the default."""
+        most = NEAR * self.candidates[self.default].cost
+        there = [text for text in self.candidates if text in known and self.candidates[text].cost <= most]
+        return min(there, key=lambda text: self.candidates[text].cost, default=None)
+
+    def lines(self, taken: str | None = None, reason: str = "tuning found it best") -> Iterator[str]:
+        """Iterate over the lines of what is printed; `taken` is the candidate that was taken, for a `reason`."""
         for name, why in self.refused:
             yield f"{name}: no, {why}"
         taken = taken or self.default
@@ -156,7 +164,7 @@ class Decision:
             cost = f"about {candidate.cost:.1f} us" if self.in_microseconds else f"cost {candidate.cost:.2f}"
             cost = "for tuning" if candidate.cost == NEVER else cost
             by = f"{candidate.algorithm.name}: " if candidate.algorithm is not None else ""
-            mark = "" if text != taken else ", taken" if text == self.default else ", taken: tuning found it best"
+            mark = "" if text != taken else ", taken" if text == self.default else f", taken: {reason}"
             yield f"{by}{text}, {cost}{mark}"
         if self.unasked:
             yield f"{', '.join(self.unasked)}: not asked, since {self.name!r} comes first"

@@ -102,6 +102,9 @@ class KernelBuilder(ABC):
     """
 
     caps: DeviceCaps
+    sizes_change: bool = False
+    """Whether the node has run for other sizes: then few kernels that serve many sizes beat the fastest one for each,
+    which has to be compiled."""
     split_products: bool = False
     """Whether matrix units may compute fp32 products as sums of products of halves (`Precision.NORMAL`)."""
     winograd: bool = True
@@ -240,8 +243,11 @@ class KernelBuilder(ABC):
         caps, local = self.caps, min(SMALL_GROUP, self.caps.max_local_items)
         if caps.compute_units >= caps.model.many_units and not caps.software:
             # A large GPU starts about one work-group per clock, so a few large groups beat many small ones.
-            while local * 2 <= min(LARGE_GROUP, caps.max_local_items) and total >= 8 * local * caps.compute_units:
+            most_items = min(LARGE_GROUP, caps.max_local_items)
+            while local * 2 <= most_items and total >= 8 * local * caps.compute_units:
                 local *= 2
+            if self.sizes_change and local * 2 <= most_items:
+                local = min(SMALL_GROUP, caps.max_local_items)  # only two sizes, as each is another kernel
         groups = -(-max(total, 1) // (local * per_item))
         most = max((MAX_ELEMENTS - total) // local, 1)  # a work-item computes its next index before it compares it
         return (max(1, min(groups, self.caps.max_grid[0], most)), 1, 1), (local, 1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,10 @@ RAW_KINDS: dict[int, ArgKind] = {4: "raw4", 8: "raw8", 16: "raw16"}
 ConstantKind = Literal["int", "float", "double"]
 LOCAL_SIZE = ("LX", "LY", "LZ")
 """The constants that are the local size. They must be known when a kernel is built."""
+_BOUNDS = re.compile(r"; \w+ < ([\w* ]+); \w+ \+= (?:GROUPS_X|GLOBAL_SIZE)\b")
+"""Finds what bounds the loop in which the work-groups, or the work-items, of a launch share its work."""
+_AXIS = re.compile(r"\w*[DS]\d+")
+"""Matches the sizes and steps of numbered axes, by which an item finds its coordinates."""
 SUBGROUP = 32
 """Work-items that exchange values or multiply matrices together, in the kernels that do so."""
 
@@ -96,3 +101,9 @@ class KernelSource:
     def digest(self) -> str:
         """Return the hash under which the source is cached and shipped."""
         return hashlib.blake2b(self.text.encode(), digest_size=16).hexdigest()
+
+    @cached_property
+    def walk(self) -> frozenset[str]:
+        """Return the constants by which items walk through all of the work: what bounds their loop, and its axes."""
+        bounds = {name for found in _BOUNDS.findall(self.text) for name in found.split(" * ")}
+        return frozenset(name for name, _ in self.constants if name in bounds or _AXIS.fullmatch(name))

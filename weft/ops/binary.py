@@ -233,7 +233,10 @@ class Where(Elementwise):
 @register_op
 @op_dataclass
 class Clip(Elementwise):
-    """Keep x between the scalars min and max, either of which may be missing; max wins over min."""
+    """Keep x between the scalars min and max, either of which may be missing; max wins over min.
+
+    Without a limit, infinities stay on that side, as in onnx's evaluator; ONNX Runtime has the largest number there.
+    """
 
     types: ClassVar[Types] = NUMERIC
     op_class: ClassVar[OpClass] = "exact"

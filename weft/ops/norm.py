@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import ClassVar
 
@@ -205,7 +206,10 @@ def _layer_norm(op: LayerNormalization, make: Body, node: Node) -> Sequence[str]
 @register_op
 @op_dataclass
 class RMSNormalization(Op):
-    """The axes from `axis` on divided by their root mean square, and scaled; inputs X, scale."""
+    """The axes from `axis` on divided by their root mean square, and scaled; inputs X, scale.
+
+    The scale may be of another type, and the output is of that. What is scaled is not rounded to the type of X before.
+    """
 
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 2
@@ -218,8 +222,9 @@ class RMSNormalization(Op):
         x = float_spec(given(inputs, 0), 1)
         _check_stash(self.stash_type, x)
         one_axis(self.axis, len(x.dims))
-        _check_suffix(given(inputs, 1), x.dims)
-        return (x,)
+        scale = float_spec(given(inputs, 1), 0)
+        _check_suffix(scale, x.dims)
+        return (replace(x, dtype=scale.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the output."""
@@ -227,9 +232,20 @@ class RMSNormalization(Op):
         axes = tuple(range(one_axis(self.axis, x.ndim), x.ndim))
         wide = widen(x)
         mean = _mean(np.square(wide), axes)
-        return np.asarray(wide / np.sqrt(mean + _scalar(self.epsilon, mean)) * widen(scale)).astype(
-            x.dtype, copy=False
-        )
+        normalized = wide / np.sqrt(mean + _scalar(self.epsilon, mean))
+        return np.asarray(normalized * widen(scale)).astype(scale.dtype, copy=False)
+
+
+@decomposition("RMSNormalization")
+def _scaled_in_another_type(op: RMSNormalization, make: Body, node: Node) -> Sequence[str]:
+    """Return a normalization in the wider of the two types, or in float32, and a conversion."""
+    x, scale = node.inputs
+    types = make.dtype(x), make.dtype(scale)
+    if types[0] is types[1]:
+        return []
+    wide = DType.FLOAT64 if DType.FLOAT64 in types else DType.FLOAT32
+    normalized = make.all(op.type, make.cast(x, wide), make.cast(scale, wide), made=1, **op.attributes())
+    return [make.cast(normalized[0], types[1])]
 
 
 @register_op

@@ -43,6 +43,7 @@ def _softplus(v: Array, alpha: float, beta: float) -> Array:
 
 NO_DEFAULT = float("nan")
 ACTIVATIONS: dict[str, Activation] = {
+    # ONNX's own op has these defaults; ONNX Runtime takes zeros, with which the gate is zero.
     "affine": Activation(lambda v, a, b: a * v + b, "({alpha} * {v} + {beta})", 1.0, 0.0),
     "elu": Activation(
         lambda v, a, b: np.where(v < 0, a * np.expm1(v), v), "({v} < 0.0 ? {alpha} * expm1({v}) : {v})", 1.0
@@ -249,7 +250,7 @@ class Recurrent(Op):
         raise NotImplementedError
 
     def clipped(self, v: Array) -> Array:
-        """Return the argument of an activation, clipped if the layer has `clip`."""
+        """Return the argument of a gate's activation, clipped if the layer has `clip`."""
         return v if self.clip is None else np.clip(v, -self.clip, self.clip).astype(v.dtype, copy=False)
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
@@ -339,8 +340,8 @@ class LSTM(Recurrent):
         )
         cell = kept * c + i * g(self.clipped(own))
         o = f(self.clipped(o if peep is None else o + peep[1] * cell))
-        # ONNX clips what any activation reads; onnxruntime leaves this one out.
-        return [o * h_of(self.clipped(cell)), cell]
+        # ONNX Runtime clips the gates alone. ONNX's text, "the input of activations", can mean this one, too.
+        return [o * h_of(cell), cell]
 
 
 __all__ = [

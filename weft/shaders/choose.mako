@@ -1,11 +1,11 @@
-## Where: raw elements of a where the condition holds, else of b, all three broadcast to the output's axes D.
+## Where: raw elements of a where the condition holds, else of b, all three broadcast to the output's axes D, from the last one on.
 <%
 def at(name):
     return " + ".join(f"i{d} * {name}_S{d}" for d in range(rank))
 %>
 ${k.for_each("i", "TOTAL")} {
   int rest = i;
-% for d in reversed(range(rank)):
+% for d in range(rank):
   const int i${d} = rest % D${d};
   rest /= D${d};
 % endfor

@@ -1,5 +1,5 @@
 ## An expression of broadcast operands in NCHW. With rank 0 all operands have the output's shape; otherwise D0.. are the
-## sizes and <operand>_S0.. the strides of the collapsed axes. With `wide` a work-item computes four elements: sizes and
+## sizes and <operand>_S0.. the strides of the collapsed axes, from the last one on. With `wide` a work-item computes four elements: sizes and
 ## strides count vectors, and operands that are not among `fours` are repeated along the last axis.
 <%
 operands = [f"v{i}" if f"x{i}" in names else f"K{i}" for i in range(count)]
@@ -9,9 +9,9 @@ result = k.expand4(expr, *(o + "!" if o in single else o for o in operands)) if 
 ${k.for_each("i", "TOTAL")} {
 % if rank:
   int rest = i;
-% for d in reversed(range(rank)):
-  const int i${d} = ${"rest" if d == 0 else f"rest % D{d}"};
-% if d:
+% for d in range(rank):
+  const int i${d} = ${"rest" if d == rank - 1 else f"rest % D{d}"};
+% if d < rank - 1:
   rest /= D${d};
 % endif
 % endfor

@@ -38,7 +38,7 @@ arg = k.args[f"x{i}"]
 <%def name="negate()">${pairs.negate("low", "high")}</%def>
 ${k.for_each("i", "TOTAL")} {
   int rest = i;
-% for d in reversed(range(rank)):
+% for d in range(rank):
   const int i${d} = rest % D${d};
   rest /= D${d};
 % endfor

@@ -1,7 +1,9 @@
 ## ${rows} rows of a times constant weights that are packed as vectors along K: a work-group computes one column, its
 ## items divide K and add up in a `tree`, or one after the other where barriers cost more than that. Weights are read
 ## once, in whole vectors; so is a, if K is a multiple of four (`quads`).
+## If `ragged`, there are M rows, up to `rows`: others are computed from the last one.
 <%
+row = lambda m: f"min({m}, M - 1)" if ragged and m else str(m)
 k.shared("f32", "part", f"{rows} * LX")
 %>
 for (int n = GROUP_X; n < COUNT; n += GROUPS_X) {
@@ -13,16 +15,16 @@ for (int n = GROUP_X; n < COUNT; n += GROUPS_X) {
 ${"    const int at = v * 4;" if not quads else ""}
 % for m in range(rows):
 % if quads:
-    const f32x4 a${m} = ${a.load_quad(f"{m} * (K / 4) + v")};
+    const f32x4 a${m} = ${a.load_quad(f"{row(m)} * (K / 4) + v")};
     acc${m} += b.x * a${m}.x;
     acc${m} += b.y * a${m}.y;
     acc${m} += b.z * a${m}.z;
     acc${m} += b.w * a${m}.w;
 % else:
-    acc${m} += b.x * ${a.load(f"{m} * K + at")};
-    if (at + 1 < K) acc${m} += b.y * ${a.load(f"{m} * K + at + 1")};
-    if (at + 2 < K) acc${m} += b.z * ${a.load(f"{m} * K + at + 2")};
-    if (at + 3 < K) acc${m} += b.w * ${a.load(f"{m} * K + at + 3")};
+    acc${m} += b.x * ${a.load(f"{row(m)} * K + at")};
+    if (at + 1 < K) acc${m} += b.y * ${a.load(f"{row(m)} * K + at + 1")};
+    if (at + 2 < K) acc${m} += b.z * ${a.load(f"{row(m)} * K + at + 2")};
+    if (at + 3 < K) acc${m} += b.w * ${a.load(f"{row(m)} * K + at + 3")};
 % endif
 % endfor
   }
@@ -40,7 +42,7 @@ ${"    const int at = v * 4;" if not quads else ""}
     BARRIER;
   }
 % endif
-  if (LOCAL_X < ${rows}) {
+  if (LOCAL_X < ${"M" if ragged else rows}) {
     const int m = LOCAL_X, column = FIRST + n;
     f32 sum = part[m * LX];
 % if not tree:

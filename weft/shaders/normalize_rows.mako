@@ -1,7 +1,8 @@
-## What normalize_lines does, for LINES adjacent lines of LENGTH elements: a team of work-items for each line, ROWS lines
-## in a group. An item keeps its share of the line in registers, so memory is read once: `each` vectors of four (or
-## elements), a team apart. UNITS are the vectors, or elements, of a line. With `ahead`, all is loaded before anything is
-## used, since a load takes longer than all else; an item that has no more of its line then loads the last of it again.
+## What normalize_lines does, for LINES adjacent lines of LENGTH elements: a team of work-items for each line, as many
+## lines in a group as it has teams. An item keeps its share of the line in registers, so memory is read once: `each`
+## vectors of four (or elements), a team apart. UNITS are the vectors, or elements, of a line. With `ahead`, all is
+## loaded before anything is used, since a load takes longer than all else; an item that has no more of its line then
+## loads the last of it again.
 <%namespace name="teams" file="team.parts.mako"/>
 <%
 kind, lanes, zero = ("f32x4", (".x", ".y", ".z", ".w"), "SPLAT(0.0)") if fours else ("f32", ("",), "0.0")
@@ -14,7 +15,7 @@ def parameter(name, place, at):
     return read(k.args[name], place if name in whole else f"({at}) % {name.upper()}_UNITS")
 %>
 const int place = LOCAL_X % ${team};
-for (int first = GROUP_X * ROWS; first < LINES; first += GROUPS_X * ROWS) {
+for (int first = GROUP_X * (LX / ${team}); first < LINES; first += GROUPS_X * (LX / ${team})) {
   const int line = first + LOCAL_X / ${team}, base = line * UNITS + place;
   const int left = line < LINES ? UNITS - place : 0;
 % if ahead:

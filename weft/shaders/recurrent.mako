@@ -129,8 +129,8 @@ for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
 % if k.has("p"):
         s1 += ${peep(1)} * c_new;
 % endif
-        const ${k.number} v1 = ${clip("s1")}, cell = ${clip("c_new")};
-        const ${k.number} h_new = ${act(0, "v1")} * ${act(2, "cell")};
+        const ${k.number} v1 = ${clip("s1")};
+        const ${k.number} h_new = ${act(0, "v1")} * ${act(2, "c_new")};
 % elif gru:
         const ${k.number} v0 = ${clip("s0")};
         const ${k.number} keep = ${act(0, "v0")};

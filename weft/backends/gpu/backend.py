@@ -6,7 +6,7 @@ its outputs. `onResizeEnd` records it; a run submits it once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -19,12 +19,12 @@ from weft.backends.gpu.execution import GpuExecution, PipelineContext
 from weft.backends.gpu.lowering.channels_last import sum_rows
 from weft.backends.gpu.lowering.fusion import why_not_fused, why_not_joined
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
-from weft.backends.gpu.lowering.launch_builder import WrongKernel
+from weft.backends.gpu.lowering.launch_builder import WrongKernel, choice_of
 from weft.backends.gpu.lowering.lower import GpuPlan, Target, label_of, lower, templates_of
 from weft.backends.gpu.lowering.support import why_not
 from weft.backends.gpu.memory.slots import SMALLEST, Region, Slots
 from weft.backends.gpu.recording.chunked_upload import worthwhile
-from weft.backends.gpu.recording.launches import BoundChain, BoundLaunch, PlannedChain
+from weft.backends.gpu.recording.launches import BoundChain, BoundLaunch, PlannedChain, PlannedLaunch
 from weft.backends.gpu.recording.pipeline_recording import PipelineRecording, access, run_once
 from weft.backends.gpu.recording.schedule import Access
 from weft.backends.gpu.runtime import GpuRuntime
@@ -44,7 +44,7 @@ from weft.core.memory.buffer_manager import BufferManager
 from weft.core.passes.fuse import fuse_epilogues, fuse_groups
 from weft.errors import BackendError
 from weft.kernels.gpu_op import find_gpu_op
-from weft.kernels.launch import INDEX_MAPS
+from weft.kernels.launch import FOR_SHAPES, INDEX_MAPS
 from weft.ops.relayout import Relayout
 
 SMALL_OUTPUT = 1 << 18
@@ -81,6 +81,7 @@ class GpuBackend(Backend):
         )  # fmt: skip
         self._kept_plans = KeptPlans(thrifty=self._target.thrifty)
         self._shared = PipelineContext(self._target, self.slots, self.recording, self._builds, self._kept_plans)
+        self.wants_other_sizes = not self.device.reads_all_sizes and FOR_SHAPES not in self.device.caps.without
         self._counters: list[Tensor] = []
         """By which the work-groups of each chain wait for each other."""
         self._refused: tuple[str, ...] = ()
@@ -172,11 +173,19 @@ class GpuBackend(Backend):
         self._makers = {label_of(node): node for node in lowered.graph.nodes}
         self._read = plan.read
         self._shared.plans.update(plan.nodes)
-        launches = (launch for plans in plan.nodes.values() for each in plans for launch in each.launches)
-        self._builds.note(launches, sizes_of(lowered.graph))
+        self._builds.note(_launches(plan), sizes_of(lowered.graph))
+        for label, plans in plan.nodes.items():
+            if all(self._builds.serves_shapes(launch.source) for launch in plans[0].launches):
+                for number, each in enumerate(plans[0].taken):
+                    self._builds.took(choice_of(label, number), each.text)
         self.slots.follow(lowered.graph, lowered.views, plan.micro_batches.depth)
         self.recording.run.micro_batches = plan.micro_batches
         self.recording.run.plan_chains(plan.chains)
+
+    def onOtherSizes(self, lowered: Lowered) -> None:
+        """Learn which constants of kernels vary."""
+        assert isinstance(lowered.plan, GpuPlan)
+        self._builds.compare(_launches(lowered.plan), sizes_of(lowered.graph))
 
     def faster_arithmetic(self) -> bool:
         """Tell whether matrix units may multiply fp32 as sums of halves."""
@@ -450,6 +459,10 @@ def _mapped(tensor: Tensor) -> tuple[Array | None, Binding]:
     binding = _whole(tensor)
     host = binding.buffer.host
     return None if host is None else host[binding.offset :], binding
+
+
+def _launches(plan: GpuPlan) -> Iterator[PlannedLaunch]:
+    return (launch for plans in plan.nodes.values() for each in plans for launch in each.launches)
 
 
 def _whole(tensor: Tensor) -> Binding:

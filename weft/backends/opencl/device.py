@@ -74,6 +74,7 @@ class OpenCLDevice(GpuDevice):
         facts = {"index": info.index, "name": info.name, "driver": info.driver}
         self.compilers = Compilers(facts, processes)
         self.programs = Programs(self._context, device, self.compilers)
+        self.reads_all_sizes = self.programs.all_late
 
     def _learn(self) -> None:
         """Set what pays on such a device: on a CPU, overlap takes cores from the copies."""

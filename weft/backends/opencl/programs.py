@@ -128,6 +128,11 @@ class Programs:
         self.loaded_from_disk = 0
 
     @property
+    def all_late(self) -> bool:
+        """Tell whether every constant is an argument at every shape."""
+        return self._all_late
+
+    @property
     def built(self) -> int:
         """Return the number of kernels made for the device, from source or from a cached binary."""
         return self.built_from_source + self.loaded_from_disk

@@ -54,7 +54,7 @@ CASES: list[Case] = [
         ("LSTM", "", {}),
         ("LSTM", "bhcp", {"direction": "bidirectional", "lens": (2, 4)}),
         ("LSTM", "b", {"direction": "reverse", "lens": (4, 1), "batch": 2}),
-        ("LSTM", "bh", {"clip": 0.3, "input_forget": 1, "hidden": 6}),
+        ("LSTM", "bhc", {"clip": 0.3, "input_forget": 1, "hidden": 6}),
         ("LSTM", "bhc", {"constant": False, "features": 4, "hidden": 8}),
         ("LSTM", "bhcp", {"layout": 1, "steps": 3}),
         ("LSTM", "b", {"made": f16, "steps": 3, "features": 8}),

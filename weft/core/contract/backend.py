@@ -68,7 +68,8 @@ cannot be used (A20). A change that breaks backends raises the major, an additio
 `BackendInfo.forward_type` and `Backend.onLowered`. `Backend.lower` is called when a network is optimised, on any object
 of the device, and may return a `Lowered`.
 
-1.2 added `Backend.onLendInput`, `onLendOutput`, `onStoreOutput` and `onReachMemory`, and `BackendInfo.same_nodes`."""
+1.2 added `Backend.onLendInput`, `onLendOutput`, `onStoreOutput`, `onReachMemory`, `wants_other_sizes` and
+`onOtherSizes`, and `BackendInfo.same_nodes`."""
 
 
 def is_compatible(backend: tuple[int, int], ours: tuple[int, int] = API_VERSION) -> bool:
@@ -230,6 +231,8 @@ class Backend(ABC):
     copies_constants: ClassVar[bool] = True
     """Whether Weft puts constant inputs into this backend's STATIC memory before `onCreate`; if False, executions
     take what they need from `Tensor.constant`."""
+    wants_other_sizes: bool = False
+    """Whether `onOtherSizes` is to be called; planning for the first new shape then takes about twice as long."""
     takes_open_sizes: ClassVar[bool] = False
     """Whether `why_not` and `OptimizeSubgraph` compute with each size as it comes: as an int, or a `SymbolicInt` that
     stands for many. Then they are asked once for all sizes, and not at each resize. A subclass does not inherit it."""
@@ -355,6 +358,13 @@ class Backend(ABC):
 
     def onLowered(self, lowered: Lowered) -> None:
         """Take over what `lower` made of the part that this object runs, before its executions are made."""
+        return None
+
+    def onOtherSizes(self, lowered: Lowered) -> None:
+        """Learn from what `lower` made of this object's part for a shape of which all open dimensions are others.
+
+        Called once, before the second shape of a network is loaded, if `wants_other_sizes`; nothing runs for them.
+        """
         return None
 
     def canImport(self, source: Backend) -> bool:

@@ -155,6 +155,20 @@ class LoadedNetwork:
         )  # fmt: skip
         self.network = network.without_constants() if self.config.memory is MemoryMode.LIMIT else network
 
+    @property
+    def wants_other_sizes(self) -> bool:
+        """Tell whether a backend wants to hear, before the second shape, what other sizes change."""
+        return any(pipeline.backend.wants_other_sizes for pipeline in self.pipelines)
+
+    def show(self, other: OptimizedNetwork) -> None:
+        """Show the backends of the pipelines their parts of the network for other sizes."""
+        waiting: dict[str, deque[Pipeline]] = {}
+        for pipeline in self.pipelines:
+            waiting.setdefault(pipeline.device, deque()).append(pipeline)
+        for part in other.parts:
+            if waiting.get(part.device):
+                waiting[part.device].popleft().show(part)
+
     def _pipeline(
         self, part: Part, copies: Mapping[str, Node], old: Mapping[str, deque[Pipeline]], fetched: Collection[str]
     ) -> Pipeline:

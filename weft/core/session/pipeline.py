@@ -175,6 +175,11 @@ class Pipeline:
         """Return a context that names the backend and the callback in errors."""
         return blame(self._place(node), f"the backend failed in {name}", callback=callback_of(self.backend, name))
 
+    def show(self, other: Part) -> None:
+        """Show the backend, if it wants that, its part for a shape of which all open dimensions are others."""
+        if other.lowered is not None and self.backend.wants_other_sizes:
+            self._do("onOtherSizes", other.lowered)
+
     def _do(self, name: str, *arguments: object) -> None:
         """Call a callback that answers success or failure; ExecutionError if it failed."""
         answer = self._call(name, *arguments)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from weft.core.contract.backend import MemoryMode, Precision
+from weft.core.contract.error_context import is_error
+from weft.core.contract.lowered import PlanAgain
 from weft.core.contract.profile import Profile
 from weft.core.graph.control_op import Value
 from weft.core.graph.dtypes import DType
@@ -177,6 +179,8 @@ class Session:
         self._fed: dict[str, Value] = {}
         """The inputs of the run that was started, as far as later stages read them."""
         self._warned = ""
+        self._shows_other_sizes = fixed is None and self.config.memory is not MemoryMode.LIMIT
+        """Whether the next new shape is the first one, at which backends see what other sizes change."""
         self._process = os.getpid()
         if fixed is None:
             check_hints(graph, self.options.hints, [c.device for c in choices])
@@ -495,14 +499,18 @@ class Session:
     def _place(self, bound: Graph, wanted: frozenset[str], *, ahead: bool) -> None:
         """Optimise and load."""
         shapes = tuple(bound.specs[i].shape for i in bound.inputs)
+        is_new = shapes != tuple(self._bound.specs[i].shape for i in bound.inputs)
 
         def attempt(before: Assignment) -> None:
+            if is_new and self._shows_other_sizes and self._loaded.wants_other_sizes:
+                self._shows_other_sizes = False
+                self._show_other_sizes(bound, wanted, before)
             if self._fixed is not None:
                 check_devices(self._fixed, {p.device: self._loaded.ask(p.device) for p in self._fixed.parts})
             divided = self._fixed or self._cache.find(shapes) or self._divide(bound, before)
-            after, is_low = divided.tail, divided.config.precision is Precision.LOW
+            after = divided.tail
             tail = None if after is None else _Tail(after.corners, self._stages.rest(after.rest))
-            can = narrowable(divided) if is_low and tail is None else frozenset()
+            can = _narrowable(divided)
             half, outputs = wanted & can, self.graph.outputs
             given = None if tail is not None else _forms(outputs, divided.graph.specs, half)
             plan = _Plan(tail, can, wanted, _forms(bound.inputs, bound.specs, half), given, half & {*outputs})
@@ -525,6 +533,31 @@ class Session:
             self._check_may_refuse(refusal)
 
         until_taken(attempt, hear, anew)
+
+    def _show_other_sizes(self, bound: Graph, wanted: frozenset[str], before: Assignment) -> None:
+        """Show backends the network for a shape of which all open dimensions are others than those of a new shape.
+
+        They are twice as large, which fits where a network halves them; where it does not fit, as in a table of fixed
+        length, they are half as large.
+        """
+        declared = {i: self.graph.specs[i].shape for i in bound.inputs}
+        now: dict[int | str, int] = {}
+        for i, shape in declared.items():
+            now.update(zip(shape, bound.specs[i].shape, strict=True))  # type: ignore[arg-type]  # bound
+        for up, down in ((2, 1), (1, 2)):
+            sizes = {d: d if isinstance(d, int) else max(n * up // down, up) for d, n in now.items()}
+            shapes = {i: tuple(sizes[d] for d in shape) for i, shape in declared.items()}
+            try:
+                divided = self._divide(bind(self.graph, shapes), before)
+                narrow = with_narrow_edges(divided, wanted & _narrowable(divided))
+                self._loaded.show(lower_network(narrow, {p.device: self._loaded.ask(p.device) for p in narrow.parts}))
+                return
+            except PlanAgain:
+                raise
+            except Exception as e:  # it may be a network for few sizes
+                if not is_error(e):
+                    raise
+                log.info("nothing is known of how other sizes change the network: %s", e)
 
     def _take_open(self) -> None:
         """Take what prepares the graph from the prefetch, or make it; weights are not kept in memory mode LIMIT."""
@@ -620,6 +653,12 @@ class Session:
         for name in halves - self._plan.narrowable:
             arrays[name] = tensors[name].astype(np.float32)
         return arrays
+
+
+def _narrowable(network: OptimizedNetwork) -> frozenset[str]:
+    """Return the inputs and outputs that a network can take and give in fp16, though the model has fp32."""
+    whole = network.config.precision is Precision.LOW and network.tail is None
+    return narrowable(network) if whole else frozenset()
 
 
 def _forms(names: Sequence[str], specs: Mapping[str, TensorSpec], half: frozenset[str]) -> Forms | None:

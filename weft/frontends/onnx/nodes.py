@@ -39,6 +39,11 @@ REFUSED = {
     "ImageDecoder": "Weft decodes no image files: decode them before the network, with Pillow for one",
 }
 """Why Weft has no form of some of ONNX's ops."""
+AS_ONNX = {
+    "com.microsoft::GatherND": 12, "com.microsoft::GridSample": 16, "com.microsoft::Pad": 11,
+    "com.microsoft::Range": 11, "com.microsoft::Trilu": 14,
+}  # fmt: skip
+"""Ops that ONNX Runtime had before ONNX, and the opset of ONNX whose op they are."""
 REFUSED_DOMAINS = {
     "com.microsoft.nchwc": "ONNX Runtime writes such nodes for the processor of one machine: save the file at level "
     "ORT_ENABLE_EXTENDED",
@@ -107,14 +112,19 @@ class NodeReader:
         return f"{quote(name)}: {op_type}, domain {quote(domain or 'ai.onnx')}, {version}: {reason}"
 
     def _custom_node(self, proto: NodeProto, name: str) -> Node:
-        op = find_op(f"{domain_of(proto.domain)}::{proto.op_type}")
+        label = f"{domain_of(proto.domain)}::{proto.op_type}"
+        op = find_op(label)
+        if op is None and label in AS_ONNX:
+            return self._of_onnx(proto, name, AS_ONNX[label])
         if op is None:
             raise ModelError(REFUSED_DOMAINS.get(proto.domain, "no op of that domain is registered with Weft"))
         made = self._op(op, proto.op_type, self._attributes(proto), {}, len(proto.output))
         return Node(name, made, _without_tail(proto.input), tuple(proto.output))
 
     def _node(self, proto: NodeProto, name: str) -> Node:
-        opset = self.opset_of(proto)
+        return self._of_onnx(proto, name, self.opset_of(proto))
+
+    def _of_onnx(self, proto: NodeProto, name: str, opset: int) -> Node:
         schema = schema_of(proto.op_type, opset)
         if schema is None and (find_op(proto.op_type) is None or schema_of(proto.op_type, NEWEST_OPSET)):
             raise ModelError(missing_reason(proto.op_type, opset))
@@ -124,7 +134,7 @@ class NodeReader:
         if find_op(RENAMED.get(proto.op_type, proto.op_type)) is None:
             # Before the attributes are looked at, because those of control flow hold whole graphs.
             raise ModelError(REFUSED.get(proto.op_type, "Weft has no such op"))
-        outputs, attributes = self._outputs(proto), self._attributes(proto)
+        outputs, attributes = self._outputs(proto, opset), self._attributes(proto)
         captured = self._bodies(proto, name, attributes)
         form = ImportedNode(name, proto.op_type, opset, list(proto.input), outputs, attributes, self.scope)
         lift(form)
@@ -159,9 +169,9 @@ class NodeReader:
         kept = (a for a in proto.attribute if a.name not in HARMLESS and a.type not in HELD_APART)
         return {a.name: read_attribute(a, self.files) for a in kept}
 
-    def _outputs(self, proto: NodeProto) -> list[str]:
+    def _outputs(self, proto: NodeProto, opset: int) -> list[str]:
         """Return the outputs without optional ones at the end that nothing reads."""
-        schema = schema_of(proto.op_type, self.opset_of(proto))
+        schema = schema_of(proto.op_type, opset)
         outputs = list(proto.output)
         while schema and len(outputs) > 1 and is_optional_output(schema, len(outputs) - 1):
             if outputs[-1] and outputs[-1] in self.read:

@@ -83,7 +83,9 @@ def check_node(node: NodeProto, schema: Schema) -> str | None:
         ("outputs", node.output, schema.min_output, schema.max_output),
     ):
         if not least <= len(names) <= most:
-            return f"it has {len(names)} {what}; allowed: {least} to {most}"
+            lacking = schema.inputs[len(names) : least] if what == "inputs" else ()
+            missing = f"; missing: {', '.join(each.name for each in lacking)}" if lacking else ""
+            return f"it has {len(names)} {what}; allowed: {least} to {most}{missing}"
     given = {attribute.name: attribute for attribute in node.attribute}
     problems = []
     for name, declared in schema.attributes.items():

@@ -181,10 +181,20 @@ def _names_in_fours(
 def broadcast_ints(reads: Mapping[str, Tensor], y: Tensor) -> tuple[dict[str, int], int]:
     """Return the sizes of the axes D. and the strides NAME_S. of the operands, and the number of axes."""
     strides, sizes = collapse([t.shape for t in reads.values()], y.shape)
-    ints = {f"D{d}": max(size, 1) for d, size in enumerate(sizes or [1])}
-    for name, row in zip(reads, strides, strict=True):
-        ints |= {f"{name}_S{d}": step for d, step in enumerate(row or [0])}
+    steps = (row or [0] for row in strides)
+    ints = _axis_ints([max(size, 1) for size in sizes or [1]], dict(zip(reads, steps, strict=True)))
     return ints, max(len(sizes), 1)
+
+
+def _axis_ints(sizes: Sequence[int], strides: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Return the constants of axes, numbered from the last one on.
+
+    A batch of one has no axis of its own, and the others keep their names: which of them vary is known by these.
+    """
+    ints = {f"D{d}": size for d, size in enumerate(reversed(sizes))}
+    for name, row in strides.items():
+        ints |= {f"{name}_S{d}": step for d, step in enumerate(reversed(row))}
+    return ints
 
 
 def _launch_linear(
@@ -208,8 +218,7 @@ def _launch_linear(
                 row[:-1] = [step // PACK for step in row[:-1]]
     ints = {"TOTAL": total}
     if not plain:
-        ints |= {f"D{d}": size for d, size in enumerate(sizes)}
-        ints |= {f"{n}_S{d}": s for n, row in zip(reads, strides, strict=True) for d, s in enumerate(row)}
+        ints |= _axis_ints(sizes, dict(zip(reads, strides, strict=True)))
     kind: ArgKind = "fours"
     grid, local = k.for_items(total)
     k.launch(

@@ -55,7 +55,7 @@ def launch_move(
         *outer, (size, s, t) = joined
         joined = [*((size, s // at_once, t // at_once) for size, s, t in outer), (size // at_once, s, t)]
     ints = {"TOTAL": prod(shape) // at_once, "X0": source.offset // at_once, "Y0": target.offset // at_once}
-    for d, (size, s, t) in enumerate(joined):
+    for d, (size, s, t) in enumerate(reversed(joined)):
         ints |= {f"D{d}": size, f"XS{d}": s, f"YS{d}": t}
     kind = RAW_KINDS.get(at_once * x.dtype.itemsize, "raw")
     grid, local = k.for_items(ints["TOTAL"])

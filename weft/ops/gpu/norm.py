@@ -164,6 +164,20 @@ class LayerNormOnGpu(GpuOp):
     any_place = True
     computes_double = True
 
+    def why_not(
+        self,
+        op: LayerNormalization | RMSNormalization,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+        caps: DeviceCaps,
+    ) -> str | None:
+        """Refuse a scale of another type, of which the output is."""
+        x, scale = inputs[0], inputs[1]
+        assert x is not None and scale is not None
+        if x.dtype is scale.dtype:
+            return None
+        return f"GPU kernels scale in the type of {x.name!r}, {x.dtype.value}; {scale.name!r} is {scale.dtype.value}"
+
     def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
         """Accept: the store converts to fp32."""
         return True

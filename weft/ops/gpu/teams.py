@@ -75,7 +75,7 @@ class Team:
         """Launch a template over lines; all of `writes` but the first have one element a line."""
         four: ArgKind = "fours"
         kinds = {name: four for name in (*reads, next(iter(writes))) if self.fours}
-        ints = {"LINES": lines, "LENGTH": length, "UNITS": length // self.width, "ROWS": self.rows, **(ints or {})}
+        ints = {"LINES": lines, "LENGTH": length, "UNITS": length // self.width, **(ints or {})}
         caps = k.caps
         own = {
             "team": self.items, "each": self.each, "fours": self.fours, "shuffles": caps.shuffles,
@@ -113,12 +113,16 @@ def choose_team(
     fours = all(size % PACK == 0 for size in (length, *sizes)) and k.lies_plain(*tensors, count=PACK)
     units = length // PACK if fours else length
     items = power_of_two(min(units, max(SIDE_BY_SIDE, -(-units // MOST[fours]))))
+    each = -(-units // items)
     if items > min(LARGEST, k.caps.max_local_items):
         return None
-    rows = max(min(GROUP, k.caps.max_local_items) // items, 1)
+    rows = full = max(min(GROUP, k.caps.max_local_items) // items, 1)
     while rows * items > SIDE_BY_SIDE and rows > 1 and lines < 2 * rows * k.caps.compute_units:
         rows //= 2  # spread lines over the compute units rather than fill work-groups
-    return Team(items, -(-units // items), rows, fours)
+    if k.sizes_change:  # few kernels: full groups or the smallest, and a power of two for each item
+        rows = full if rows == full else max(SIDE_BY_SIDE // items, 1)
+        each = power_of_two(each)
+    return Team(items, each, rows, fours)
 
 
 register_family(

@@ -134,6 +134,8 @@ class GpuDevice(ABC):
     longest_chained: float = field(default=8.0, init=False)
     """Microseconds of the longest launches that share one: the longer it is, the more a launch loses in a chain, whose
     groups are few and do not run beside other launches."""
+    reads_all_sizes: bool = field(default=False, init=False)
+    """Whether kernels read all constants but the local size when they run, whatever shapes there were."""
     remarks: tuple[str, ...] = field(default=(), init=False)
     """Sentences for reports on how the device runs kernels, where an option decides that."""
     tuned_as: str = field(default="", init=False)

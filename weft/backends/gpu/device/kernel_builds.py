@@ -138,6 +138,22 @@ class Builds:
         """Tell whether the nodes were made ready for other sizes than these before."""
         return self._varying.knows_others(sizes)
 
+    def serves_shapes(self, source: KernelSource) -> bool:
+        """Tell whether a kernel may read its sizes when it runs, so that it serves other shapes than its first."""
+        return not (FOR_SHAPES in self._device.caps.without or source.subgroup or source.warpgroup)
+
+    def took(self, choice: str, candidate: str) -> None:
+        """Note which candidate was taken for a choice, so that `taken` returns it at later shapes."""
+        self._varying.took(choice, candidate)
+
+    def taken(self, choice: str) -> frozenset[str]:
+        """Return the candidates that were taken for a choice at the shapes so far."""
+        return self._varying.taken(choice)
+
+    def compare(self, launches: Iterable[LaunchLike], sizes: Sizes) -> None:
+        """Learn from the launches of a shape for which nothing is built what else varies."""
+        self._varying.note(launches, sizes)
+
     def note(self, launches: Iterable[LaunchLike], sizes: Sizes) -> None:
         """Note all launches of a shape, before any of them is made a build; without threads, build them together."""
         noted = list(launches)
@@ -158,8 +174,7 @@ class Builds:
         that is as it was at the shape before keeps its kernel.
         """
         source = launch.source
-        known = FOR_SHAPES in self._device.caps.without or source.subgroup or source.warpgroup
-        varying = NONE if known else self._varying.of(source)
+        varying = self._varying.of(source) if self.serves_shapes(source) else NONE
         _, last = self._made_before.get(id(launch), (None, None))
         if last is None or not last.is_built or last.varying != varying:
             last = Build(self._device, source, launch.values, varying)

@@ -1,8 +1,11 @@
 """Which constants of a pipeline's kernels change with its shapes.
 
 The first shape gets kernels in which every constant is known, so a network of one shape runs as fast as it can. When
-the shape changes, kernels read the constants that changed, and those alone, when they run
+the shape changes, kernels read the constants that its open dimensions change, and hardly more, when they run
 (`GpuDevice.compile_for_shapes`). Shapes that follow need no new kernels.
+
+What changes shows when the launches of two shapes are compared. One dimension may be alike in both, so a session also
+plans a shape of which all open dimensions are others, at the first new one (`Backend.onOtherSizes`).
 
 What is known holds for the nodes of one network, and is shared by the pipelines that run the same nodes for other sizes
 (`SameNodes`). Other networks on the device do not share it: one that never changes its shape would get slower kernels
@@ -58,6 +61,8 @@ class Varying:
         self._last: dict[tuple[str, int], Values] = {}
         """The constants of the last shape, by label; launches with one label are numbered."""
         self._names: dict[str, frozenset[str]] = {}
+        self._taken: dict[str, frozenset[str]] = {}
+        """The candidates that were taken at any shape, by what tells a choice from others (`Builds.took`)."""
         self._sizes: Sizes | None = None
         self._change = False
 
@@ -73,7 +78,8 @@ class Varying:
     def note(self, launches: Iterable[LaunchLike], sizes: Sizes) -> None:
         """Compare the launches of a shape with the launches of the last one, before any kernel is built for it.
 
-        These may be of one pipeline of several, each of which has its own labels.
+        These may be of one pipeline of several, each of which has its own labels. A constant that a launch did not have
+        at the last shape, such as the size of an axis that a batch of one lacks, counts as one that differs.
         """
         self._change = self.knows_others(sizes)
         self._sizes = sizes
@@ -84,10 +90,23 @@ class Varying:
             before = self._last.get(key, values)
             self._last[key] = values
             if before != values:
-                names = {name for name, value in values.items() if before.get(name, value) != value}
+                names = {name for name, value in values.items() if before.get(name) != value}
                 template = launch.source.entry
                 self._names[template] = self._names.get(template, NONE) | names
 
+    def took(self, choice: str, candidate: str) -> None:
+        """Note which candidate was taken for a choice."""
+        self._taken[choice] = self._taken.get(choice, NONE) | {candidate}
+
+    def taken(self, choice: str) -> frozenset[str]:
+        """Return the candidates that were taken for a choice at the shapes so far: their kernels exist already."""
+        return self._taken.get(choice, NONE)
+
     def of(self, source: KernelSource) -> frozenset[str]:
-        """Return the constants of a kernel that vary; none while there was one shape."""
-        return self._names.get(source.entry, NONE)
+        """Return the constants of a kernel that vary; none while there was one shape.
+
+        If any do, so do all by which items walk through the work: kernels are hardly faster for knowing them, small
+        shapes may have the same by chance, such as one tile, and layers that differ in them share a kernel.
+        """
+        names = self._names.get(source.entry, NONE)
+        return names | source.walk if names else NONE

@@ -28,6 +28,13 @@ from weft.kernels.special import wrong_templates
 from weft.kernels.template import KernelRequest, Operand, StepText, render
 from weft.ops.elementwise import Elementwise
 
+NO_CANDIDATES: frozenset[str] = frozenset()
+
+
+def choice_of(label: str, number: int) -> str:
+    """Return what tells a choice of a node from others, at every shape: its number among them."""
+    return f"{label} {number}"
+
 
 class WrongKernel(ExecutionError):
     """A node would launch a kernel that the self-test found wrong, because it was placed before that was known."""
@@ -122,9 +129,10 @@ class NodeBuilder(KernelBuilder):
         split_products: bool = False,
         thrifty: bool = False,
         winograd: bool = True,
+        earlier: Callable[[str], frozenset[str]] | None = None,
     ) -> None:
         self.caps, self.split_products, self.thrifty = device.caps, split_products, thrifty
-        self.winograd = winograd
+        self.winograd, self.sizes_change, self._earlier = winograd, earlier is not None, earlier
         if thrifty:
             self.caps = replace(device.caps, without=device.caps.without | {SUM_PARTS})
         self._device, self._op, self._label, self._node = device, op, label, node or label
@@ -199,15 +207,21 @@ class NodeBuilder(KernelBuilder):
     def choose(self, decision: Decision) -> Candidate:
         """Return the candidate that the table or the tuner chose for this problem, if there still is such a one."""
         candidates = decision.candidates
+        usual = self._usual(decision)
         if decision.facts is None or len(candidates) < 2:
-            self.taken.append(Taken(decision, decision.default))
-            return candidates[decision.default]
+            self.taken.append(Taken(decision, usual, tuned=False))
+            return candidates[usual]
         key = problem_key(decision.name, decision.facts_text, self._op, self._inputs)
         chosen = self._source.choose(key, candidates.keys()) if self._source else None
         taken = chosen if chosen in candidates else None
-        self.choices.append(Choice(key, decision, taken or decision.default, taken is not None))
-        self.taken.append(Taken(decision, taken or decision.default))
-        return candidates[taken or decision.default]
+        self.choices.append(Choice(key, decision, taken or usual, taken is not None))
+        self.taken.append(Taken(decision, taken or usual, tuned=taken is not None))
+        return candidates[taken or usual]
+
+    def _usual(self, decision: Decision) -> str:
+        """Return the candidate without tuning: the default, or one whose kernel an earlier shape of the node has."""
+        known = NO_CANDIDATES if self._earlier is None else self._earlier(choice_of(self._label, len(self.taken)))
+        return decision.default if decision.default in known else decision.near(known) or decision.default
 
     def constant(
         self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW, spec: TensorSpec | None = None

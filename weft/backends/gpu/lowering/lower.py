@@ -92,6 +92,15 @@ class Target:
         changes = self.builds is not None and self.builds.sizes_change(sizes_of(graph))
         return self.chains and self.device.caps.resident_groups > 0 and not changes
 
+    def earlier(self, graph: Graph) -> Callable[[str], frozenset[str]] | None:
+        """Return what tells, of a choice, the candidates of earlier shapes; None at the first one.
+
+        Kernels are then few rather than the fastest for each size.
+        """
+        if self.builds is None or not self.builds.sizes_change(sizes_of(graph)):
+            return None
+        return self.builds.taken
+
     @property
     def begins_early(self) -> bool:
         """Tell whether the first nodes may run on micro-batches."""
@@ -142,8 +151,12 @@ def plan_node(
     source: ChoiceSource | None,
     kept: KeptPlans,
     node: str = "",
+    earlier: Callable[[str], frozenset[str]] | None = None,
 ) -> NodePlan:
-    """Return the launches of a node whose tensors lie at spots; `source` makes the choices."""
+    """Return the launches of a node whose tensors lie at spots; `source` makes the choices.
+
+    `earlier` is what `Target.earlier` returns.
+    """
     form = find_gpu_op(op)
     assert form is not None
     weights = tuple(t.constant for t in inputs if t is not None and t.constant is not None)
@@ -151,6 +164,7 @@ def plan_node(
     builder = NodeBuilder(
         target.device, op, label, inputs, source, known=known,
         node=node, split_products=target.split_products, thrifty=target.thrifty, winograd=target.config.winograd,
+        earlier=earlier,
     )  # fmt: skip
     if not launches_nothing(outputs):
         form.launches(base_op(op), builder, base_inputs(op, inputs), outputs)
@@ -170,12 +184,13 @@ def tuned_plan(
     outputs: Sequence[Tensor],
     kept: KeptPlans,
     node: str = "",
+    earlier: Callable[[str], frozenset[str]] | None = None,
 ) -> NodePlan:
     """Return the launches with tuned choices; a choice whose kernels have changed since does not count."""
     source = TableSource(target.tuning) if target.tuning is not None else None
-    plan = plan_node(target, op, label, inputs, outputs, source, kept, node)
+    plan = plan_node(target, op, label, inputs, outputs, source, kept, node, earlier)
     while source is not None and not source.stand(plan.choices):
-        plan = plan_node(target, op, label, inputs, outputs, source, kept, node)
+        plan = plan_node(target, op, label, inputs, outputs, source, kept, node, earlier)
     return plan
 
 
@@ -303,6 +318,7 @@ class _Planner:
         self.graph, self.views, self.free = folded.graph, folded.views, folded.free
         self.micro_batches, self.target, self.kept = micro_batches, target, kept
         self.tensors: dict[str, Tensor] = {}
+        self.earlier = target.earlier(folded.graph)
 
     def run(self) -> dict[str, list[NodePlan]]:
         plans: dict[str, list[NodePlan]] = {}
@@ -326,7 +342,7 @@ class _Planner:
         def plan(part: Callable[[Tensor], Tensor]) -> NodePlan:
             some = [t if t is None or t.constant is not None else part(t) for t in inputs]
             done = [part(t) for t in outputs]
-            return tuned_plan(self.target, node.op, label, some, done, self.kept, node.name)
+            return tuned_plan(self.target, node.op, label, some, done, self.kept, node.name, self.earlier)
 
         if node.name in self.free:
             times = count if label in self.micro_batches.nodes else 1

@@ -28,9 +28,12 @@ class Taken:
 
     decision: Decision
     text: str
+    tuned: bool = True
+    """Whether tuning chose it, if it is not the default; otherwise its kernel existed already."""
 
     def __str__(self) -> str:
-        return "\n".join([f"chosen by {self.decision.name!r}:", *self.decision.lines(self.text)])
+        why = "tuning found it best" if self.tuned else "it costs hardly more, and an earlier shape has its kernel"
+        return "\n".join([f"chosen by {self.decision.name!r}:", *self.decision.lines(self.text, why)])
 
 
 @dataclass

@@ -10,12 +10,22 @@ from typing import NamedTuple
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.chooser import Algorithm, Candidate
 from weft.kernels.device_model import AlgorithmFigures
+from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem, why_not_packed
 from weft.ops.matmul import Gemm, MatMul
 
 FEW_ROWS = 4
+
+
+def rows_of(k: KernelBuilder, m: int) -> tuple[dict[str, int | bool], dict[str, int]]:
+    """Return a kernel's number of rows as variant and constants.
+
+    Where sizes change, one kernel is for two rows and for all that are more, and reads their number `M`.
+    """
+    ragged = k.sizes_change and m > 1
+    return {"rows": FEW_ROWS if ragged else m, "ragged": ragged}, {"M": m} if ragged else {}
 
 
 class OneColumn(NamedTuple):
@@ -53,6 +63,7 @@ class ProductOfFewRows(Algorithm[ProductProblem, ProductPlan, OneColumn]):
         """Launch one kernel for each piece of the weights."""
         k, p, matrix = plan.k, plan.problem, plan.matrix()
         addend, steps = plan.addend()
+        rows, many = rows_of(k, p.m)
         items = k.tree_items(k.caps.model.of(FewRowsFigures).column_items)
         for first, count in plan.pieces():
             weights = k.constant(f"rows.{first}", partial(_rows, matrix, first, count), Layout.NC4HW4)
@@ -60,9 +71,9 @@ class ProductOfFewRows(Algorithm[ProductProblem, ProductPlan, OneColumn]):
                 "matmul_rows",
                 reads={"a": plan.a, "w": weights, **addend},
                 writes={"y": plan.y},
-                ints={"K": p.k, "VECTORS": -(-p.k // PACK), "FIRST": first, "COUNT": count, "N": p.n, **steps},
+                ints={"K": p.k, "VECTORS": -(-p.k // PACK), "FIRST": first, "COUNT": count, "N": p.n, **steps, **many},
                 floats={"ALPHA": plan.alpha, "BETA": plan.beta},
-                variant={"rows": p.m, "quads": p.k % PACK == 0, "tree": not k.caps.software},
+                variant={**rows, "quads": p.k % PACK == 0, "tree": not k.caps.software},
                 grid=(min(count, k.caps.max_grid[0]), 1, 1),
                 local=(items, 1, 1),
             )

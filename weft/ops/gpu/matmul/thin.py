@@ -9,7 +9,7 @@ from typing import NamedTuple
 from weft.kernels.chooser import Algorithm, Candidate
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
-from weft.ops.gpu.matmul.few_rows import FEW_ROWS
+from weft.ops.gpu.matmul.few_rows import FEW_ROWS, rows_of
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem
 from weft.ops.matmul import Gemm, MatMul
 
@@ -43,13 +43,14 @@ class ThinProduct(Algorithm[ProductProblem, ProductPlan, OneItem]):
         addend, steps = plan.addend()
         columns = p.n * prod(p.batch)
         grid, local = k.for_items(columns)
+        rows, many = rows_of(k, p.m)
         k.launch(
             self.name,
             reads={"a": plan.a, "b": plan.b, **addend},
             writes={"y": plan.y},
-            ints={"COLUMNS": columns, "N": p.n, "K": p.k, **p.steps(p.b_steps), **steps},
+            ints={"COLUMNS": columns, "N": p.n, "K": p.k, **p.steps(p.b_steps), **steps, **many},
             floats={"ALPHA": plan.alpha, "BETA": plan.beta},
-            variant={"batch": len(p.batch), "rows": p.m},
+            variant={"batch": len(p.batch), **rows},
             grid=grid,
             local=local,
         )

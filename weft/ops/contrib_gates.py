@@ -1,0 +1,134 @@
+"""ONNX Runtime's own ops (`com.microsoft`) around the layers of language models: gates, and norms in groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from weft.core.graph.composite import Body, Composite, padded
+from weft.core.graph.dtypes import DType
+from weft.core.graph.op import OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
+from weft.ops.elementwise import misfit
+
+
+def _wide(make: Body, *values: str) -> list[str]:
+    """Return values in float32, in which these ops compute."""
+    return [make.cast(each, DType.FLOAT32) for each in values]
+
+
+@register_op
+@op_dataclass
+class ScaledSiLU(Composite):
+    """SiLU of a scaled input; inputs X and, in place of `alpha`, a scale."""
+
+    type: ClassVar[str] = "com.microsoft::ScaledSiLU"
+    op_class: ClassVar[OpClass] = "transcendental"
+    most_inputs: ClassVar[int | None] = 2
+    alpha: float = 1.0
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Scale, and multiply with the sigmoid of that."""
+        x, scale = padded(inputs, 2)
+        factor = make.cast(scale, make.dtype(x)) if scale else make.number(self.alpha, x)
+        z = make.add("Mul", x, factor)
+        return [make.add("Mul", z, make.add("Sigmoid", z))]
+
+
+@register_op
+@op_dataclass
+class GatedAdd(Composite):
+    """X plus Y times a gate for each row; inputs X, Y, gate. ONNX Runtime projects gates on CUDA alone."""
+
+    type: ClassVar[str] = "com.microsoft::GatedAdd"
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 3
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Multiply and add."""
+        x, y, gate = inputs
+        if make.dims(y) != make.dims(x) or make.dims(gate) != (*make.dims(x)[:-1], 1):
+            raise misfit(self, f"Y of {make.dims(y)} and a gate of {make.dims(gate)} do not fit X of {make.dims(x)}")
+        return [make.add("Add", x, make.add("Mul", y, gate))]
+
+
+@register_op
+@op_dataclass
+class GatedRMSNorm(Composite):
+    """RMSNormalization of each C elements, times an activation of a gate; inputs X, scale (C), gate."""
+
+    type: ClassVar[str] = "com.microsoft::GatedRMSNorm"
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 3
+    activation: str = "silu"
+    epsilon: float = 1e-5
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Normalize in groups, and multiply."""
+        x, scale, gate = inputs
+        if self.activation not in ("silu", "swish", "sigmoid"):
+            raise misfit(self, f"activation is {self.activation[:60]!r}; there are silu, swish and sigmoid")
+        shape, size = make.dims(x), make.dims(scale)
+        if len(size) != 1 or not size[0] or shape[-1] % size[0] or make.dims(gate) != shape:
+            raise misfit(self, f"a scale of {size} and a gate of {make.dims(gate)} do not fit X of {shape}")
+        wide, factor, z = _wide(make, x, scale, gate)
+        grouped = make.reshape(wide, *shape[:-1], shape[-1] // size[0], size[0])
+        normed = make.reshape(make.add("RMSNormalization", grouped, factor, epsilon=self.epsilon), *shape)
+        opened = make.add("Sigmoid", z)
+        opened = opened if self.activation == "sigmoid" else make.add("Mul", z, opened)
+        return [make.cast(make.add("Mul", normed, opened), make.dtype(x))]
+
+
+@register_op
+@op_dataclass
+class BranchwiseRMSNorm(Composite):
+    """RMSNormalization of each branch; inputs X (..., branches, H) or (..., branches * H), and a scale."""
+
+    type: ClassVar[str] = "com.microsoft::BranchwiseRMSNorm"
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 2
+    num_branches: int = 0
+    epsilon: float = 1e-5
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Normalize each branch, and scale."""
+        x, scale = padded(inputs, 2)
+        shape, parts = make.dims(x), self.num_branches
+        if len(shape) < 2 - bool(parts) or parts < 0 or (parts and shape[-1] % parts):
+            raise misfit(self, f"X of {shape} has no {parts or 'axis of'} branches")
+        grouped = (*shape[:-1], parts, shape[-1] // parts) if parts else shape
+        (wide,) = _wide(make, x)
+        ones = make.number(1.0, wide)
+        y = make.add("RMSNormalization", make.reshape(wide, *grouped), ones, epsilon=self.epsilon)
+        if scale:
+            (factor,) = _wide(make, scale)
+            size = make.dims(scale)
+            if size not in (grouped[-2:], grouped[-1:], (grouped[-2] * grouped[-1],)):
+                raise misfit(self, f"a scale of {size} does not fit branches of {grouped[-2:]}")
+            y = make.add("Mul", y, factor if size == grouped[-1:] else make.reshape(factor, *grouped[-2:]))
+        return [make.cast(make.reshape(y, *shape), make.dtype(x))]
+
+
+@register_op
+@op_dataclass
+class LinearAttentionGate(Composite):
+    """The gates of LinearAttention; inputs a, dt_bias, decay_scale, b; outputs the decay and the rate of updates."""
+
+    type: ClassVar[str] = "com.microsoft::LinearAttentionGate"
+    op_class: ClassVar[OpClass] = "transcendental"
+    most_inputs: ClassVar[int | None] = 4
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Compute both in float32."""
+        a, bias, scale, b = padded(inputs, 4)
+        if self.outputs > 1 and not b:
+            raise misfit(self, "its second output is the sigmoid of b, which is missing")
+        wide, shift, factor = _wide(make, a, bias, scale)
+        decay = make.add("Mul", factor, make.add("Softplus", make.add("Add", wide, shift)))
+        made = [make.cast(decay, make.dtype(a))]
+        if b:
+            made.append(make.cast(make.add("Sigmoid", *_wide(make, b)), make.dtype(b)))
+        return made
+
+
+__all__ = ["BranchwiseRMSNorm", "GatedAdd", "GatedRMSNorm", "LinearAttentionGate", "ScaledSiLU"]

@@ -1,0 +1,109 @@
+"""ONNX Runtime's own ops (`com.microsoft`) that files of older exporters have: distances, and forms of ONNX's ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from weft.core.graph.composite import Body, Composite, padded
+from weft.core.graph.dtypes import DType
+from weft.core.graph.op import OpClass, register_op
+from weft.core.graph.op_class import op_dataclass
+from weft.errors import ValueNeeded
+from weft.ops.elementwise import misfit
+
+
+@register_op
+@op_dataclass
+class CDist(Composite):
+    """The distance of each row of A to each of B; `metric` is "euclidean" or its square, "sqeuclidean"."""
+
+    type: ClassVar[str] = "com.microsoft::CDist"
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 2
+    metric: str = "sqeuclidean"
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Add the squares of both, less twice their product, as ONNX Runtime does."""
+        a, b = inputs
+        if self.metric not in ("euclidean", "sqeuclidean"):
+            raise misfit(self, f"metric is {self.metric[:60]!r}; ONNX Runtime has euclidean and sqeuclidean")
+        shapes = make.dims(a), make.dims(b)
+        if any(len(shape) != 2 for shape in shapes) or shapes[0][1] != shapes[1][1]:
+            raise misfit(self, f"it needs two lists of rows of one length, not {shapes[0]} and {shapes[1]}")
+        last = make.ints(1)
+        squares = [make.add("ReduceSumSquare", each, last, keepdims=0) for each in (a, b)]
+        both = make.add("Add", make.reshape(squares[0], -1, 1), squares[1])
+        product = make.add("Gemm", a, b, alpha=-2.0, transB=1)
+        found = make.add("Max", make.add("Add", product, both), make.number(0.0, a))  # rounding may go below zero
+        return [make.add("Sqrt", found) if self.metric == "euclidean" else found]
+
+
+@register_op
+@op_dataclass
+class ExpandDims(Composite):
+    """X with an axis more, of size 1, before the axis that a scalar gives; inputs X, axis."""
+
+    type: ClassVar[str] = "com.microsoft::ExpandDims"
+    op_class: ClassVar[OpClass] = "exact"
+    most_inputs: ClassVar[int | None] = 2
+    shaped_by: ClassVar[tuple[int, ...]] = (1,)
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Give it the other shape."""
+        x, axis = inputs
+        value, rank = make.known(axis), len(make.dims(x))
+        if value is None:
+            raise ValueNeeded("the shape of the result depends on an axis computed at run time", index=1)
+        at = int(value.reshape(-1)[0])
+        if not -rank - 1 <= at <= rank:
+            raise misfit(self, f"axis {at} is none of a tensor of rank {rank} with one axis more")
+        at += rank + 1 if at < 0 else 0
+        return [make.reshape(x, *make.dims(x)[:at], 1, *make.dims(x)[at:])]
+
+
+@register_op
+@op_dataclass
+class MatMulInteger16(Composite):
+    """The product of matrices of int16, in int32; inputs A, B."""
+
+    type: ClassVar[str] = "com.microsoft::MatMulInteger16"
+    op_class: ClassVar[OpClass] = "exact"
+    most_inputs: ClassVar[int | None] = 2
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Multiply in int32."""
+        if any(make.dtype(each) is not DType.INT16 for each in inputs):
+            raise misfit(self, "both matrices must be of int16")
+        return [make.add("MatMul", *(make.cast(each, DType.INT32) for each in inputs))]
+
+
+@register_op
+@op_dataclass
+class ConvTransposeWithDynamicPads(Composite):
+    """A transposed convolution whose pads are an input; inputs X, W, Pads, B."""
+
+    type: ClassVar[str] = "com.microsoft::ConvTransposeWithDynamicPads"
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 4
+    shaped_by: ClassVar[tuple[int, ...]] = (2,)
+    auto_pad: str = "NOTSET"
+    dilations: tuple[int, ...] = ()
+    group: int = 1
+    kernel_shape: tuple[int, ...] = ()
+    output_padding: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Convolve with the pads as an attribute."""
+        x, w, pads, b = padded(inputs, 4)
+        value = make.known(pads) if pads else None
+        if pads and value is None:
+            raise ValueNeeded("the shape of the result depends on pads computed at run time", index=2)
+        names = ("auto_pad", "dilations", "group", "kernel_shape", "output_padding", "strides")
+        how: dict[str, Any] = {name: getattr(self, name) for name in names}
+        given = () if value is None else tuple(int(n) for n in value.reshape(-1))
+        return [make.add("ConvTranspose", x, w, *([b] if b else []), pads=given, **how)]
+
+
+__all__ = ["CDist", "ConvTransposeWithDynamicPads", "ExpandDims", "MatMulInteger16"]
