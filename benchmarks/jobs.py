@@ -19,7 +19,7 @@ from benchmarks.measure import Record
 
 READY = "ready to be timed"
 """The line by which a process says that it waits for its turn."""
-KEPT = ("--networks", "--batch", "--jobs", "--gpus", "--gpu", "--json", "--page", "--resume", "--budget")
+OWN = ("--networks", "--batch", "--jobs", "--gpus", "--json", "--page", "--resume", "--budget")
 """Options of the command that are not passed on: each process has its own, or none."""
 THREADS = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS", "WEFT_BUILD_PROCESSES")
 """Variables that say how many cores a process may use while others prepare, too."""
@@ -51,7 +51,7 @@ def side_by_side(
             turns.acquire()
             path = Path(folder) / f"{network}_{batch}.json"
             own = ["--networks", network, "--batch", str(batch), "--json", str(path), "--waits", "--no-gemm"]
-            gpu = ["--gpu", str(batches.index(batch) % gpus)] if gpus > 1 else []
+            gpu = ["--gpu", str(batches.index(batch) % gpus)] if gpus > 1 else []  # the last one counts
             command = [sys.executable, "-m", module, *_passed_on(arguments), *own, *gpu]
             started.append(_Process(f"{network} x{batch}", command, path, turns, jobs))
         for process in started:
@@ -67,7 +67,7 @@ def _passed_on(arguments: Sequence[str]) -> Iterator[str]:
     words = iter(arguments)
     for word in words:
         name, equals, _ = word.partition("=")
-        if name not in KEPT:
+        if name not in OWN:
             yield word
         elif not equals:
             next(words, None)

@@ -131,11 +131,12 @@ def _host_times(row: Row, run: Callable[[], list[Array]], case: Workload, counts
     import torch
 
     threads = torch.get_num_threads()
-    if counts.one_core:
-        torch.set_num_threads(1)
-    row.compare(row.time(run, counts), case)
-    if counts.one_core:
+    try:
+        torch.set_num_threads(1 if counts.one_core else threads)
+        row.compare(row.time(run, counts), case)
+    finally:
         torch.set_num_threads(threads)
+    if counts.one_core:
         taken = timed_result(run, replace(counts, one_core=False))
         row.compare(taken.last, case)
         if row.host_ms is not None and taken.median < row.host_ms:

@@ -21,6 +21,12 @@ def test_networks_are_prepared_together_and_timed_one_after_the_other() -> None:
     assert "status 3" in record.absent["broken x4"]
 
 
+def test_the_only_gpu_of_all_processes_is_passed_on() -> None:
+    record = Record({})
+    side_by_side("tests.helpers.measuring_process", ["--gpu", "3"], [("first", 1)], 1, record)
+    assert record.rows[0].more["gpu"] == 3
+
+
 def test_rounding_to_fp16_may_take_weft_as_far_off_as_pytorch() -> None:
     def row(who: str, error: float, network: str = "deep") -> Row:
         return Row(network, 1, who, "fp16", host_ms=1.0, error=error)

@@ -218,6 +218,20 @@ def test_a_table_that_is_too_short_for_twice_the_size_does_not_hide_what_varies(
         assert varying is not None and {"LINES", "LENGTH"} <= varying
 
 
+def test_what_does_not_fit_at_twice_the_size_stays_on_the_device() -> None:
+    """Only the sizes that were asked for decide where nodes run."""
+    net = Net()
+    x = net.input("x", "n", "t")
+    graph = net.finish(net.add("Relu", net.add("Add", x, net.random(1)), name="y"))
+    creator: Any = registry.find("vulkan")
+    most = creator.runtime(0).device.caps.max_buffer_range // 4
+    with weft.load(graph, "vulkan", shapes={"x": (8, 8)}, fallback="error") as session:
+        session.resize({"x": (2, most // 3)})
+        assert {*session.report.placement.values()} == {"vulkan"}
+        session.resize({"x": (8, 9)})
+        assert {*session.report.placement.values()} == {"vulkan"}
+
+
 def test_a_shape_without_new_kernels_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second shape builds kernels that the third has, so only one more shape than that tells."""
     monkeypatch.setattr(kernel_builds, "thread_count", lambda device: 4)

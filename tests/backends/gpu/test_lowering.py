@@ -36,8 +36,10 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Layout
+from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.registry.backend_registry import registry
+from weft.errors import ExecutionError
 from weft.extend import GpuOp
 from weft.kernels.chooser import forget_decisions
 from weft.models import path as model_path
@@ -384,13 +386,37 @@ def test_a_backend_may_list_launches_and_gets_back_what_it_lowered() -> None:
             np.testing.assert_array_equal(got, want)
 
 
+def test_a_backend_may_see_what_other_sizes_change_once() -> None:
+    class Curious(Mock):
+        wants_other_sizes = True
+        shown: list[object] = []
+        broken = True
+
+        def lower(self, graph: Graph) -> Lowered:
+            return Lowered(graph, (), plan=graph.specs[graph.inputs[0]].shape)
+
+        def onOtherSizes(self, lowered: Lowered) -> None:
+            self.shown.append(lowered.plan)
+            if self.broken:
+                raise ValueError("something of its own")
+
+    net = Net()
+    graph = net.finish(net.add("Relu", net.input("x", "n", 3), name="y"))
+    with registered(Creator(Curious)), weft.load(graph, "acme", shapes={"x": (2, 3)}) as session:
+        with pytest.raises(ExecutionError, match="onOtherSizes"):
+            session.resize({"x": (5, 3)})
+        Curious.broken = False
+        for n in (5, 6, 7):
+            session.resize({"x": (n, 3)})
+        assert Curious.shown == [(10, 3), (12, 3)], "a resize that failed leaves a session without a first shape"
+
+
 def test_a_backend_that_lowers_nothing_has_no_listing() -> None:
     network = weft.optimize(branching(), "cpu")
     assert [part.listing for part in network.parts] == [None] and "launches" not in str(network)
 
 
 def test_what_an_op_says_of_a_constant_is_held_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.core.graph.tensor import TensorSpec
     from weft.ops.gpu.softmax import SoftmaxOnGpu
 
     made: list[int] = []

@@ -361,7 +361,7 @@ class Backend(ABC):
         return None
 
     def onOtherSizes(self, lowered: Lowered) -> None:
-        """Learn from what `lower` made of this object's part for a shape of which all open dimensions are others.
+        """Learn from what `lower` made of this object's part for a shape with another size in every open dimension.
 
         Called once, before the second shape of a network is loaded, if `wants_other_sizes`; nothing runs for them.
         """

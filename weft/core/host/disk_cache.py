@@ -205,17 +205,19 @@ class DiskCache:
         _keep_budget(path.parent.parent, len(blob))
 
     @contextmanager
-    def turn(self, seconds: float) -> Iterator[None]:
-        """Keep other processes that ask for their turn out of the block, where the cache can be used.
+    def turn(self, seconds: float) -> Iterator[bool]:
+        """Keep other processes that ask for their turn out of the block; gives whether they are.
 
-        After so many seconds of waiting the block runs beside the others.
+        They are not where the cache cannot be used, and if one of them had its turn for so many seconds.
         """
+        alone = False
         with ExitStack() as held:
             if self.folder is not None and not folder_refused(self.folder):
                 with suppress(OSError):  # a cache that cannot be written shares nothing
                     _make(self.folder)
                     held.enter_context(locked(self.folder, seconds))
-            yield
+                    alone = True
+            yield alone
 
     def discard(self, key: str) -> None:
         """Remove the blob under `key`: a driver refused it."""

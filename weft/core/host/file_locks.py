@@ -36,6 +36,9 @@ def locked(folder: Path, seconds: float | None = None) -> Iterator[None]:
             time.sleep(ASK_AGAIN)
         yield
     finally:
+        if _fcntl:
+            with suppress(OSError):  # of a file system without locks
+                _fcntl.flock(fd, _fcntl.LOCK_UN)  # a process forked meanwhile has the file open, too
         os.close(fd)
 
 

@@ -25,6 +25,10 @@ class Assignment:
     refusals: dict[tuple[str, str], Refusal] = field(default_factory=dict)
     """By (node, device)."""
 
+    def copy(self) -> Assignment:
+        """Return one that changes by itself."""
+        return Assignment(dict(self.device), dict(self.refusals))
+
     def refuse(self, node: Node, device: str, reason: str) -> None:
         """Record a refusal; the device is not asked for this node again."""
         self.refusals[node.name, device] = Refusal(node.name, node.op.type, device, reason)

@@ -201,12 +201,9 @@ class OpenNetworks:
 
     def find(self, bound: Graph) -> tuple[OpenNetwork, Sized] | None:
         """Return a network with open sizes, and what changes for these; None if they must be prepared for alone."""
-        for network in self._held:
-            sized = network.sized(bound)
-            if sized is not None:
-                return network, sized
-        if not self._left:
-            return None
+        held = self._fitting(bound)
+        if held is not None or not self._left:
+            return held
         self._left -= 1
         made = prepare_open(self._graph, bound, self._precision, self._limits)
         sized = None if made is None else made.sized(bound)
@@ -215,6 +212,18 @@ class OpenNetworks:
             return None
         self._held.append(made)
         return made, sized
+
+    def _fitting(self, bound: Graph) -> tuple[OpenNetwork, Sized] | None:
+        for network in self._held:
+            sized = network.sized(bound)
+            if sized is not None:
+                return network, sized
+        return None
+
+    def known(self, bound: Graph) -> PreparedNetwork | None:
+        """Return what `prepare` returns, if it was prepared for sizes that differ in nothing else."""
+        found = self._fitting(bound)
+        return None if found is None else found[0].prepared(found[1])
 
     def known_division(self, bound: Graph) -> OptimizedNetwork | None:
         """Return the network for these sizes if it was divided for others that differ in nothing else."""

@@ -162,12 +162,12 @@ class LoadedNetwork:
 
     def show(self, other: OptimizedNetwork) -> None:
         """Show the backends of the pipelines their parts of the network for other sizes."""
-        waiting: dict[str, deque[Pipeline]] = {}
-        for pipeline in self.pipelines:
-            waiting.setdefault(pipeline.device, deque()).append(pipeline)
+        held = {(p.device, tuple(p.graph.outputs)): p for p in self.pipelines}
         for part in other.parts:
-            if waiting.get(part.device):
-                waiting[part.device].popleft().show(part)
+            graph = part.graph if part.lowered is None else part.lowered.graph
+            pipeline = held.get((part.device, tuple(graph.outputs)))
+            if pipeline is not None:  # for other sizes the devices may divide the network otherwise
+                pipeline.show(part)
 
     def _pipeline(
         self, part: Part, copies: Mapping[str, Node], old: Mapping[str, deque[Pipeline]], fetched: Collection[str]

@@ -176,7 +176,7 @@ class Pipeline:
         return blame(self._place(node), f"the backend failed in {name}", callback=callback_of(self.backend, name))
 
     def show(self, other: Part) -> None:
-        """Show the backend, if it wants that, its part for a shape of which all open dimensions are others."""
+        """Show the backend, if it wants that, its part for a shape in which every open dimension has another size."""
         if other.lowered is not None and self.backend.wants_other_sizes:
             self._do("onOtherSizes", other.lowered)
 

@@ -503,8 +503,10 @@ class Session:
 
         def attempt(before: Assignment) -> None:
             if is_new and self._shows_other_sizes and self._loaded.wants_other_sizes:
+                other = self._planned_for_other_sizes(bound, wanted, before)
+                if other is not None:
+                    self._loaded.show(other)
                 self._shows_other_sizes = False
-                self._show_other_sizes(bound, wanted, before)
             if self._fixed is not None:
                 check_devices(self._fixed, {p.device: self._loaded.ask(p.device) for p in self._fixed.parts})
             divided = self._fixed or self._cache.find(shapes) or self._divide(bound, before)
@@ -534,11 +536,13 @@ class Session:
 
         until_taken(attempt, hear, anew)
 
-    def _show_other_sizes(self, bound: Graph, wanted: frozenset[str], before: Assignment) -> None:
-        """Show backends the network for a shape of which all open dimensions are others than those of a new shape.
+    def _planned_for_other_sizes(
+        self, bound: Graph, wanted: frozenset[str], before: Assignment
+    ) -> OptimizedNetwork | None:
+        """Return the network for a shape in which every open dimension has another size than in a new shape.
 
-        They are twice as large, which fits where a network halves them; where it does not fit, as in a table of fixed
-        length, they are half as large.
+        They are twice as large, which fits where a network halves them; where that does not fit, as in a table of fixed
+        length, they are half as large. None if neither fits. What holds for the new shape does not depend on it.
         """
         declared = {i: self.graph.specs[i].shape for i in bound.inputs}
         now: dict[int | str, int] = {}
@@ -548,16 +552,25 @@ class Session:
             sizes = {d: d if isinstance(d, int) else max(n * up // down, up) for d, n in now.items()}
             shapes = {i: tuple(sizes[d] for d in shape) for i, shape in declared.items()}
             try:
-                divided = self._divide(bind(self.graph, shapes), before)
+                divided = self._divide_apart(bind(self.graph, shapes), before.copy())
                 narrow = with_narrow_edges(divided, wanted & _narrowable(divided))
-                self._loaded.show(lower_network(narrow, {p.device: self._loaded.ask(p.device) for p in narrow.parts}))
-                return
+                return lower_network(narrow, {p.device: self._loaded.ask(p.device) for p in narrow.parts})
             except PlanAgain:
                 raise
             except Exception as e:  # it may be a network for few sizes
                 if not is_error(e):
                     raise
                 log.info("nothing is known of how other sizes change the network: %s", e)
+        return None
+
+    def _divide_apart(self, bound: Graph, before: Assignment) -> OptimizedNetwork:
+        """Divide the network for sizes that nobody asked for: what is kept for sizes stays as it was."""
+        known = self._open.known_division(bound) if self._open is not None and not self._divides_alone else None
+        if known is not None:
+            return known
+        backends = {c.device: self._loaded.ask(c.device) for c in self._choices}
+        prepared = self._open.known(bound) if self._open is not None else None
+        return divide_first(bound, backends, self.options, host=self._host, before=before, prepared=prepared)
 
     def _take_open(self) -> None:
         """Take what prepares the graph from the prefetch, or make it; weights are not kept in memory mode LIMIT."""

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -279,11 +279,11 @@ def test_programs_that_start_at_once_test_one_after_the_other(unseen: Unseen, mo
     came, events, turn = threading.Event(), list[str](), DiskCache.turn
 
     @contextmanager
-    def noted(cache: DiskCache, seconds: float) -> Iterator[None]:
+    def noted(cache: DiskCache, seconds: float) -> Iterator[bool]:
         came.set()
-        with turn(cache, seconds):
+        with turn(cache, seconds) as alone:
             events.append("the second program's turn")
-            yield
+            yield alone
 
     first = GpuRuntime(registry.find("opencl").open(0))  # type: ignore[attr-defined]
     with DiskCache("selftest").turn(0.0):
@@ -291,13 +291,27 @@ def test_programs_that_start_at_once_test_one_after_the_other(unseen: Unseen, mo
         second = threading.Thread(target=verdict_store.verify, args=(unseen.runtime, ["pool"]))
         second.start()
         assert came.wait(60)
-        monkeypatch.setattr(DiskCache, "turn", lambda cache, seconds: nullcontext())
+        monkeypatch.setattr(DiskCache, "turn", lambda cache, seconds: nullcontext(True))
         verdict_store.verify(first, ["pool"])
         events.append("the first program ends")
     second.join()
     first.close()
     assert events == ["the first program ends", "the second program's turn"]
     assert len([names for names in unseen.tested if "pool" in names]) == 1
+
+
+def test_a_program_waits_as_long_as_others_get_on(unseen: Unseen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tests beside them only if one had its turn for the whole time, and nothing new was kept."""
+    kept, looks = [b"{}", b'{"other": 1}', b'{"other": 1}'], list[float]()
+
+    def never_its_own(cache: DiskCache, seconds: float) -> AbstractContextManager[bool]:
+        looks.append(seconds)
+        return nullcontext(False)
+
+    monkeypatch.setattr(DiskCache, "turn", never_its_own)
+    monkeypatch.setattr(DiskCache, "get", lambda cache, key: kept[min(len(looks), 2)])
+    verdict_store.verify(unseen.runtime, ["pool"])
+    assert looks[:2] == [verdict_store.TIMEOUT] * 2 and unseen.tested
 
 
 def test_a_network_is_planned_anew_if_its_kernels_are_wrong(unseen: Unseen) -> None:

@@ -140,17 +140,18 @@ def verdicts(
         return [k for k in kinds if k.name not in found and (templates is None or k.concerns(templates))]
 
     found = read()
-    if not missing():
-        return found
     # Programs that start at once would all test, on a device that is then too busy to end a test in time. So one after
-    # the other has its turn, and finds what those before it have found.
-    with cache.turn(TIMEOUT):
-        found = read()
-        if new := missing():
-            test = tested_here if mode == "process" else _tested_in_children
-            made = test(runtime, new, TIMEOUT if timeout is None else timeout)
-            _keep(cache, key, new, made)
-            found |= made
+    # the other has its turn, and finds what those before it have found. If one hangs, the others do not wait for it.
+    while missing():
+        before = _kept(cache, key)
+        with cache.turn(TIMEOUT) as alone:
+            found = read()
+            new = missing()
+            if new and (alone or _kept(cache, key) == before):
+                test = tested_here if mode == "process" else _tested_in_children
+                made = test(runtime, new, TIMEOUT if timeout is None else timeout)
+                _keep(cache, key, new, made)
+                return {**found, **made}
     return found
 
 
