@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
 from tests.helpers.run_length import examples
-from tests.helpers.warm_python import WarmPython
 
 BEGIN = """
 import os, sys, threading, warnings
@@ -97,42 +95,35 @@ ran.wait()
 """
 
 
-@pytest.fixture
-def said(warm_python: WarmPython) -> Callable[[str, str], str]:
-    """Give what runs a script that forks on a device, and returns what it prints."""
-
-    def run(script: str, api: str) -> str:
-        done = warm_python.run("-c", BEGIN + script, api, timeout=120)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
+def said(script: str, api: str) -> str:
+    """Return what a process prints that runs a script to its end."""
+    command = [sys.executable, "-c", BEGIN + script, api]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
 
 
 @pytest.mark.parametrize("api", ["opencl", "vulkan"])
-def test_a_forked_process_says_that_it_cannot_use_the_device(api: str, said: Callable[[str, str], str]) -> None:
+def test_a_forked_process_says_that_it_cannot_use_the_device(api: str) -> None:
     assert said(FORK, api).splitlines() == [
         "DeviceError True", "NoDevice True", "right on the CPU", "right in the parent",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("api", ["opencl", "vulkan"])
-def test_a_process_that_forked_before_can_use_it(api: str, said: Callable[[str, str], str]) -> None:
+def test_a_process_that_forked_before_can_use_it(api: str) -> None:
     assert said(EARLY, api) == "it ran\n"
 
 
 @pytest.mark.parametrize("api", ["cpu", "opencl", "vulkan"])
-def test_a_forked_process_can_close_a_session_whose_run_is_pending(api: str, said: Callable[[str, str], str]) -> None:
+def test_a_forked_process_can_close_a_session_whose_run_is_pending(api: str) -> None:
     assert said(CLOSED, api).splitlines() == ["closed", "ended with 0", "right in the parent"]
 
 
-def test_a_forked_process_releases_nothing_of_the_driver(said: Callable[[str, str], str]) -> None:
+def test_a_forked_process_releases_nothing_of_the_driver() -> None:
     """It would wait for ever where a thread of the driver held a lock at the fork."""
     assert said(DROPPED, "opencl").splitlines() == ["all are there", "ended with 3"]
 
 
 @pytest.mark.parametrize("api", ["opencl", "vulkan"])
 def test_the_end_of_the_process_ends_a_thread_that_runs(api: str) -> None:
-    command = [sys.executable, "-c", BEGIN + DAEMON, api]
     for _ in range(examples(3)):
-        subprocess.run(command, check=True, timeout=120)
+        said(DAEMON, api)
