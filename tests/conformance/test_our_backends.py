@@ -47,11 +47,11 @@ def test_a_device_of_ours_keeps_the_contract(device: str, without: set[str]) -> 
     assert set(report.checks) == set(CHECKS) - without
 
 
+@pytest.mark.alike
 @pytest.mark.usefixtures("sizes_are_pushed")
 @pytest.mark.parametrize("device", ["opencl", "vulkan"])
 def test_a_gpu_keeps_the_contract_at_fp16(device: str) -> None:
-    quick = [] if device == "vulkan" and not is_long() else ["determinism", "inputs"]  # at fp32 Vulkan has them above
-    report = run(device, only=["order", "resize", "errors", "Relu", *quick], precision="low")
+    report = run(device, only=["order", "resize", "errors", "Relu", "determinism", "inputs"], precision="low")
     assert report.ok, report
 
 

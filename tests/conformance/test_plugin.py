@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -15,10 +16,12 @@ import weft
 from tests.helpers.cli import Cli
 from tests.helpers.fakes import Maker, registered
 from tests.helpers.faults.every_fault import FAULTS
+from tests.helpers.warm_python import WarmPython
 from weft.backends.cpu.backend import CpuBackend
 from weft.conformance import CHECKS
 
 ROOT = Path(__file__).parents[2]
+Pytest = Callable[..., subprocess.CompletedProcess[str]]
 
 BACKEND = """
 from weft.backends.cpu.backend import CpuBackend
@@ -135,11 +138,17 @@ def test_what_makes_no_sense_ends_with_status_2(cli: Cli, arguments: tuple[str, 
 # -- the plugin ----------------------------------------------------------------------------------------------
 
 
-def pytest_with_plugin(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "-rs", *arguments]
-    if "weft" not in _installed():
-        command += ["-p", "weft_pytest"]
-    return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=_environment(), check=False)
+@pytest.fixture
+def pytest_with_plugin(warm_python: WarmPython, tmp_path: Path) -> Pytest:
+    """Give what runs pytest with some arguments."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["-m", "pytest", "-p", "no:cacheprovider", "-v", "-rs", *arguments]
+        if "weft" not in _installed():
+            command += ["-p", "weft_pytest"]
+        return warm_python.run(*command, cwd=tmp_path, env=_environment())
+
+    return run
 
 
 def _installed() -> set[str]:
@@ -150,9 +159,9 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def test_each_check_and_each_row_is_a_test(tmp_path: Path) -> None:
+def test_each_check_and_each_row_is_a_test(pytest_with_plugin: Pytest) -> None:
     done = pytest_with_plugin(
-        tmp_path, "--pyargs", "weft.conformance", "--weft-backend", "cpu",
+        "--pyargs", "weft.conformance", "--weft-backend", "cpu",
         "--weft-only", "storage", "--weft-only", "Relu",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
@@ -161,9 +170,9 @@ def test_each_check_and_each_row_is_a_test(tmp_path: Path) -> None:
     assert "copies" not in done.stdout
 
 
-def test_a_broken_backend_fails_in_the_plugin(tmp_path: Path, folder: Path) -> None:
+def test_a_broken_backend_fails_in_the_plugin(pytest_with_plugin: Pytest, folder: Path) -> None:
     done = pytest_with_plugin(
-        tmp_path, "--pyargs", "weft.conformance", "--weft-backend", "broken", "--weft-backend-path", str(folder),
+        "--pyargs", "weft.conformance", "--weft-backend", "broken", "--weft-backend-path", str(folder),
         "--weft-only", "storage", "--weft-only", "copies",
     )  # fmt: skip
     assert done.returncode == 1, done.stdout
@@ -172,22 +181,22 @@ def test_a_broken_backend_fails_in_the_plugin(tmp_path: Path, folder: Path) -> N
     assert "STATIC outlives a clear: wrong" in done.stdout
 
 
-def test_what_is_refused_with_a_reason_is_skipped_with_it(tmp_path: Path) -> None:
+def test_what_is_refused_with_a_reason_is_skipped_with_it(pytest_with_plugin: Pytest) -> None:
     done = pytest_with_plugin(
-        tmp_path, "--pyargs", "weft.conformance", "--weft-backend", "opencl", "--weft-only", "precision=float16"
+        "--pyargs", "weft.conformance", "--weft-backend", "opencl", "--weft-only", "precision=float16"
     )
     assert done.returncode == 0, done.stdout
     assert "divide in float32" in done.stdout, done.stdout
 
 
-def test_without_a_backend_the_kit_says_what_is_missing(tmp_path: Path) -> None:
-    done = pytest_with_plugin(tmp_path, "--pyargs", "weft.conformance")
+def test_without_a_backend_the_kit_says_what_is_missing(pytest_with_plugin: Pytest) -> None:
+    done = pytest_with_plugin("--pyargs", "weft.conformance")
     assert done.returncode != 0
     assert "--weft-backend NAME" in done.stdout + done.stderr
 
 
-def test_a_device_that_is_not_there_is_one_usage_error(tmp_path: Path) -> None:
-    done = pytest_with_plugin(tmp_path, "--pyargs", "weft.conformance", "--weft-backend", "nosuch")
+def test_a_device_that_is_not_there_is_one_usage_error(pytest_with_plugin: Pytest) -> None:
+    done = pytest_with_plugin("--pyargs", "weft.conformance", "--weft-backend", "nosuch")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout
     said = done.stdout + done.stderr
     assert said.count("no backend is registered for 'nosuch'") == 1 and "Traceback" not in said

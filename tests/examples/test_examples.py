@@ -75,6 +75,7 @@ def test_pictures_are_cut_not_distorted() -> None:
     assert middle[:, 1:-1].min() == 255
 
 
+@pytest.mark.alike
 @needs_models
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_kitten_is_a_tabby(run: Callable[..., str], device: str) -> None:

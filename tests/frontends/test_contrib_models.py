@@ -72,6 +72,7 @@ def feeds(before: int, rows: int) -> dict[str, Array]:
     return {**fed, "mask": np.ones((1, before + rows), np.int64)}
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
 def test_a_prompt_and_a_step_of_a_decoder(device: str) -> None:
     model = decoder()

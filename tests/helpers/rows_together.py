@@ -7,8 +7,9 @@ then: it costs a millisecond or two. In the long run each row runs by itself, an
 to tell which it was.
 
 Both GPUs render the same templates, and llvmpipe takes four times as long to compile one. So OpenCL shows each line of
-a template, and Vulkan that its dialect says right what they are made of: of each op, each kernel, each element type and
-each function that a kernel calls, it has a row, and again every sign of each number.
+a template, and Vulkan that its dialect says right what they are made of: of each op and each kernel it has a row. Of a
+kernel that a row of these launches alone, it also has one for each element type that the kernel reads or writes, each
+function that it calls and every sign of each number; of a helper of other kernels, the rows of its own op show that.
 """
 
 from __future__ import annotations
@@ -179,8 +180,9 @@ def _chosen(prepared: Sequence[_Prepared], device: str, precision: str) -> list[
     launches = _launches([each.graph for each in prepared], device, precision)
     kernels = [{launch.source.digest: launch.source for launch in each} for each in launches]
     slow = device in COMPILES_SLOWLY
+    alone = {entries.pop() for each in launches if len(entries := {launch.source.entry for launch in each}) == 1}
     shown = [
-        _signs(launched) | (_vocabulary(each, launched) if slow else _lines(launched))
+        _vocabulary(each, launched, alone) if slow else _signs(launched) | _lines(launched)
         for each, launched in zip(prepared, launches, strict=True)
     ]
     missing = [set(each) for each in shown]
@@ -220,11 +222,17 @@ def _lines(launches: Sequence[PlannedLaunch]) -> set[str]:
     return {line.strip() for launch in launches for line in launch.source.text.splitlines()}
 
 
-def _vocabulary(row: _Prepared, launches: Sequence[PlannedLaunch]) -> set[str]:
-    """Return the op of a row, its element types, its kernels and the functions that they call."""
+def _vocabulary(row: _Prepared, launches: Sequence[PlannedLaunch], alone: Set[str]) -> set[str]:
+    """Return the op of a row, its element types and its kernels, and of those that are launched alone what they use."""
     types = {f"type {spec.dtype.value}" for spec in row.graph.specs.values()}
     kernels = {f"kernel {launch.source.entry}" for launch in launches}
-    return {f"op {row.row.op}"} | types | kernels | {c for each in launches for c in _CALLED.findall(each.source.text)}
+    found = {f"op {row.row.op}"} | types | kernels
+    for launch in launches:
+        if launch.source.entry in alone:
+            found |= {f"{launch.source.entry}: {arg.dtype.value}" for arg in launch.source.args}
+            found |= {*_CALLED.findall(launch.source.text)}
+            found |= _signs([launch])
+    return found
 
 
 def _signs(launches: Sequence[PlannedLaunch]) -> set[str]:

@@ -150,6 +150,7 @@ def import_all() -> None:
     for name in WANTED:
         import_module(name)
     sys.modules["typer.main"].get_command(sys.modules["weft.cli.app"].app_of())  # it imports what it needs
+    sys.modules["weft.conformance.native.rules"].table_works()
     assert not {"pyopencl", "vulkan"} & {*sys.modules}, "drivers do not survive a fork"
 
 

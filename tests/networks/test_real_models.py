@@ -66,6 +66,7 @@ def classify(name: str, device: str, precision: str) -> Array:
     return probabilities
 
 
+@pytest.mark.alike
 @pytest.mark.covering
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("precision", "error"), [("high", 1e-5), ("low", 5e-3)])

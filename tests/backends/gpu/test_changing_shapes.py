@@ -339,6 +339,7 @@ def _expanded(net: Net) -> tuple[str, ...]:
     return (net.add("Expand", x, np.array([2, 6, 3]), name="y"),)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", ["opencl", "vulkan"])
 @pytest.mark.parametrize("made", [_last_of_all, _expanded])
 def test_a_move_may_come_to_nothing_at_a_later_shape(made: Any, device: str) -> None:

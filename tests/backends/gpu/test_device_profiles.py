@@ -127,20 +127,14 @@ def opened(api: str) -> GpuDevice:
     return creator.runtime(0).device
 
 
-COMPILED_BY_CPUS = {"smallest", "mali-bifrost"}
-"""The profiles of which OpenCL's compiler for CPUs is asked in the short run: little of all, an odd number of items."""
-PLAYED_BY_LLVMPIPE = {"radv"}
-"""Those that llvmpipe plays in the short run: a large GPU."""
+IN_SHORT = {("smallest", "opencl"), ("mali-bifrost", "opencl")}
+"""The profiles that run in the short run: little of all, an odd number of items; llvmpipe would take seconds."""
 
 
 def _profiles() -> list[Any]:
     """Return each profile with each API."""
     return [
-        pytest.param(
-            name,
-            api,
-            marks=[pytest.mark.long] * (name not in (COMPILED_BY_CPUS if api == "opencl" else PLAYED_BY_LLVMPIPE)),
-        )
+        pytest.param(name, api, marks=[pytest.mark.long] * ((name, api) not in IN_SHORT))
         for name in NAMES
         for api in GPUS
     ]

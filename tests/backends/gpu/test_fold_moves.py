@@ -149,6 +149,7 @@ def test_kernels_reach_moved_values(make: Callable[[Net], str], device: str) -> 
         np.testing.assert_allclose(mine, known, rtol=rtol, atol=atol)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", GPUS)
 @pytest.mark.parametrize("axis", [0, 1, 2, 3])
 def test_parts_of_images_along_each_axis_change_places(axis: int, device: str) -> None:

@@ -48,6 +48,7 @@ def test_what_coordinates_are_made_of_is_wide_back_to_a_layer() -> None:
     assert "x" not in wide and not wide_values(graph.copy()) ^ wide
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
 def test_boxes_of_a_large_picture_keep_their_places(device: str, tmp_path: Path) -> None:
     x = np.zeros((3, 8), np.float32)  # numbers that fp16 holds: what is left is the rounding of coordinates
@@ -96,6 +97,7 @@ def test_sizes_that_follow_from_floats_are_exact(device: str) -> None:
     assert y.shape == (1, 2, 13, 16) and z.shape == (10,)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
 def test_sums_of_integers_and_their_scales_keep_their_range(device: str) -> None:
     """Multiply as dynamically quantised networks do: sums reach 10^5, which fp16 has not, and scales are near 10^-8."""

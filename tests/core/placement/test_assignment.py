@@ -216,6 +216,7 @@ def test_A3_values_cross_devices_whatever_the_pattern(pattern: str) -> None:
     np.testing.assert_allclose(np.asarray(y), outputs(graph, feeds(graph))[0], rtol=1e-6)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("gpu", ["opencl", "vulkan"])
 def test_A3_values_cross_between_gpu_and_cpu_in_every_run(gpu: str) -> None:
     class Softly(CpuBackend):

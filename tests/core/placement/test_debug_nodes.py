@@ -47,6 +47,7 @@ def assert_describes(record: DebugRecord, value: Array, tolerance: float = 1e-4)
 # -- every output of every node --------------------------------------------------------------------------------
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("precision", ["high", "low"])
 def test_A9_every_output_of_every_node_is_described(device: str, precision: str) -> None:

@@ -78,15 +78,17 @@ def test_F8_parts_share_their_constants_and_nodes_with_the_network(tmp_path: Pat
         loaded.graph.constants["w"][0] = 1
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("device", "options"),
     [
         ("cpu", {}),
         ("opencl", {}),
+        ("opencl", {"precision": "low", "memory": "limit"}),
         ("vulkan", {"precision": "low", "memory": "limit"}),
         (["opencl", "cpu"], {"hints": {"block*/relu": "cpu", "side/*": "cpu"}}),
     ],
-    ids=["cpu", "opencl", "vulkan-low", "mixed"],
+    ids=["cpu", "opencl", "opencl-low", "vulkan-low", "mixed"],
 )
 def test_F8_an_optimised_model_gives_the_same_results_after_it_was_loaded(
     tmp_path: Path, device: str | list[str], options: dict[str, Any]

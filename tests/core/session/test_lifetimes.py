@@ -187,6 +187,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Backend]]:
     return known
 
 
+@pytest.mark.alike
 @pytest.mark.covering
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("precision", ["high", "low"])

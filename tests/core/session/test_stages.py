@@ -62,6 +62,7 @@ def scores(seed: int, *shape: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).random(shape, np.float32)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_is_not_zero_is_gathered(device: str) -> None:
     nodes = [
@@ -282,16 +283,19 @@ def loop(device: str, condition: bool, **feeds: Any) -> None:
     check(model, device, feeds, {**feeds, "x": feeds["x"] * 2}, on=on)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_loop_that_a_run_ends(device: str) -> None:
     loop(device, True, x=f32([1, 2]), count=np.array(9))
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_loop_of_known_length_is_planned_whole(device: str) -> None:
     loop(device, False, x=f32([1, 2]))
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_scan_runs_its_body_for_each_slice(device: str) -> None:
     body = helper.make_graph(
@@ -348,6 +352,7 @@ def counted(size: int) -> dict[str, Any]:
     return {"x": x}
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_stage_that_keeps_rows_apart_serves_all_counts_of_a_size_class(
     device: str, monkeypatch: pytest.MonkeyPatch

@@ -48,6 +48,7 @@ STAGES = {
 }
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", ["cpu", *GPUS])
 @pytest.mark.parametrize("name", MODELS)
 def test_all_stages_are_planned_printed_saved_and_run(

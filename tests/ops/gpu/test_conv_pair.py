@@ -109,6 +109,7 @@ def test_a_device_computes_it_right(device: str, precision: DType) -> None:
     np.testing.assert_allclose(got, want, *tolerance(precision, "reduction"))
 
 
+@pytest.mark.alike
 @pytest.mark.covering
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("precision", [DType.FLOAT32, DType.FLOAT16], ids=["high", "low"])

@@ -63,6 +63,7 @@ def test_groups_and_three_dimensions_are_packed() -> None:
     assert planned_kernels(deep)[0] == "relayout"
 
 
+@pytest.mark.alike
 @pytest.mark.covering(2)
 @pytest.mark.parametrize(
     ("batch", "precision", "first"),
@@ -131,6 +132,7 @@ def test_any_shape(
     np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT32, "reduction"))
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize(("precision", "stored"), [("high", DType.FLOAT32), ("low", DType.FLOAT16)])
 @pytest.mark.parametrize("device", GPUS)
 def test_an_fp32_image_is_read_at_both_precisions(device: str, precision: str, stored: DType) -> None:

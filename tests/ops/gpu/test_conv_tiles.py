@@ -45,6 +45,7 @@ def test_every_tile_computes_the_convolution(
     assert_convolutions(device, ["conv_gemm"])
 
 
+@pytest.mark.alike
 @pytest.mark.covering
 @pytest.mark.parametrize("device", ["opencl", "vulkan"])
 @pytest.mark.parametrize(

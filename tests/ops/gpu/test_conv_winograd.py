@@ -121,6 +121,7 @@ def test_convolution_by_value(
     assert_winograd(network(shape, co, pads, residual=True), device)
 
 
+@pytest.mark.alike
 @pytest.mark.covering
 @pytest.mark.parametrize("device", APIS)
 @pytest.mark.parametrize(
@@ -169,6 +170,7 @@ def test_sessions_short_of_memory_do_without(tile: WinogradTile) -> None:
         assert kernels(session) == ["conv_gemm"]
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", APIS)
 def test_sessions_that_forbid_it_do_without(tile: WinogradTile, device: str) -> None:
     with weft.load(network((1, 8, 8, 8), 8), device, winograd=False, fallback="error") as session:

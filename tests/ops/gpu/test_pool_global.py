@@ -17,6 +17,7 @@ SHAPES = ((1, 3, 2, 2), (2, 9, 7, 7), (1, 67, 13, 15), (2, 6, 83, 61))
 """Down to one load an item and one step, up to several rounds of loads and two steps."""
 
 
+@pytest.mark.alike
 @pytest.mark.covering
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("precision", [DType.FLOAT32, DType.FLOAT16], ids=["high", "low"])

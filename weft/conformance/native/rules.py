@@ -97,7 +97,7 @@ class Trial:
         if self._works is None:
             found: dict[tuple[str, bool], NodeWork] = {}
             with self.device() as device:
-                for work in _rows():
+                for work in table_works():
                     kind = (work.op.type, any(t is not None and t.constant is not None for t in work.inputs))
                     fits = len(found) < MOST_WORKS and kind not in found and all(t.nbytes for t in work.tensors)
                     if fits and self.takes(device, work):
@@ -132,7 +132,8 @@ def look(trial: Trial, subject: str) -> tuple[str, str]:
 
 
 @cache
-def _rows() -> tuple[NodeWork, ...]:
+def table_works() -> tuple[NodeWork, ...]:
+    """Return the work of each row of the op table; made once a process, which takes half a second."""
     return tuple(of_row(row) for row in all_rows())
 
 
@@ -258,7 +259,7 @@ def answers(trial: Trial) -> str:
     """Ask about every row of the op table, with a long and a short buffer for the reason."""
     asked: dict[str, int] = {}
     with trial.device() as device:
-        for work in _rows():
+        for work in table_works():
             view = View(work, constants=True)
             before = view.content()
             status, reason = trial.calls.message("supports", device.handle, ctypes.byref(view.node))
