@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 
@@ -84,6 +85,19 @@ if os.fork() == 0:
     sys.exit(3)
 print("ended with", os.waitstatus_to_exitcode(os.wait()[1]))
 """
+WAITING = """
+import ctypes, signal
+with weft.load(graph, api, fallback="error") as session:
+    session.run(fed)
+libc = ctypes.CDLL(None)
+libc.on_exit(libc.pause, None)  # a driver that waits at the end for its threads
+if os.fork() == 0:
+    signal.alarm(30)
+    print("all is done")
+    sys.exit(3)
+print("ended with", os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+os._exit(0)
+"""
 DAEMON = """
 session, ran = weft.load(graph, api, fallback="error"), threading.Event()
 def loop():
@@ -121,6 +135,13 @@ def test_a_forked_process_can_close_a_session_whose_run_is_pending(api: str) -> 
 def test_a_forked_process_releases_nothing_of_the_driver() -> None:
     """It would wait for ever where a thread of the driver held a lock at the fork."""
     assert said(DROPPED, "opencl").splitlines() == ["all are there", "ended with 3"]
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "on_exit"), reason="only glibc tells at its end with which status")
+@pytest.mark.parametrize("api", ["opencl", "vulkan"])
+def test_a_forked_process_ends_without_its_drivers(api: str) -> None:
+    """They wait for threads that the process lacks."""
+    assert said(WAITING, api).splitlines() == ["all is done", "ended with 3"]
 
 
 @pytest.mark.parametrize("api", ["opencl", "vulkan"])

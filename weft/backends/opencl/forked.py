@@ -1,8 +1,8 @@
-"""Leave a driver alone in a process that was forked after it had started.
+"""Keep pyopencl's objects in a process that was forked after a driver had started.
 
 A thread of the driver does not exist in the child: a lock that it held at the fork stays taken, and work that it had
-is never done. So what releases an object there, as pyopencl does where it collects mapped memory, may wait for ever,
-and so does the driver's own end of the process (seen in Intel's runtime for CPUs).
+is never done. So what releases an object there, as pyopencl does where it collects mapped memory, may wait for ever
+(seen in Intel's runtime for CPUs). How such a process ends is `weft.backends.gpu.device.fork_guard`'s.
 """
 
 from __future__ import annotations
@@ -18,15 +18,9 @@ OWNERS = ("pyopencl", "pyopencl._cl", "weft.backends.opencl.device")
 
 @cache
 def guard() -> None:
-    """Have processes that are forked from now on keep the driver's objects, and end without asking the driver."""
-    if not hasattr(os, "register_at_fork"):
-        return
-    libc = ctypes.CDLL(None)
-    # Only glibc tells at its end with which status. It flushes its streams first: what is registered last runs first.
-    if hasattr(libc, "on_exit"):
+    """Have processes that are forked from now on keep the driver's objects."""
+    if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_keep_all)
-        os.register_at_fork(after_in_child=lambda: libc.on_exit(libc._exit, None))
-        os.register_at_fork(after_in_child=lambda: libc.on_exit(libc.fcloseall, None))
 
 
 def _keep_all() -> None:

@@ -1,11 +1,13 @@
 """Refuses devices in a process that was forked after its parent had started a driver.
 
 CUDA's and Mesa's contexts and PoCL's threads do not exist in the child, and calls to them hang or fail. So Weft
-refuses them and says what to do instead. A driver that was not used before the fork works.
+refuses them and says what to do instead. A driver that was not used before the fork works. Drivers wait for their
+threads at the end of a process, too (Intel's OpenCL runtime, the queues of Mesa): with glibc the child ends without.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import sys
@@ -21,6 +23,8 @@ _started = _forked = False
 def start() -> None:
     """Record that a driver is being used."""
     global _started
+    if not _started:
+        _end_without_drivers()
     _started = True
 
 
@@ -39,6 +43,17 @@ def check(device: str, index: int) -> None:
     if _forked:
         what = "the device cannot be used in this process"
         raise DeviceError(what, where=f"{device}:{index}", why=WHY, fix=FIX)
+
+
+def _end_without_drivers() -> None:
+    """Have processes that are forked from now on end at once, after the buffers of C's files are written."""
+    if not hasattr(os, "register_at_fork"):
+        return
+    libc = ctypes.CDLL(None)
+    # Only glibc tells at its end with which status. It flushes its streams first: what is registered last runs first.
+    if hasattr(libc, "on_exit"):
+        os.register_at_fork(after_in_child=lambda: libc.on_exit(libc._exit, None))
+        os.register_at_fork(after_in_child=lambda: libc.on_exit(libc.fcloseall, None))
 
 
 def keeps_pages() -> bool:
