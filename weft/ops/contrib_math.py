@@ -21,6 +21,7 @@ class CDist(Composite):
     type: ClassVar[str] = "com.microsoft::CDist"
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 2
+    least_inputs: ClassVar[int] = 2
     metric: str = "sqeuclidean"
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
@@ -47,12 +48,15 @@ class ExpandDims(Composite):
     type: ClassVar[str] = "com.microsoft::ExpandDims"
     op_class: ClassVar[OpClass] = "exact"
     most_inputs: ClassVar[int | None] = 2
+    least_inputs: ClassVar[int] = 2
     shaped_by: ClassVar[tuple[int, ...]] = (1,)
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Give it the other shape."""
         x, axis = inputs
         value, rank = make.known(axis), len(make.dims(x))
+        if make.dims(axis) not in ((), (1,)):
+            raise misfit(self, f"the axis of {make.dims(axis)} is no scalar")
         if value is None:
             raise ValueNeeded("the shape of the result depends on an axis computed at run time", index=1)
         at = int(value.reshape(-1)[0])
@@ -70,6 +74,7 @@ class MatMulInteger16(Composite):
     type: ClassVar[str] = "com.microsoft::MatMulInteger16"
     op_class: ClassVar[OpClass] = "exact"
     most_inputs: ClassVar[int | None] = 2
+    least_inputs: ClassVar[int] = 2
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Multiply in int32."""
@@ -86,6 +91,7 @@ class ConvTransposeWithDynamicPads(Composite):
     type: ClassVar[str] = "com.microsoft::ConvTransposeWithDynamicPads"
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 4
+    least_inputs: ClassVar[int] = 2
     shaped_by: ClassVar[tuple[int, ...]] = (2,)
     auto_pad: str = "NOTSET"
     dilations: tuple[int, ...] = ()
