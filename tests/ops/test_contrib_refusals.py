@@ -49,6 +49,8 @@ def refusal(name: str, *shapes: Shape | None, **attributes: Any) -> str:
         ("LinearAttentionGate", [CHANNELS, FLAT, FLAT], {"outputs": 2}, "its second output is the sigmoid of b"),
         ("ExpandDims", [(2, 3), (0,)], {}, "the axis of (0,) is no scalar"),
         ("ExpandDims", [(2, 3), (2,)], {}, "the axis of (2,) is no scalar"),
+        ("Pad", [(2, 3), (2, 2)], {}, "pads of (2, 2) are neither a list nor one row"),
+        ("Pad", [(2, 3), (1, 1, 4)], {}, "pads of (1, 1, 4) are neither a list nor one row"),
         ("ExpandDims", [(2, 3)], {}, "it needs the first 2 inputs; missing: 1"),
     ],
 )  # fmt: skip
