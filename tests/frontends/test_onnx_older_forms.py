@@ -26,7 +26,12 @@ PLACES = RNG.uniform(-1.2, 1.2, (1, 3, 4, 2)).astype(np.float32)
         ("GatherND", [IMAGE], [np.array([[0, 1, 2], [0, 0, 4]])], {}),
         ("Pad", [IMAGE], [np.array([0, 0, 1, 2, 0, 0, 0, 1]), np.float32(3)], {}),
         ("Pad", [IMAGE], [np.array([0, 0, 1, 2, 0, 0, 0, 1])], {"mode": "reflect"}),
+        ("Pad", [IMAGE], [np.array([[0, 0, 1, 2, 0, 0, 0, 1]]), np.float32(3)], {}),
+        ("Pad", [IMAGE, np.array([[0, 0, 1, 2, 0, 0, 0, 1]])], [], {"mode": "edge"}),
         ("Range", [np.int64(2), np.int64(11), np.int64(3)], [], {}),
+        ("Range", [np.int64(2), np.int64(7)], [], {}),
+        ("Range", [np.array([2], np.int16), np.array([7], np.int16)], [], {}),
+        ("Range", [], [np.float32(1), np.float32(5.5)], {}),
         ("Range", [], [np.float32(1), np.float32(2), np.float32(0.3)], {}),
     ],
 )
@@ -45,7 +50,7 @@ def test_older_forms_are_read(
     made = helper.make_graph([node], "g", values, [helper.make_tensor_value_info("y", kind, None)], weights)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(made, opset_imports=opsets, ir_version=8)
-    assert kind in (TensorProto.FLOAT, TensorProto.INT64)
+    assert kind in (TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT16)
     (wanted,) = ort.InferenceSession(model.SerializeToString()).run(None, fed)
     with weft.load(model, "cpu") as session:
         (found,) = session.run(fed)

@@ -78,7 +78,7 @@ RUNS_ON_GPUS: dict[str, frozenset[str]] = {
     **_contrib("QLinearAveragePool QLinearGlobalAveragePool MatMulIntegerToFloat NhwcMaxPool QLinearConv", BYTES),
     **_contrib("ScaledSiLU GatedAdd GatedRMSNorm BranchwiseRMSNorm LinearAttentionGate", FLOATS),
     **_contrib("CDist", REALS),
-    **_contrib("ExpandDims", ANY),
+    **_contrib("ExpandDims Pad", ANY),
     **_contrib("MatMulInteger16", frozenset({"int16"})),
     **_contrib("ConvTransposeWithDynamicPads", FLOATS),
     **_contrib("QLinearWhere", BYTES | {"bool"}),

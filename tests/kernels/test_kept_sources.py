@@ -68,11 +68,12 @@ def test_a_damaged_blob_is_rendered_anew(shaders: Path) -> None:
     assert render(REQUEST, OpenCLDialect()) == first
 
 
-GOOD: dict[str, Any] = {"text": "", "shared": [], "subgroup": 0, "warpgroup": False}
+GOOD: dict[str, Any] = {"text": "", "shared": [], "subgroup": 0, "warpgroup": False, "bounds": []}
 CHANGED: list[dict[str, Any]] = [
     {"text": 7}, {"shared": "ab"}, {"shared": ""}, {"shared": [["f32"]]}, {"shared": [["f33", "1"]]},
     {"shared": [["f32", "exit()"]]}, {"shared": [["f32", 7]]}, {"shared": [[[], "1"]]},
     {"subgroup": 16}, {"subgroup": False}, {"subgroup": []}, {"warpgroup": 1},
+    {"bounds": 7}, {"bounds": "N"}, {"bounds": ["other"]}, {"bounds": [[]]},
 ]  # fmt: skip
 ODD = [b"", b"[]", b"7", b"null", b"{", b"[" * 20000, b"\xff", *(json.dumps(GOOD | each).encode() for each in CHANGED)]
 """Entries that nothing has damaged, as their digests say, and that are not as `render` writes them."""

@@ -20,10 +20,8 @@ RAW_KINDS: dict[int, ArgKind] = {4: "raw4", 8: "raw8", 16: "raw16"}
 ConstantKind = Literal["int", "float", "double"]
 LOCAL_SIZE = ("LX", "LY", "LZ")
 """The constants that are the local size. They must be known when a kernel is built."""
-_BOUNDS = re.compile(r"; \w+ < ([\w* ]+); \w+ \+= (?:GROUPS_X|GLOBAL_SIZE)\b")
-"""Finds what bounds the loop in which the work-groups, or the work-items, of a launch share its work."""
 _AXIS = re.compile(r"\w*[DS]\d+")
-"""Matches the sizes and steps of numbered axes, by which an item finds its coordinates."""
+"""Matches the constants that are sizes and steps of numbered axes, by which an item finds its coordinates."""
 SUBGROUP = 32
 """Work-items that exchange values or multiply matrices together, in the kernels that do so."""
 
@@ -91,6 +89,8 @@ class KernelSource:
     """The subgroup size that the kernel requires; 0 if it works with any."""
     warpgroup: bool = False
     """Whether the kernel needs four subgroups together and their memory (`DeviceCaps.warpgroup_units`)."""
+    bounds: frozenset[str] = frozenset()
+    """The constants that bound the loop in which the work-groups, or the work-items, of a launch share its work."""
 
     @property
     def computes_double(self) -> bool:
@@ -105,5 +105,4 @@ class KernelSource:
     @cached_property
     def walk(self) -> frozenset[str]:
         """Return the constants by which items walk through all of the work: what bounds their loop, and its axes."""
-        bounds = {name for found in _BOUNDS.findall(self.text) for name in found.split(" * ")}
-        return frozenset(name for name, _ in self.constants if name in bounds or _AXIS.fullmatch(name))
+        return self.bounds.union(name for name, _ in self.constants if _AXIS.fullmatch(name))

@@ -1,9 +1,9 @@
 """Renders a Mako template and a request into a `KernelSource` in one language.
 
 A template is the body of one kernel. It sees its arguments by name (`x.load("i")`, `y.store4(...)`), the
-variant's values by name, and `k`, the writer: `k.shared(...)` declares work-group memory, `k.for_each`
-opens the grid-stride loop. Constants are written by their names. The argument's store adds the epilogue, so templates
-need not know of it.
+variant's values by name, and `k`, the writer: `k.shared(...)` declares work-group memory, `k.for_each` and
+`k.for_groups` open the grid-stride loop and note what bounds it. Constants are written by their names. The argument's
+store adds the epilogue, so templates need not know of it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ if TYPE_CHECKING:
 
 SHADERS = Path(__file__).parent.parent / "shaders"
 _F32 = re.compile(r"\bf32(x4)?\b")
+_NAME = re.compile(r"[A-Za-z_]\w*")
 LANES = ("x", "y", "z", "w")
 PLACE = ("NS", "CS", "PS", "O", "C")
 """Constants named after a c4 argument. Strides in vectors: image to image, channel block to channel block, pixel to
 pixel. Then the first vector, and the number of channels."""
 LOADED = ("channel", "pixel")
 """The kinds of a prologue's operands that are arguments (`Operand`)."""
+FACTS = ("text", "shared", "subgroup", "warpgroup", "bounds")
+"""What a cache entry holds of a source; the rest follows from its request."""
 Variant = tuple[tuple[str, str | int | bool | tuple[str, ...]], ...]
 
 
@@ -358,6 +361,8 @@ class Writer:
     """Whether the kernel needs four such subgroups together and their memory."""
     loads: set[str] = field(default_factory=set)
     """The arguments and values to which the template has applied a prologue."""
+    bounds: set[str] = field(default_factory=set)
+    """The constants that bound the loops in which items or groups share the work."""
 
     def __post_init__(self) -> None:
         self.args = {a.name: ArgWriter(a, self) for a in self.request.args}
@@ -429,7 +434,20 @@ class Writer:
 
     def for_each(self, index: str, total: str) -> str:
         """Return the head of the loop in which all work-items share the indices below `total`."""
+        self._note_bounds(total)
         return f"for (int {index} = GLOBAL_ID; {index} < {total}; {index} += GLOBAL_SIZE)"
+
+    def for_groups(self, index: str, total: str, at_once: str = "") -> str:
+        """Return the head of the loop in which all work-groups share the indices below `total`.
+
+        `at_once`: how many a group takes at a time, from `index` on; "" for one.
+        """
+        self._note_bounds(total)
+        times = f" * {at_once}" if at_once else ""
+        return f"for (int {index} = GROUP_X{times}; {index} < {total}; {index} += GROUPS_X{times})"
+
+    def _note_bounds(self, total: str) -> None:
+        self.bounds.update(set(_NAME.findall(total)).intersection(self.request.ints))
 
     def split(self, target: ArgWriter, index: str, places: str, blocks: str) -> str:
         """Return the pixel p, block c and image n of vector `index` of a c4 argument, so that neighbours adjoin.
@@ -535,7 +553,7 @@ def render(request: KernelRequest, dialect: Dialect) -> KernelSource:
     if held is not None:
         return held
     source = _written(request, dialect, entry)
-    facts = {"text": source.text, "shared": source.shared, "subgroup": source.subgroup, "warpgroup": source.warpgroup}
+    facts = {name: getattr(source, name) for name in FACTS} | {"bounds": sorted(source.bounds)}
     cache.put(key, json.dumps(facts).encode())
     return source
 
@@ -544,16 +562,17 @@ def _held(blob: bytes | None, entry: str, request: KernelRequest) -> KernelSourc
     """Return the source in a cache entry; None if there is no entry, or not one that `render` writes."""
     try:
         facts = json.loads(blob or b"{}")
-        text, shared, subgroup, warpgroup = (facts[name] for name in ("text", "shared", "subgroup", "warpgroup"))
+        text, shared, subgroup, warpgroup, bounds = (facts[name] for name in FACTS)
         arrays = tuple((kind, size) for kind, size in shared)
         for kind, size in arrays:
             TYPE_BYTES[kind], parse(size)
+        known = frozenset(request.ints).issuperset(bounds)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         return None
     whole = isinstance(text, str) and isinstance(shared, list) and isinstance(warpgroup, bool)
-    if not whole or type(subgroup) is not int or subgroup not in (0, SUBGROUP):
+    if not (whole and known and isinstance(bounds, list)) or type(subgroup) is not int or subgroup not in (0, SUBGROUP):
         return None
-    return KernelSource(entry, text, request.args, _constants(request), arrays, subgroup, warpgroup)
+    return KernelSource(entry, text, request.args, _constants(request), arrays, subgroup, warpgroup, frozenset(bounds))
 
 
 def _written(request: KernelRequest, dialect: Dialect, entry: str) -> KernelSource:
@@ -580,4 +599,5 @@ def _written(request: KernelRequest, dialect: Dialect, entry: str) -> KernelSour
     text = dialect.assemble(KernelParts(entry, prelude, request.args, constants, *declared))
     shared = tuple((array.type, array.size) for array in writer.shared_arrays)
     subgroup = SUBGROUP if writer.subgroup else 0
-    return KernelSource(entry, text, request.args, constants, shared, subgroup, writer.warpgroup)
+    bounds = frozenset(writer.bounds)
+    return KernelSource(entry, text, request.args, constants, shared, subgroup, writer.warpgroup, bounds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import ClassVar
 
 from weft.core.graph.composite import Body, Composite, padded
@@ -20,16 +21,19 @@ def _wide(make: Body, *values: str) -> list[str]:
 @register_op
 @op_dataclass
 class ScaledSiLU(Composite):
-    """SiLU of a scaled input; inputs X and, in place of `alpha`, a scale."""
+    """SiLU of a scaled input; inputs X and, in place of `alpha`, a scalar."""
 
     type: ClassVar[str] = "com.microsoft::ScaledSiLU"
     op_class: ClassVar[OpClass] = "transcendental"
     most_inputs: ClassVar[int | None] = 2
+    least_inputs: ClassVar[int] = 1
     alpha: float = 1.0
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Scale, and multiply with the sigmoid of that."""
         x, scale = padded(inputs, 2)
+        if scale and make.dims(scale):
+            raise misfit(self, f"the scale of {make.dims(scale)} is no scalar")
         factor = make.cast(scale, make.dtype(x)) if scale else make.number(self.alpha, x)
         z = make.add("Mul", x, factor)
         return [make.add("Mul", z, make.add("Sigmoid", z))]
@@ -43,10 +47,13 @@ class GatedAdd(Composite):
     type: ClassVar[str] = "com.microsoft::GatedAdd"
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 3
+    least_inputs: ClassVar[int] = 3
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Multiply and add."""
         x, y, gate = inputs
+        if not make.dims(x):
+            raise misfit(self, "X is a scalar; it needs at least one axis")
         if make.dims(y) != make.dims(x) or make.dims(gate) != (*make.dims(x)[:-1], 1):
             raise misfit(self, f"Y of {make.dims(y)} and a gate of {make.dims(gate)} do not fit X of {make.dims(x)}")
         return [make.add("Add", x, make.add("Mul", y, gate))]
@@ -55,11 +62,12 @@ class GatedAdd(Composite):
 @register_op
 @op_dataclass
 class GatedRMSNorm(Composite):
-    """RMSNormalization of each C elements, times an activation of a gate; inputs X, scale (C), gate."""
+    """RMSNormalization of each C elements, times an activation of a gate; inputs X, scale of C elements, gate."""
 
     type: ClassVar[str] = "com.microsoft::GatedRMSNorm"
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 3
+    least_inputs: ClassVar[int] = 3
     activation: str = "silu"
     epsilon: float = 1e-5
 
@@ -68,12 +76,16 @@ class GatedRMSNorm(Composite):
         x, scale, gate = inputs
         if self.activation not in ("silu", "swish", "sigmoid"):
             raise misfit(self, f"activation is {self.activation[:60]!r}; there are silu, swish and sigmoid")
-        shape, size = make.dims(x), make.dims(scale)
-        if len(size) != 1 or not size[0] or shape[-1] % size[0] or make.dims(gate) != shape:
-            raise misfit(self, f"a scale of {size} and a gate of {make.dims(gate)} do not fit X of {shape}")
+        shape, size = make.dims(x), prod(make.dims(scale))
+        if not shape:
+            raise misfit(self, "X is a scalar; it needs at least one axis")
+        if not size or shape[-1] % size or make.dims(gate) != shape:
+            both = f"a scale of {make.dims(scale)} and a gate of {make.dims(gate)}"
+            raise misfit(self, f"{both} do not fit X of {shape}")
         wide, factor, z = _wide(make, x, scale, gate)
-        grouped = make.reshape(wide, *shape[:-1], shape[-1] // size[0], size[0])
-        normed = make.reshape(make.add("RMSNormalization", grouped, factor, epsilon=self.epsilon), *shape)
+        grouped = make.reshape(wide, *shape[:-1], shape[-1] // size, size)
+        normed = make.add("RMSNormalization", grouped, make.reshape(factor, size), epsilon=self.epsilon)
+        normed = make.reshape(normed, *shape)
         opened = make.add("Sigmoid", z)
         opened = opened if self.activation == "sigmoid" else make.add("Mul", z, opened)
         return [make.cast(make.add("Mul", normed, opened), make.dtype(x))]
@@ -87,6 +99,7 @@ class BranchwiseRMSNorm(Composite):
     type: ClassVar[str] = "com.microsoft::BranchwiseRMSNorm"
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 2
+    least_inputs: ClassVar[int] = 1
     num_branches: int = 0
     epsilon: float = 1e-5
 
@@ -117,13 +130,21 @@ class LinearAttentionGate(Composite):
     type: ClassVar[str] = "com.microsoft::LinearAttentionGate"
     op_class: ClassVar[OpClass] = "transcendental"
     most_inputs: ClassVar[int | None] = 4
+    least_inputs: ClassVar[int] = 3
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Compute both in float32."""
         a, bias, scale, b = padded(inputs, 4)
         if self.outputs > 1 and not b:
             raise misfit(self, "its second output is the sigmoid of b, which is missing")
-        wide, shift, factor = _wide(make, a, bias, scale)
+        shape = make.dims(a)
+        for name, each in (("dt_bias", bias), ("decay_scale", scale)):
+            if not shape or prod(make.dims(each)) != shape[-1]:
+                raise misfit(self, f"{name} of {make.dims(each)} needs an element for each of the last axis of {shape}")
+        if b and make.dims(b) != shape:
+            raise misfit(self, f"b of {make.dims(b)} and a of {shape} are not alike")
+        wide, *flat = _wide(make, a, bias, scale)
+        shift, factor = (make.reshape(each, shape[-1]) for each in flat)
         decay = make.add("Mul", factor, make.add("Softplus", make.add("Add", wide, shift)))
         made = [make.cast(decay, make.dtype(a))]
         if b:

@@ -21,6 +21,7 @@ class CDist(Composite):
     type: ClassVar[str] = "com.microsoft::CDist"
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 2
+    least_inputs: ClassVar[int] = 2
     metric: str = "sqeuclidean"
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
@@ -47,12 +48,15 @@ class ExpandDims(Composite):
     type: ClassVar[str] = "com.microsoft::ExpandDims"
     op_class: ClassVar[OpClass] = "exact"
     most_inputs: ClassVar[int | None] = 2
+    least_inputs: ClassVar[int] = 2
     shaped_by: ClassVar[tuple[int, ...]] = (1,)
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Give it the other shape."""
         x, axis = inputs
         value, rank = make.known(axis), len(make.dims(x))
+        if make.dims(axis) not in ((), (1,)):
+            raise misfit(self, f"the axis of {make.dims(axis)} is no scalar")
         if value is None:
             raise ValueNeeded("the shape of the result depends on an axis computed at run time", index=1)
         at = int(value.reshape(-1)[0])
@@ -70,6 +74,7 @@ class MatMulInteger16(Composite):
     type: ClassVar[str] = "com.microsoft::MatMulInteger16"
     op_class: ClassVar[OpClass] = "exact"
     most_inputs: ClassVar[int | None] = 2
+    least_inputs: ClassVar[int] = 2
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Multiply in int32."""
@@ -86,6 +91,7 @@ class ConvTransposeWithDynamicPads(Composite):
     type: ClassVar[str] = "com.microsoft::ConvTransposeWithDynamicPads"
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 4
+    least_inputs: ClassVar[int] = 2
     shaped_by: ClassVar[tuple[int, ...]] = (2,)
     auto_pad: str = "NOTSET"
     dilations: tuple[int, ...] = ()
@@ -106,4 +112,45 @@ class ConvTransposeWithDynamicPads(Composite):
         return [make.add("ConvTranspose", x, w, *([b] if b else []), pads=given, **how)]
 
 
-__all__ = ["CDist", "ConvTransposeWithDynamicPads", "ExpandDims", "MatMulInteger16"]
+@register_op
+@op_dataclass
+class ContribPad(Composite):
+    """ONNX's Pad, whose pads may also be a row, of shape (1, 2 * rank); inputs data, pads, constant_value."""
+
+    type: ClassVar[str] = "com.microsoft::Pad"
+    op_class: ClassVar[OpClass] = "exact"
+    most_inputs: ClassVar[int | None] = 3
+    least_inputs: ClassVar[int] = 2
+    shaped_by: ClassVar[tuple[int, ...]] = (1,)
+    mode: str = "constant"
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Pad with the pads as a list."""
+        x, pads, value = padded(inputs, 3)
+        shape = make.dims(pads)
+        if len(shape) not in (1, 2) or (len(shape) == 2 and shape[0] != 1):
+            raise misfit(self, f"pads of {shape} are neither a list nor one row")
+        return [make.add("Pad", x, make.reshape(pads, shape[-1]), *([value] if value else []), mode=self.mode)]
+
+
+@register_op
+@op_dataclass
+class ContribRange(Composite):
+    """ONNX's Range, in steps of 1 where no delta is given; inputs start, limit, delta."""
+
+    type: ClassVar[str] = "com.microsoft::Range"
+    op_class: ClassVar[OpClass] = "exact"
+    most_inputs: ClassVar[int | None] = 3
+    least_inputs: ClassVar[int] = 2
+    shaped_by: ClassVar[tuple[int, ...]] = (0, 1, 2)
+    # As of ONNX's Range: how many numbers there are follows from all bits of the inputs.
+    keeps_types: ClassVar[bool] = True
+    wide_inputs: ClassVar[tuple[int, ...]] = (0, 1, 2)
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Count in ONNX's way."""
+        start, limit, delta = padded(inputs, 3)
+        return [make.add("Range", start, limit, delta or make.number(1, start))]
+
+
+__all__ = ["CDist", "ContribPad", "ContribRange", "ConvTransposeWithDynamicPads", "ExpandDims", "MatMulInteger16"]

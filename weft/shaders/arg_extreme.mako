@@ -34,7 +34,7 @@ ${pairs.less("top", "top_high", "v", "v_high", wide) if greatest else pairs.less
 % if short:
 ${k.for_each("line", "LINES")} {
 % else:
-for (int line = GROUP_X; line < LINES; line += GROUPS_X) {
+${k.for_groups("line", "LINES")} {
 % endif
   const int base = line / INNER * LENGTH * INNER + line % INNER;
   int place = ${first} < LENGTH ? ${first} : 0;

@@ -25,7 +25,7 @@ put_value = lambda r, c, v: f"{values}[{r} * {v_pitch} + {c}] = COUNT % {keys} =
 #define LARGER(a, b) ((a) > (b) ? (a) : (b)) // a NaN may get lost here: it makes the total one all the same
 ## Two adjacent items share a line and the next two a column, because two items at a time share a load of 16 bytes.
 const int item = LOCAL_X, column = item / 2 % ${lx}, line = item % 2 + item / ${2 * lx} * 2;
-for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
+${k.for_groups("group", "GROUPS")} {
   const int first = group % BLOCKS * ${rows}, head = group / BLOCKS % HEADS, batch = group / BLOCKS / HEADS;
 % for letter in "QKVY":
   ${tiles.start_of(letter)}

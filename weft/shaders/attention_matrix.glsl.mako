@@ -19,7 +19,7 @@ if slices > 1:
 ${parts.names()}
 <%def name="fill(matrix, at, word)">{ const f16vec2 two = unpackFloat2x16(${word}); ${matrix}[${at}] = two.x; ${matrix}[${at + 1}] = two.y; }</%def>
 const int lane = LOCAL_X, part = LOCAL_Y, slice = LOCAL_Z, g = lane / 4, t = lane % 4;
-for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
+${k.for_groups("group", "GROUPS")} {
   const int head = group / BLOCKS % HEADS, batch = group / BLOCKS / HEADS;
   const int row0 = group % BLOCKS * ${16 * warps} + part * 16 + g, row1 = row0 + 8;
   const int first_q = (Q0 + batch * QB + head * QH) / 8 + t, first_k = (K0 + batch * KB + head * KH) / 8 + t;

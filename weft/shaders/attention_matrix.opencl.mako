@@ -21,7 +21,7 @@ if slices > 1:
 ${parts.names()}
 <%def name="sum4(a)">${", ".join(f"{a}_{e}" for e in range(4))}</%def>
 const int lane = LOCAL_X, part = LOCAL_Y, slice = LOCAL_Z, g = lane / 4, t = lane % 4;
-for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
+${k.for_groups("group", "GROUPS")} {
   const int head = group / BLOCKS % HEADS, batch = group / BLOCKS / HEADS;
   const int row0 = group % BLOCKS * ${16 * warps} + part * 16 + g, row1 = row0 + 8;
   __global const uint4* queries = (__global const uint4*)(q_in + (Q0 + batch * QB + head * QH));

@@ -54,7 +54,7 @@ ${gemm.memory()}
 ${gemm.fetch_weights(step)}\
 </%def>\
 ${gemm.who()}\
-for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
+${k.for_groups("tile", "TILES")} {
   const int first_row = tile * ${rows};
 % for u in range(fetched_a):
   const int ak${u} = (item + ${u * items}) / ${rows}, row${u} = first_row + (item + ${u * items}) % ${rows};

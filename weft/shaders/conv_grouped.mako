@@ -57,7 +57,7 @@ if slices > 1:
 % endfor
 </%def>
 % if slices > 1:
-for (int first = GROUP_X * LX; first < TOTAL; first += GROUPS_X * LX) {
+${k.for_groups("first", "TOTAL", "LX")} {
   const int i = min(first + LOCAL_X, TOTAL - 1);
 % else:
 ${k.for_each("i", "TOTAL")} {

@@ -40,7 +40,7 @@ const int bc${u} = (item + ${u * items}) % ${cols // 4 // each}, bk${u} = (item 
 const int from${u} = bk${u} * (WIDTH / ${each}) + GROUP_Y * ${cols // 4 // each} + bc${u}, to${u} = b_base + bk${u} * ${w_stride} + bc${u};
 ${piece} vb${u};
 % endfor
-for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
+${k.for_groups("tile", "TILES")} {
   const int first_row = tile * ${rows};
 % for u in range(fetched):
   const int e${u} = item + ${u * items};

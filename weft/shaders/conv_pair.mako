@@ -29,7 +29,7 @@ last = k.args["d"].load4("0", "block", "0") if k.has("d") else "SPLAT(0.0)"
 </%def>\
 const int SHARES = LX / LANES, PARTS = LX / WIDE;
 const int lane = LOCAL_X % LANES, share = LOCAL_X / LANES, part = LOCAL_X / WIDE;
-for (int g = GROUP_X; g < GROUPS; g += GROUPS_X) {
+${k.for_groups("g", "GROUPS")} {
   const int n = g / TILES, c = g % TILES * WIDE + LOCAL_X % WIDE, block = ${within("c", "CO4")};
 % if ahead:
   const f32x4 pixel = ${x.load4("n", within("LOCAL_X", "C4"), "0")};

@@ -27,7 +27,7 @@ if sliced:
 </%def>
 ${parts.who("uvec4")}
 const int a_at = a_base + part_m * ${16 * fm * stride}, b_at = b_base + part_n * ${2 * fn};
-for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
+${k.for_groups("tile", "TILES")} {
   ${parts.pixels()}
 % for i, j in frags:
   MATRIX_OF_ZEROS(sum${i}_${j});

@@ -30,7 +30,7 @@ ${parts.who("uint4")}
 ## The address for ldmatrix: row lane % 16; the upper half of the warp has the second half of the columns.
 const shared_at a_at = SHARED_AT(As + a_base + (part_m * ${16 * fm} + lane % 16) * ${stride} + lane / 16 * 2);
 const shared_at b_at = SHARED_AT(Bs + b_base + lane % 16 * ${w_stride} + part_n * ${2 * fn} + lane / 16);
-for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
+${k.for_groups("tile", "TILES")} {
   ${parts.pixels()}
   f32 ${", ".join(f"sum{i}_{j}_{e} = 0.0" for i, j, e in each)};
   ${parts.fetch("LOCAL_Z", "((__global const uint4*)w)")}

@@ -32,7 +32,7 @@ every = listed(f'"+f"(acc{i})' for i in sums)
 const int item = LOCAL_X, lane = item % 32, part_m = item / 128 % ${wm}, part_z = item / ${128 * wm};
 const uint base = (uint)(ulong)tiles;
 const ulong layout = (1UL << 62) | (64UL << 32) | (1UL << 16);
-for (int tile = GROUP_X; tile < TILES_M * TILES_N; tile += GROUPS_X) {
+${k.for_groups("tile", "TILES_M * TILES_N")} {
   // Groups that run at a time share rows and columns: ${raster} tiles of rows go together through the columns.
   const int band = tile / (${raster} * TILES_N) * ${raster}, high = min(${raster}, TILES_M - band), in_band = tile % (${raster} * TILES_N);
   const int first_row = (band + in_band % high) * ${rows} + part_m * 64 + item / 32 % 4 * 16 + lane / 4, tile_n = in_band / high;

@@ -26,7 +26,7 @@ const ulong layout = (1UL << 62) | (64UL << 32) | (1UL << 16);
 ## With split K (`sum_parts.py`), group z computes EACH rounds and stores to images of its own.
 const int begin = GROUP_Z * EACH, end = min(begin + EACH, (STEPS + ${wz - 1}) / ${wz}), stop = min(end * ${wz}, STEPS);
 % endif
-for (int tile = GROUP_X; tile < TILES_M * TILES_N; tile += GROUPS_X) {
+${k.for_groups("tile", "TILES_M * TILES_N")} {
   // Groups that run at a time share rows and columns: ${raster} tiles of rows go together through the columns.
   const int band = tile / (${raster} * TILES_N) * ${raster}, high = min(${raster}, TILES_M - band), in_band = tile % (${raster} * TILES_N);
   const int first_row = (band + in_band % high) * ${rows}, tile_n = in_band / high;

@@ -13,7 +13,7 @@ ${gemm.memory()}
 ${gemm.fetch_weights(step, "GROUP_Z * STEPS * 16 * COUNT + ")}\
 </%def>\
 ${gemm.who()}\
-for (int tile = GROUP_X; tile < TILES; tile += GROUPS_X) {
+${k.for_groups("tile", "TILES")} {
   const int first_row = tile * ${rows};
 % for u in range(fetched):
   const int ak${u} = (item + ${u * items}) / ${rows}, row${u} = first_row + (item + ${u * items}) % ${rows};

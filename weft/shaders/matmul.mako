@@ -7,7 +7,7 @@ k.shared("real", "Bs", f"16 * {tile}")
 acc = [(i, j) for i in range(each) for j in range(each)]
 %>
 const int item = LOCAL_Y * 8 + LOCAL_X;
-for (int number = GROUP_X; number < TILES; number += GROUPS_X) {
+${k.for_groups("number", "TILES")} {
   const int m0 = number / TILES_N % TILES_M * ${tile}, n0 = number % TILES_N * ${tile};
   int rest = number / TILES_N / TILES_M, a_base = 0, b_base = 0;
   const int batch_index = rest;

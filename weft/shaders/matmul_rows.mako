@@ -6,7 +6,7 @@
 row = lambda m: f"min({m}, M - 1)" if ragged and m else str(m)
 k.shared("f32", "part", f"{rows} * LX")
 %>
-for (int n = GROUP_X; n < COUNT; n += GROUPS_X) {
+${k.for_groups("n", "COUNT")} {
 % for m in range(rows):
   f32 acc${m} = 0.0;
 % endfor

@@ -19,7 +19,7 @@ def box_at(i):
 % endif
   const f32 ${name}_area = (${name}_y1 - ${name}_y0) * (${name}_x1 - ${name}_x0);
 </%def>
-for (int line = GROUP_X; line < LINES; line += GROUPS_X) {
+${k.for_groups("line", "LINES")} {
   for (int w = LOCAL_X; w < WORDS; w += LX) {
     dead[w] = 0;
   }

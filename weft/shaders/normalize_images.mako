@@ -22,7 +22,7 @@ k.shared("f32x4", "part", "LX")
 % endif
   ${value} /= TO_F32(PARTS * HW);
 </%def>
-for (int g = GROUP_X; g < GROUPS; g += GROUPS_X) {
+${k.for_groups("g", "GROUPS")} {
   const int n = g / (BLOCKS / PARTS), first = g % (BLOCKS / PARTS) * PARTS;
   ${sum("mean", "v")}
   ${sum("square", "(v - mean) * (v - mean)")}

@@ -27,7 +27,7 @@ where = "base + e / (R1 * R2) * RS0 + e / R2 % R1 * RS1 + e % R2 * RS2"
 % if short:
 ${k.for_each("line", "LINES")} {
 % else:
-for (int line = GROUP_X; line < LINES; line += GROUPS_X) {
+${k.for_groups("line", "LINES")} {
 % endif
   const int base = line / (K1 * K2) * KS0 + line / K2 % K1 * KS1 + line % K2 * KS2;
 % if centred:

@@ -15,7 +15,7 @@ def parameter(name, place, at):
     return read(k.args[name], place if name in whole else f"({at}) % {name.upper()}_UNITS")
 %>
 const int place = LOCAL_X % ${team};
-for (int first = GROUP_X * (LX / ${team}); first < LINES; first += GROUPS_X * (LX / ${team})) {
+${k.for_groups("first", "LINES", f"(LX / {team})")} {
   const int line = first + LOCAL_X / ${team}, base = line * UNITS + place;
   const int left = line < LINES ? UNITS - place : 0;
 % if ahead:

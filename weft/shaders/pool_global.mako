@@ -18,7 +18,7 @@ def join(a, b):
       total = ${join("total", "v")};
     }\
 </%def>\
-for (int g = GROUP_X; g < GROUPS; g += GROUPS_X) {
+${k.for_groups("g", "GROUPS")} {
   const int tiles = (BLOCKS + WIDE - 1) / WIDE;
   const int c = g % tiles * WIDE + LOCAL_X % WIDE, n = g / tiles;
   f32x4 acc = SPLAT(${start});

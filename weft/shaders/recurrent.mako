@@ -62,7 +62,7 @@ peep = lambda gate: k.args["p"].load(f"(d * 3 + {gate}) * HIDDEN + j")
 </%def>
 #define UNITS (LX / ${parts})
 const int unit = LOCAL_X % UNITS, part = LOCAL_X / UNITS;
-for (int group = GROUP_X; group < GROUPS; group += GROUPS_X) {
+${k.for_groups("group", "GROUPS")} {
   const int first = ${"0" if whole else "group % SLICES * UNITS"}, row = ${"group" if whole else "group / SLICES"};
   const int n = row % BATCH, d = row / BATCH;
   const int last = ${k.args["lens"].load("n") if k.has("lens") else "TOTAL"};

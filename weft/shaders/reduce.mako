@@ -30,7 +30,7 @@ first, step = ("0", "1") if short else ("LOCAL_X", "LX")
 % if short:
 ${k.for_each("i", "OUTPUTS")} {
 % else:
-for (int i = GROUP_X; i < OUTPUTS; i += GROUPS_X) {
+${k.for_groups("i", "OUTPUTS")} {
 % endif
   const int base = i / (K1 * K2) * KS0 + i / K2 % K1 * KS1 + i % K2 * KS2;
 % if shifted:

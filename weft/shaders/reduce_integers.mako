@@ -23,7 +23,7 @@ ${pairs.multiply(low, high, l, h)}
 % if short:
 ${k.for_each("i", "OUTPUTS")} {
 % else:
-for (int i = GROUP_X; i < OUTPUTS; i += GROUPS_X) {
+${k.for_groups("i", "OUTPUTS")} {
 % endif
   const int base = i / (K1 * K2) * KS0 + i / K2 % K1 * KS1 + i % K2 * KS2;
   uint acc = START, acc_high = START_HIGH;

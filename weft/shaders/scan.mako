@@ -8,7 +8,7 @@ if team:
     k.shared("uint" if whole else "real", "part", "LX")
     if whole:
         k.shared("uint", "part_high", "LX")
-line, count = ("GROUP_X", "GROUPS_X") if team else ("GLOBAL_ID", "GLOBAL_SIZE")
+share = k.for_groups if team else k.for_each
 length, inner = ("length", "inner") if rank else ("LENGTH", "INNER")
 place = f"(base + ({f'{length} - 1 - e' if reverse else 'e'}) * {inner})"
 %>
@@ -49,7 +49,7 @@ const int length = ${" : ".join(f"axis == {d} ? D{d}" for d in range(rank - 1))}
 const int inner = ${" : ".join(f"axis == {d} ? {' * '.join(f'D{e}' for e in range(d + 1, rank))}" for d in range(rank - 1))} : 1;
 const int lines = TOTAL / length;
 % endif
-for (int line = ${line}; line < ${"lines" if rank else "LINES"}; line += ${count}) {
+${share("line", "lines" if rank else "LINES")} {
   const int base = line / ${inner} * ${length} * ${inner} + line % ${inner};
   ${fresh("acc")}
 % if team:

@@ -23,7 +23,7 @@ first, step = ("0", "1") if short else ("LOCAL_X", "LX")
 % if short:
 ${k.for_each("line", "LINES")} {
 % else:
-for (int line = GROUP_X; line < LINES; line += GROUPS_X) {
+${k.for_groups("line", "LINES")} {
 % endif
   const int base = line / INNER * LENGTH * INNER + line % INNER;
   real top = -INFINITY_F;

@@ -12,7 +12,7 @@ names = [[f"a{u}{lane}" for lane in lanes] for u in range(each)]
 fits = [f"if ({u * team} < left)" for u in range(each)]
 %>
 const int place = LOCAL_X % ${team};
-for (int first = GROUP_X * (LX / ${team}); first < LINES; first += GROUPS_X * (LX / ${team})) {
+${k.for_groups("first", "LINES", f"(LX / {team})")} {
   const int line = first + LOCAL_X / ${team}, base = line * UNITS + place;
   const int left = line < LINES ? UNITS - place : 0;
   f32 top = -INFINITY_F, sum = 0.0;

@@ -20,7 +20,7 @@ from weft.core.graph.interpreter import evaluate, values
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, find_op
 from weft.core.graph.tensor import TensorSpec
-from weft.errors import WeftError
+from weft.errors import ModelError, WeftError
 
 MOST_KEPT = 512
 """How many bodies are kept for runs on the host."""
@@ -145,6 +145,8 @@ class Composite(Op):
 
     shaped_by: ClassVar[tuple[int, ...]] = ()
     """The inputs whose values decide shapes. One that a run computes makes `body` raise ValueNeeded."""
+    least_inputs: ClassVar[int] = 0
+    """How many inputs, the first ones, a node must have. Where `body` checks that itself, it is 0."""
     outputs: int = field(default=1, kw_only=True)
 
     @abstractmethod
@@ -156,7 +158,14 @@ class Composite(Op):
         """
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the specs of what the body makes."""
+        """Return the specs of what the body makes; ModelError if it has too few inputs."""
+        missing = [k for k in range(self.least_inputs) if k >= len(inputs) or inputs[k] is None]
+        if missing:
+            raise ModelError(
+                f"{self.type} does not fit",
+                why=f"it needs the first {self.least_inputs} inputs; missing: {', '.join(map(str, missing))}",
+                fix="connect them",
+            )
         known = {k: constants[k] for k in self.shaped_by if k < len(constants) and constants[k] is not None}
         make, names = _begun(inputs, {k: v for k, v in known.items() if v is not None})
         results = self.body(make, names)

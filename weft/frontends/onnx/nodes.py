@@ -39,10 +39,7 @@ REFUSED = {
     "ImageDecoder": "Weft decodes no image files: decode them before the network, with Pillow for one",
 }
 """Why Weft has no form of some of ONNX's ops."""
-AS_ONNX = {
-    "com.microsoft::GatherND": 12, "com.microsoft::GridSample": 16, "com.microsoft::Pad": 11,
-    "com.microsoft::Range": 11, "com.microsoft::Trilu": 14,
-}  # fmt: skip
+AS_ONNX = {"com.microsoft::GatherND": 12, "com.microsoft::GridSample": 16, "com.microsoft::Trilu": 14}
 """Ops that ONNX Runtime had before ONNX, and the opset of ONNX whose op they are."""
 REFUSED_DOMAINS = {
     "com.microsoft.nchwc": "ONNX Runtime writes such nodes for the processor of one machine: save the file at level "

@@ -60,10 +60,13 @@ class WrongOpenCL(OpenCLDialect):
     """OpenCL C of a compiler that errs on some kernels."""
 
     wrong: frozenset[str] = frozenset()
+    reading: str = ""
+    """The constant that those kernels read; "" for any."""
 
     def assemble(self, parts: KernelParts) -> str:
         """Return the kernel, spoiled if it is one of those."""
-        return super().assemble(_spoiled(parts, self.wrong))
+        reads = self.reading in ("", *(name for name, _ in parts.constants))
+        return super().assemble(_spoiled(parts, self.wrong) if reads else parts)
 
 
 @dataclass(frozen=True)
@@ -301,3 +304,14 @@ def test_each_family_is_right_on_a_right_device(name: str, device: str) -> None:
     assert isinstance(creator, GpuCreator)
     verdict = verdict_store.verdict(FAMILIES[name], creator.runtime(0))
     assert verdict.why is None
+
+
+@pytest.mark.parametrize("name", ["matmul_rows", "matmul_thin"])
+def test_a_kernel_that_is_wrong_only_where_sizes_change_is_found(name: str) -> None:
+    """Only the form for several shapes reads the number of rows, M."""
+    device = open_opencl(0, WrongOpenCL(frozenset({name}), "M"))
+    try:
+        wrong = value_check.check(FAMILIES[name], GpuRuntime(device), special_kernels())
+    finally:
+        device.close()
+    assert wrong is not None and " after (" in wrong and "was wrong by" in wrong

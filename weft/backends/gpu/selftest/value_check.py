@@ -165,7 +165,9 @@ class ReadyGraph:
     def __init__(self, case: SelfTestCase, runtime: GpuRuntime) -> None:
         self._case, self._graph = case, _graph(case)
         own = runtime.device.info
-        backend = GpuBackend(BackendInfo(own.id, own.index, BackendConfig(precision=case.precision)), runtime)
+        # As a load plans it: of a second shape, ops then make the kernels that they make where sizes change.
+        loads = BackendInfo(own.id, own.index, BackendConfig(precision=case.precision), loads=True)
+        backend = GpuBackend(loads, runtime)
         backend.tests_kernels = False
         shapes = [self._graph] if case.before is None else [_graph(replace(case, inputs=case.before)), self._graph]
         self._pipeline = Pipeline(Part(backend.info.device, shapes[0]), backend)

@@ -11,7 +11,7 @@ from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.chooser import Algorithm, Candidate
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import KernelBuilder
-from weft.kernels.self_test_cases import one_node
+from weft.kernels.self_test_cases import noise, one_node, several_nodes
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem, why_not_packed
 from weft.ops.matmul import Gemm, MatMul
@@ -89,6 +89,11 @@ register_family(
         cases=lambda: (
             one_node(MatMul(), (1, 131), (131, 37), constants=(1,)),
             one_node(Gemm(transB=1), (3, 260), (17, 260), (17,), constants=(1, 2)),
+            several_nodes(
+                "Gemm of (2, 131) after (3, 131)",
+                [(Gemm(), ("x", "w", "b"), "y")],
+                {"x": noise(2, 131)}, {"w": noise(131, 37), "b": noise(37)}, before={"x": noise(3, 131)},
+            ),
         ),
         fallback="products by tiles",
     )
