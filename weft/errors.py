@@ -152,7 +152,8 @@ class ValueNeeded(ModelError):
 
     def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "", index: int | None = None) -> None:
         self.index = index
-        super().__init__(what, where=where, why=why, fix=fix)
+        known = "it follows from values of its inputs" if index is None else f"input {index} is not a constant"
+        super().__init__(what, where=where, why=why or known, fix=fix)
 
 
 class PassError(WeftError):

@@ -29,7 +29,8 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Op, op_types
 from weft.core.graph.tensor import TensorSpec
-from weft.errors import ModelError
+from weft.errors import ModelError, ValueNeeded
+from weft.ops.reduce import ReduceL1
 from weft.ops.elementwise import Elementwise
 from weft.ops.unary import Cast, Gelu, erf_array
 
@@ -299,6 +300,13 @@ def test_infer_refuses_but_never_crashes(name: str, specs: list[TensorSpec | Non
         assert all(isinstance(s, TensorSpec) for s in op.infer(specs, constants))
     except ModelError as error:
         assert error.why
+
+
+def test_a_shape_that_waits_for_a_value_says_for_which() -> None:
+    axes = TensorSpec((1,), DType.INT64)
+    with pytest.raises(ValueNeeded) as error:
+        ReduceL1(keepdims=0).infer([TensorSpec((2, 3), DType.FLOAT32), axes], [None, None])
+    assert error.value.why == "input 1 is not a constant"
 
 
 FIRST = {row.op: row for row in reversed(CASES)}
