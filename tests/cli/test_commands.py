@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
-from onnx import helper
+from onnx import TensorProto, helper
 
 import weft
 from tests.helpers.cli import Cli, double, write_model
@@ -198,6 +198,20 @@ def test_inspect_lists_all_ops_that_are_not_known(cli: Cli, tmp_path: Path) -> N
     done = cli("inspect", model, "--unsupported", status=1)
     assert "nodeFoo" in done.out and "nodeBar" in done.out and "nodeRelu" not in done.out
     assert re.search(r"^Foo +1$", done.out, re.M) and "vulkan:0: 1 of 1 other nodes" in done.out
+
+
+def test_inspect_counts_what_is_not_known_in_graphs_that_nodes_hold(cli: Cli, tmp_path: Path) -> None:
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    unknown = [helper.make_node("Foo", ["x"], ["a"], name="deep"), helper.make_node("Foo", ["a"], ["y"], name="deeper")]
+    held = helper.make_graph(unknown, "held", [], outputs)
+    plain = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "plain", [], outputs)
+    inner = helper.make_node("If", ["c"], ["y"], name="inner", then_branch=held, else_branch=plain)
+    around = helper.make_graph([inner, helper.make_node("Bar", ["x"], ["z"])], "around", [], outputs)
+    node = helper.make_node("If", ["c"], ["y"], name="outer", then_branch=plain, else_branch=around)
+    nodes = [helper.make_node("Cast", ["x"], ["c"], to=TensorProto.BOOL), node]
+    done = cli("inspect", write_model(tmp_path / "m.onnx", nodes, {"x": (1,)}, ["y"]), "-d", "cpu", status=1)
+    assert re.search(r"^Foo +2$", done.out, re.M) and re.search(r"^Bar +1$", done.out, re.M)
+    assert "3 of the 8 nodes" in done.err
 
 
 def test_inspect_gives_the_reason_of_each_refusal(cli: Cli, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
+import weft
 from tests.helpers.onnx_models import make_model, node, run_graph, run_onnxruntime
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
@@ -85,6 +86,8 @@ ROWS = [
     Row(11, node("TopK", "x k", "y i", largest=0), constants={"k": [3]}),
     Row(10, node("Resize", "x s"), constants={"s": f32(1, 1, 2, 3)}),
     Row(10, node("Resize", "x s"), constants={"s": f32(1, 1, 0.6, 0.5)}),
+    Row(10, node("Resize", "x s"), constants={"s": f32(1, 1, 2.5, 0.6)}),
+    Row(10, node("Resize", "x s"), constants={"s": f32(1, 1, 0.6, 1)}),
     Row(10, node("Resize", "x s", mode="linear"), constants={"s": f32(1, 1, 2, 1.5)}),
     Row(11, node("Resize", "x r s"), constants={"r": f32(), "s": f32(1, 1, 2, 3)}),
     Row(11, node("Resize", "x r r n", mode="linear"), constants={"r": f32(), "n": [2, 3, 7, 5]}),
@@ -275,7 +278,13 @@ def test_a_file_cannot_set_the_fields_that_weft_added() -> None:
         load(make_model([wrong]))
 
 
-def test_mixed_scaling_before_opset_11_is_refused() -> None:
-    model = Row(10, node("Resize", "x s"), constants={"s": f32(1, 1, 2, 0.5)}).model()
-    with pytest.raises(UnsupportedOps, match="enlarge along one axis and shrink"):
-        load(model)
+@pytest.mark.parametrize("device", ["cpu", "opencl"])
+@pytest.mark.parametrize("scales", [(0.6, 0.6), (2.5, 0.6), (0.6, 1), (2.5, 1.5)], ids=str)
+def test_scales_of_a_run_choose_the_nearest_pixel_by_axis_before_opset_11(
+    scales: tuple[float, float], device: str
+) -> None:
+    inputs = {"x": (TensorProto.FLOAT, (1, 2, 4, 7)), "s": (TensorProto.FLOAT, (4,))}
+    model = make_model([node("Resize", "x s")], inputs, opset=10)
+    feeds = {"x": np.arange(56, dtype=np.float32).reshape(1, 2, 4, 7), "s": f32(1, 1, *scales)}
+    (expected,) = run_onnxruntime(model, feeds)
+    np.testing.assert_array_equal(weft.load(model, device=device).run(feeds)[0], expected)

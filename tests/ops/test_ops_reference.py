@@ -30,8 +30,8 @@ from weft.core.graph.layout import Array
 from weft.core.graph.op import Op, op_types
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError, ValueNeeded
-from weft.ops.reduce import ReduceL1
 from weft.ops.elementwise import Elementwise
+from weft.ops.reduce import ReduceL1
 from weft.ops.unary import Cast, Gelu, erf_array
 
 CASES = all_cases()

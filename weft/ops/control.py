@@ -11,11 +11,13 @@ import numpy as np
 
 from weft.core.graph.control_op import ControlOp, RunGraph, Value, given_value
 from weft.core.graph.dtypes import DType
-from weft.core.graph.graph import Graph, Names, Node
+from weft.core.graph.graph import Graph, Names, Node, infer_node
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
+from weft.core.passes.constants import fold_node
+from weft.core.passes.manager import PassContext
 from weft.errors import ModelError
 from weft.ops.concat import Concat
 from weft.ops.random import draws, in_step, known_step, numbered
@@ -23,6 +25,8 @@ from weft.ops.shape import Identity, Unsqueeze, one_axis, optional, unfit
 
 MOST_UNROLLED = 256
 """A loop of known length is unrolled if it becomes at most so many nodes."""
+MOST_GIVING_SHAPES = 64
+"""The most elements of a value that may give the shape of what a body makes that never runs."""
 
 
 def body_of(body: Graph | None) -> Graph:
@@ -159,7 +163,8 @@ class Loop(ControlOp):
             for held, value in zip(stacked, made[1 + len(carried) :], strict=True):
                 held.append(np.asarray(value))
             step += 1
-        return [*carried, *(stack(held, body, 1 + len(carried) + k) for k, held in enumerate(stacked))]
+        first = [np.asarray(0, np.int64), np.asarray(True), *carried, *captured]
+        return [*carried, *(stack(held, body, 1 + len(carried) + k, first) for k, held in enumerate(stacked))]
 
 
 @register_op
@@ -249,7 +254,10 @@ class Scan(ControlOp):
         states_count = len(arrays) - self.num_scan_inputs
         if not rows:
             body = body_of(self.body)
-            stacked = [stack([], body, k) for k in range(states_count, len(body.outputs))]
+            first = [
+                TensorSpec(a.shape[1 if k < states_count else 2 :], DType.of(a.dtype)) for k, a in enumerate(arrays)
+            ]
+            stacked = [stack([], body, k, [*first, *captured]) for k in range(states_count, len(body.outputs))]
             return [*arrays[:states_count], *(np.zeros((0, length, *a.shape[1:]), a.dtype) for a in stacked)]
         return [
             np.stack([_lengthened(np.asarray(row[k]), length if k >= states_count else None) for row in rows])
@@ -282,10 +290,14 @@ class Scan(ControlOp):
             for held, value in zip(stacked, made[len(states) :], strict=True):
                 held.append(np.asarray(value))
         outputs: list[Value] = [*states]
+        forms = [
+            TensorSpec((*a.shape[:axis], *a.shape[axis + 1 :]), DType.of(a.dtype))
+            for a, axis in zip(scanned, axes, strict=True)
+        ]
         for k, held in enumerate(stacked):
             if optional(self.scan_output_directions, k):
                 held.reverse()
-            whole = stack(held, body, len(states) + k)
+            whole = stack(held, body, len(states) + k, [*states, *forms, *captured])
             outputs.append(
                 np.moveaxis(whole, 0, one_axis(optional(self.scan_output_axes, k) or 0, whole.ndim))
             )
@@ -318,19 +330,53 @@ def truth(value: Value, what: str) -> bool:
     return bool(value.reshape(-1)[0])
 
 
-def stack(values: list[Array], body: Graph, index: int) -> Array:
-    """Return slices stacked on a new first axis; without slices, an empty array as the body declares it."""
+def stack(values: list[Array], body: Graph, index: int, first: Sequence[Value | TensorSpec]) -> Array:
+    """Return slices stacked on a new first axis; without slices, an empty array of the shape that the body makes.
+
+    The body declares that shape, or it follows from `first`: the inputs of its first run, or their specs.
+    """
+    output = body.outputs[index]
     if values:
         if len({(v.shape, v.dtype) for v in values}) > 1:
-            raise unfit(f"output {body.outputs[index]!r} of the body has another shape in each iteration")
+            raise unfit(f"output {output!r} of the body has another shape in each iteration")
         return np.stack(values)
-    declared = body.declared.get(body.outputs[index])
-    if declared is None or declared.dtype is None or declared.shape is None:
+    declared = body.declared.get(output)
+    if declared is not None and declared.dtype is not None and declared.shape is not None:
+        return np.zeros((0, *(d or 0 for d in declared.shape)), declared.dtype.numpy)
+    spec = _foreseen_spec(body, first, output)
+    if spec is None:
         raise ModelError(
             "a loop of no iterations makes an output of unknown shape",
-            why=f"{body.outputs[index]!r} is not declared",
+            why=f"its body does not declare the shape of {output!r}, which only a run of the body tells",
+            fix="export the model with the shapes of the body's outputs, or let the loop run at least once",
         )
-    return np.zeros((0, *(d or 0 for d in declared.shape)), declared.dtype.numpy)
+    return np.zeros((0, *spec.dims), spec.dtype.numpy)
+
+
+def _foreseen_spec(body: Graph, inputs: Sequence[Value | TensorSpec], output: str) -> TensorSpec | None:
+    """Return the spec that a value of a body has for these inputs; None if that does not follow from their shapes.
+
+    Inputs of few elements, and what follows from them, are used as in the first run, because they may give a shape.
+    """
+    graph, context = body.copy(), PassContext()
+    for name, value in zip(body.inputs, inputs, strict=True):
+        if isinstance(value, TensorSpec):
+            graph.specs[name] = value
+        elif isinstance(value, np.ndarray):
+            graph.specs[name] = TensorSpec(value.shape, DType.of(value.dtype))
+            if value.size <= MOST_GIVING_SHAPES:
+                graph.constants[name] = value
+    for node in body.nodes:
+        if not all(i in graph.specs for i in node.inputs if i):
+            continue
+        try:
+            infer_node(graph, node)
+        except ModelError:  # its shapes follow from a value, or what it reads does not fit
+            continue
+        if all(graph.specs[o].size <= MOST_GIVING_SHAPES for o in node.outputs if o):
+            made = fold_node(graph, node, context) or ()
+            graph.constants.update((o, v) for o, v in zip(node.outputs, made, strict=False) if o)
+    return graph.specs.get(output)
 
 
 def _lengthened(value: Array, length: int | None) -> Array:

@@ -161,25 +161,37 @@ class _Uniform(_Random):
 @register_op
 @op_dataclass
 class RandomNormal(_OfShape, _Normal):
-    """Draw normal numbers in the shape that an attribute gives."""
+    """Draw normal numbers in the shape that an attribute gives.
+
+    Every run draws the same numbers, without a seed as well.
+    """
 
 
 @register_op
 @op_dataclass
 class RandomNormalLike(_Like, _Normal):
-    """Draw normal numbers in the shape of the input."""
+    """Draw normal numbers in the shape of the input.
+
+    Every run draws the same numbers, without a seed as well.
+    """
 
 
 @register_op
 @op_dataclass
 class RandomUniform(_OfShape, _Uniform):
-    """Draw numbers from `low` to before `high` in the shape that an attribute gives."""
+    """Draw numbers from `low` to before `high` in the shape that an attribute gives.
+
+    Every run draws the same numbers, without a seed as well.
+    """
 
 
 @register_op
 @op_dataclass
 class RandomUniformLike(_Like, _Uniform):
-    """Draw numbers from `low` to before `high` in the shape of the input."""
+    """Draw numbers from `low` to before `high` in the shape of the input.
+
+    Every run draws the same numbers, without a seed as well.
+    """
 
 
 @register_op
@@ -188,7 +200,7 @@ class Bernoulli(_Random):
     """Draw 1 with the probability that the input has at that place, else 0; of the input's type, or of `dtype`.
 
     The text of ONNX says so. The function that ONNX gives beside the text, which onnxruntime runs, compares the other
-    way round and draws 1 where the text draws 0.
+    way round and draws 1 where the text draws 0. Every run draws the same numbers, without a seed as well.
     """
 
     most_inputs: ClassVar[int | None] = 1
@@ -213,7 +225,10 @@ class Bernoulli(_Random):
 @register_op
 @op_dataclass
 class Multinomial(Op):
-    """Draw classes, with logarithms of their unscaled probabilities as the input (batch, classes)."""
+    """Draw classes, with logarithms of their unscaled probabilities as the input (batch, classes).
+
+    Every run draws the same numbers, without a seed as well.
+    """
 
     most_inputs: ClassVar[int | None] = 1
     dtype: DType = DType.INT32

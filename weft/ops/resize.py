@@ -19,7 +19,7 @@ from weft.ops.shape import MAX_RANK, given, ints, known, known_ints, many_axes, 
 
 CHOICES = {
     "mode": ("nearest", "linear", "cubic"),
-    "nearest_mode": ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"),
+    "nearest_mode": ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "ceil_if_shrunk"),
     "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"),
     "coordinate_transformation_mode": (
         "half_pixel",
@@ -60,7 +60,11 @@ class Taps:
 @register_op
 @op_dataclass
 class Resize(Op):
-    """The tensor sampled at more or fewer positions along some axes; inputs X, roi, scales, sizes."""
+    """The tensor sampled at more or fewer positions along some axes; inputs X, roi, scales, sizes.
+
+    The `nearest_mode` "ceil_if_shrunk" is that of files before opset 11, as ONNX Runtime reads them: the upper pixel
+    along axes with a scale below 1, the lower one along others.
+    """
 
     # Interpolation weights come from rounded coordinates, so the error grows with the coordinate.
     op_class: ClassVar[OpClass] = "reduction"
@@ -82,9 +86,7 @@ class Resize(Op):
         x = given(inputs, 0)
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
-                raise ModelError(
-                    f"{name} {getattr(self, name)!r} is unknown", why=f"ONNX has {', '.join(choices)}"
-                )
+                raise ModelError(f"{name} {getattr(self, name)!r} is unknown", why=f"there are {', '.join(choices)}")
         if self.mode != "nearest" and x.dtype is DType.BOOL:
             raise ModelError(f"{self.mode} interpolation of bool is not supported", why="only of numbers")
         shape = list(x.dims)
@@ -148,7 +150,7 @@ class Resize(Op):
         if self.coordinate_transformation_mode == "tf_crop_and_resize":
             outside = (at < 0) | (at > length - 1)
         if self.mode == "nearest":
-            indices = _round(at, self.nearest_mode)[:, None]
+            indices = _round(at, self.nearest_mode, part.scale)[:, None]
             weights: Array = np.ones(indices.shape, np.float32)
         else:
             # The filter of antialiasing is as much wider as the output has fewer pixels.
@@ -231,12 +233,13 @@ def _by_scales(lengths: list[int], scales: Array) -> tuple[list[int], list[np.fl
     return wanted, factors
 
 
-def _round(at: Array, mode: str) -> Array:
+def _round(at: Array, mode: str, scale: np.float32) -> Array:
     if mode == "round_prefer_floor":
         return np.ceil(at - np.float32(0.5))
     if mode == "round_prefer_ceil":
         return np.floor(at + np.float32(0.5))
-    return np.asarray(np.floor(at) if mode == "floor" else np.ceil(at))
+    upper = mode == "ceil" or (mode == "ceil_if_shrunk" and scale < 1)
+    return np.asarray(np.ceil(at) if upper else np.floor(at))
 
 
 def _cubic(distance: Array, a: float) -> Array:

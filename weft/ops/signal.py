@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.core.graph.composite import Body, decomposition
+from weft.core.graph.composite import Body, decomposition, why_whole
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
@@ -24,6 +24,14 @@ from weft.ops.shape import given, known, one_axis, optional, sized, unfit
 
 MOST_FACTORS = 1 << 24
 """The most elements of a constant matrix that stands for a transform: 64 MiB of float32."""
+
+
+def _too_large(elements: int, size: int) -> str:
+    """Return why a transform is no product with a constant matrix; "" if the matrix is small enough."""
+    if elements <= MOST_FACTORS:
+        return ""
+    matrix = f"as a product with a constant matrix, which would have {elements} elements for length {size}"
+    return f"it runs {matrix}; the most is {MOST_FACTORS}"
 
 
 @register_op
@@ -88,6 +96,16 @@ class DFT(Op):
         out = (np.fft.ifft if self.inverse else np.fft.fft)(signal, size, at).take(np.arange(bins), at)
         return np.stack([out.real, out.imag], axis=-1).astype(x.dtype)
 
+    def read(self, length: int, size: int) -> int:
+        """Return how many samples, or bins, are read of `length` along the axis."""
+        return min(length, size // 2 + 1 if self.inverse and self.onesided else size)
+
+    def why_whole(self, inputs: Sequence[Shape | None], constants: Constants, outputs: Sequence[Shape]) -> str:
+        """Return the reason of a transform that is too long."""
+        dims = given(inputs, 0)
+        at, size, bins = self.plan(dims, optional(constants, 1), optional(constants, 2))
+        return _too_large(self.read(dims[at], size) * dims[-1] * bins * outputs[0][-1], size)
+
     def factors(self, read: int, size: int, bins: int, parts: int) -> Array:
         """Return (read * parts, bins * parts of the output): what a signal of `read` samples is multiplied with."""
         sample, k = np.arange(read)[:, None], np.arange(bins)[None, :]
@@ -107,15 +125,13 @@ class DFT(Op):
 
 @decomposition("DFT")
 def _dft(op: DFT, make: Body, node: Node) -> Sequence[str]:
+    if why_whole(make, node):
+        return []
     given_ = [None if not name else make.known(name) for name in (*node.inputs[1:], "", "")][:2]
     x = node.inputs[0]
     dims = make.dims(x)
     at, size, bins = op.plan(dims, *given_)
-    out, read = make.dims(node.outputs[0]), min(dims[at], size)
-    if op.inverse and op.onesided:
-        read = min(read, size // 2 + 1)
-    if read * dims[-1] * bins * out[-1] > MOST_FACTORS:
-        return []
+    out, read = make.dims(node.outputs[0]), op.read(dims[at], size)
     if read < dims[at]:
         x = make.add("Slice", x, *(make.ints(n) for n in (0, read, at)))
     last = len(dims) - 1
@@ -167,6 +183,12 @@ class STFT(Op):
         _, _, frames, bins = self.plan(x.dims, step, None if window is None else window.dims, length)
         return (sized((x.dims[0], frames, bins, 2), x.dtype),)
 
+    def why_whole(self, inputs: Sequence[Shape | None], constants: Constants, outputs: Sequence[Shape]) -> str:
+        """Return the reason of frames that are too long."""
+        dims = given(inputs, 0)
+        _, size, _, bins = self.plan(dims, given(constants, 1), optional(inputs, 2), optional(constants, 3))
+        return _too_large(size * dims[2] * bins * 2, size)
+
     def places(self, hop: int, size: int, frames: int) -> Array:
         """Return (frames, size): the sample that each frame has at each place."""
         return np.arange(frames)[:, None] * hop + np.arange(size)
@@ -185,14 +207,14 @@ class STFT(Op):
 
 @decomposition("STFT")
 def _stft(op: STFT, make: Body, node: Node) -> Sequence[str]:
+    if why_whole(make, node):
+        return []
     x, step, window, length = (*node.inputs, "", "")[:4]
     dims, out = make.dims(x), make.dims(node.outputs[0])
     taken = make.dims(window) if window else None
     stride = make.known(step)
     assert stride is not None  # the shape rule needs it
     hop, size, frames, bins = op.plan(dims, stride, taken, make.known(length) if length else None)
-    if size * dims[2] * bins * 2 > MOST_FACTORS:
-        return []
     dtype = make.dtype(x).numpy
     cut = make.add("Gather", x, make.constant(op.places(hop, size, frames)), axis=1)
     if window:

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.core.graph.composite import Body, decomposition
+from weft.core.graph.composite import Body, decomposition, why_whole
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
-from weft.core.graph.layout import Array
+from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
@@ -91,6 +91,15 @@ class TfIdfVectorizer(Op):
         lengths = range(self.min_gram_length, self.max_gram_length + 1)
         return [(n, skip + 1) for skip in range(self.max_skip_count + 1) for n in lengths if n > 1 or not skip]
 
+    def why_whole(self, inputs: Sequence[Shape | None], constants: Constants, outputs: Sequence[Shape]) -> str:
+        """Return the reason of too many comparisons."""
+        shape, lengths = given(inputs, 0), [len(gram) for gram in self.places()]
+        windows = ((n, shape[-1] - (n - 1) * step) for n, step in self.windows())
+        most = prod(shape[:-1]) * max((count * lengths.count(n) for n, count in windows), default=0)
+        if most <= MOST_COMPARED:
+            return ""
+        return f"it would compare {most} pairs of tokens and n-grams at a time; the most is {MOST_COMPARED}"
+
     def factors(self) -> Array:
         """Return what each count is multiplied with."""
         factors = np.ones(max(self.ngram_indexes) + 1, np.float32)
@@ -106,6 +115,8 @@ MOST_COMPARED = 1 << 24
 @decomposition("TfIdfVectorizer")
 def _compared(op: TfIdfVectorizer, make: Body, node: Node) -> Sequence[str]:
     """Compare every window with every n-gram, and add up what is equal."""
+    if why_whole(make, node):
+        return []
     shape, factors = make.dims(node.inputs[0]), op.factors()
     rows, count = prod(shape[:-1]), shape[-1]
     lines = make.reshape(make.cast(node.inputs[0], DType.INT64), rows, count, 1)
@@ -116,8 +127,6 @@ def _compared(op: TfIdfVectorizer, make: Body, node: Node) -> Sequence[str]:
         windows = count - (length - 1) * step
         if not len(pool) or windows < 1:
             continue
-        if rows * windows * len(pool) > MOST_COMPARED:
-            return []
         equal = ""
         for place in range(length):
             tokens = make.part(lines, 1, place * step, place * step + windows)

@@ -112,6 +112,16 @@ def test_constants_are_folded() -> None:
     assert text(alone("fold_constants", graph)) == ["r = Reshape(allowzero=0)(x, s)", "y = Mul()(r, half)"]
 
 
+def test_a_constant_stays_whatever_computing_it_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no way")
+
+    net = Net()
+    graph = net.finish(net.add("Add", net.input("x", 3), net.add("ReduceSum", np.ones(3, np.float32), name="made")))
+    monkeypatch.setattr(type(graph.producers()["made"].op), "reference", fails)
+    assert kinds(run_passes(graph, (find_pass("fold_constants"),))) == ["ReduceSum", "Add"]
+
+
 def test_identities_go_and_what_made_their_input_makes_the_output() -> None:
     net = Net()
     r = net.add("Relu", net.add("Identity", net.input("x", 2, 3), name="i"), name="r")

@@ -11,12 +11,14 @@ import pytest
 import weft
 from tests.helpers.nets import Net, feeds, kinds
 from tests.helpers.rewrites import assert_same
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.assign import Backends
 from weft.core.placement.decompose import decompose_refused
+from weft.errors import UnsupportedOps
 from weft.ops.onnx_attention import OnnxAttention
 
 
@@ -136,3 +138,31 @@ def test_an_op_stays_whole_where_the_device_refuses_a_part_of_it() -> None:
     graph = net.finish(net.add("RotaryEmbedding", x, net.random(1, 3, 4), net.random(1, 3, 4), name="y"))
     after, notes = decompose_refused(graph, backends(a=Knows("RotaryEmbedding", "Split")))
     assert (after.nodes, notes, after.specs.keys()) == (graph.nodes, [], graph.specs.keys())
+
+
+def too_large(kind: str) -> Graph:
+    net = Net()
+    if kind == "DFT":
+        made = net.add("DFT", net.input("x", 1, 4096, 1), "", np.array(1))
+    elif kind == "STFT":
+        made = net.add("STFT", net.input("x", 1, 9000, 1), np.array(10), "", np.array(4097))
+    else:
+        grams = tuple(range(5000))
+        made = net.add(
+            "TfIdfVectorizer", net.input("x", 2, 3000, dtype=DType.INT64), mode="TF", min_gram_length=1,
+            max_gram_length=1, max_skip_count=0, ngram_counts=(0,), ngram_indexes=grams, pool_int64s=grams,
+        )  # fmt: skip
+    return net.finish(made)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("DFT", "constant matrix, which would have 33554432 elements for length 4096; the most is 16777216"),
+        ("STFT", "constant matrix, which would have 16789506 elements for length 4097; the most is 16777216"),
+        ("TfIdfVectorizer", "it would compare 30000000 pairs of tokens and n-grams at a time; the most is 16777216"),
+    ],
+)
+def test_what_is_too_large_to_be_taken_apart_is_refused_for_that(kind: str, why: str) -> None:
+    with pytest.raises(UnsupportedOps, match=f"opencl:0: .*{why}"):
+        weft.load(too_large(kind), "opencl", fallback="error")

@@ -31,8 +31,9 @@ from weft.core.placement.open_network import OpenNetwork, OpenNetworks, prepare_
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions
 from weft.core.placement.prepare import PreparedNetwork, prepare_network
-from weft.errors import WeftError
+from weft.errors import ModelError, WeftError
 from weft.frontends.onnx import load as load_onnx
+from weft.ops.elementwise import Elementwise
 
 SIZES = Sizes(layers=1, hidden=32, heads=2, inner=48, vocabulary=40, positions=90)
 
@@ -177,6 +178,45 @@ def test_a_network_is_divided_again_where_a_guard_of_a_backend_fails() -> None:
         assert found.refusals == alone.refusals
         assert [part.device for part in found.parts] == [part.device for part in alone.parts]
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl"])
+def test_a_constant_that_fails_for_some_sizes_names_its_node(device: str) -> None:
+    """Positions beyond their table: the index follows from a size, so only the constant's computation finds it."""
+    net = Net()
+    x = net.input("x", "n", 4)
+    length = net.add("Squeeze", net.add("Shape", x, start=0, end=1))
+    places = net.add("Range", np.array(0), length, np.array(1))
+    rows = net.add("Gather", np.ones((8, 4), np.float32), places, name="positions")
+    graph = net.finish(net.add("Add", x, rows))
+    ask = r"node 'n_positions' \(Gather\) (?s:.*)where: (?s:.*)\[9\](?s:.*)why: IndexError: index 8 (?s:.*)next: give"
+    with weft.load(graph, device, fallback="error") as session:
+        for length_ in (7, 8):
+            session.run(np.ones((length_, 4), np.float32))
+            with pytest.raises(ModelError, match=ask):
+                session.run(np.ones((9, 4), np.float32))
+            with pytest.raises(ModelError, match=ask):
+                session.resize({"x": (9, 4)})
+        np.testing.assert_array_equal(session.run(np.ones((5, 4), np.float32))[0], np.full((5, 4), 2, np.float32))
+    with pytest.raises(ModelError, match=ask):
+        weft.load(graph, device, shapes={"x": (9, 4)})
+
+
+@pytest.mark.parametrize("raised", [RuntimeError, MemoryError, weft.errors.OutOfMemory], ids=lambda each: each.__name__)
+def test_whatever_a_constant_of_open_sizes_raises_is_an_error_of_wefts(
+    raised: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = Net()
+    x = net.input("x", "n", 4)
+    graph = net.finish(net.add("Add", x, net.add("Erf", net.add("ConstantOfShape", net.add("Shape", x)), name="made")))
+
+    def fails(*_: object) -> None:
+        raise raised("no way")
+
+    monkeypatch.setattr(Elementwise, "reference", fails)
+    wanted = ModelError if raised is RuntimeError else weft.errors.OutOfMemory
+    with pytest.raises(wanted, match=r"node 'n_made' \(Erf\) (?s:.*)why: (?s:.*)no way(?s:.*)next: "):
+        weft.load(graph, "cpu", shapes={"x": (3, 4)})
 
 
 @pytest.mark.parametrize("device", ["cpu", "opencl"])

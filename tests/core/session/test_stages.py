@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -485,3 +486,60 @@ def test_what_a_session_keeps_of_bodies_does_not_grow_with_its_runs(monkeypatch:
             gc.collect()
             graphs.append(sum(isinstance(each, Graph) for each in gc.get_objects()))
     assert graphs[-1] == graphs[5]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_loop_without_iterations_stacks_nothing_of_the_shape_that_its_body_makes(device: str) -> None:
+    """ONNX Runtime, without a declared shape, makes one axis of what it then calls unknown."""
+    body = helper.make_graph(
+        [
+            node("Mul", "held x", "next"), node("Relu", "next", "made"), node("Identity", "going", "on"),
+            node("Reshape", "next form", "turned"), node("Shape", "table", "sizes"),
+            node("Expand", "held sizes", "wide"),
+        ],
+        "body",
+        [info("step", (), INT64), info("going", (), BOOL), info("held")],
+        [info("on", (), BOOL), info("next"), info("made"), info("turned"), info("wide")],
+    )  # fmt: skip
+    nodes = [node("Loop", "count - x", "last all turns wides", body=body)]
+    inputs = [info("x", (3,)), info("count", (), INT64), info("form", (2,), INT64), info("table", ("n", 3))]
+    model = make(nodes, inputs, {"last": FLOAT, "all": FLOAT, "turns": FLOAT, "wides": FLOAT})
+    fed = {"x": f32([1, 2, 3]), "form": np.array([3, 1]), "table": np.zeros((40, 3), np.float32)}
+    with weft.load(model, device) as session:
+        for count in (2, 0):
+            made = session.run({**fed, "count": np.array(count)})
+            assert [each.shape for each in made] == [(3,), (count, 3), (count, 3, 1), (count, 40, 3)]
+            assert {each.dtype for each in made} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (0,)], ids=str)
+def test_a_scan_of_nothing_stacks_nothing_of_the_shape_that_its_body_makes(batch: tuple[int, ...]) -> None:
+    body = helper.make_graph(
+        [node("Add", "held row", "next"), node("Unsqueeze", "next place", "made")],
+        "body", [info("held"), info("row")], [info("next"), info("made")],
+        [numpy_helper.from_array(np.array([1]), "place")],
+    )  # fmt: skip
+    graph = weft.frontends.onnx.load(
+        make([node("Scan", "x xs", "last all", body=body, num_scan_inputs=1)], [info("x", (4,)), info("xs", ("t", 4))],
+             {"last": FLOAT, "all": FLOAT})
+    )  # fmt: skip
+    op: Any = graph.nodes[0].op
+    scan = replace(op, batched=bool(batch))
+    _, made = scan.reference(np.zeros((*batch, 4), np.float32), np.zeros((*batch, 0, 4), np.float32))
+    assert (made.shape, made.dtype) == ((*batch, 0, 4, 1), np.float32)
+
+
+def test_a_loop_without_iterations_whose_body_tells_no_shape_says_what_to_do() -> None:
+    body = helper.make_graph(
+        [node("NonZero", "held", "places"), node("Identity", "held", "next"), node("Identity", "going", "on")],
+        "body",
+        [info("step", (), INT64), info("going", (), BOOL), info("held")],
+        [info("on", (), BOOL), info("next"), info("places", None, INT64)],
+    )
+    nodes = [node("Loop", "count - x", "last all", body=body)]
+    model = make(nodes, [info("x", (100,)), info("count", (), INT64)], {"last": FLOAT, "all": INT64})
+    with (
+        weft.load(model, "cpu") as session,
+        pytest.raises(ModelError, match=r"'places'(?s:.*)next: export the model with the shapes of the body's outputs"),
+    ):
+        session.run({"x": np.zeros(100, np.float32), "count": np.array(0)})

@@ -61,6 +61,12 @@ for _nearest in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"):
             scaled(f32(1, 2, 5, 4), 1, 1, 2, 0.8, **_how),
             sized(f32(1, 2, 5, 4), 1, 2, 8, 7, **_how),
         ]
+for _before_11 in ((0.6, 0.5), (2.5, 3.5), (0.6, 2.5), (1, 0.6)):
+    # Resize of opset 10, as onnxruntime reads it.
+    CASES.append(
+        case("Resize", f32(1, 2, 5, 7), None, const([1, 1, *_before_11], "float32"), opset=10,
+             nearest_mode="ceil_if_shrunk", coordinate_transformation_mode="asymmetric")
+    )  # fmt: skip
 CASES += [
     scaled(f32(1, 2, 6, 7), 1, 1, 0.8, 1.5, mode="cubic", cubic_coeff_a=-0.5),
     scaled(f32(1, 2, 6, 7), 1, 1, 0.8, 1.5, mode="cubic", exclude_outside=1),

@@ -225,8 +225,11 @@ def build_model(row: Case, opset: int | None = None) -> onnx.ModelProto:
     if row.op == "ConstantOfShape":
         op: Any = row.make_op()
         attributes = {"value": numpy_helper.from_array(np.array([op.value], op.dtype.numpy))}
+    reads = names
+    if attributes.get("nearest_mode") == "ceil_if_shrunk":  # Resize of opset 10: neither a region nor how to sample
+        reads, attributes = [names[0], names[2]], {}
     domain, _, kind = row.op.rpartition("::")
-    node = helper.make_node(kind, names, [f"y{k}" for k in range(len(outputs))], domain=domain, **attributes)
+    node = helper.make_node(kind, reads, [f"y{k}" for k in range(len(outputs))], domain=domain, **attributes)
     graph = helper.make_graph(
         [node],
         "case",

@@ -220,6 +220,13 @@ def decomposition(op_type: str) -> Callable[[Decomposition], Decomposition]:
     return register
 
 
+def why_whole(make: Body, node: Node) -> str:
+    """Return what the op of a node answers to `Op.why_whole`."""
+    shapes = [make.dims(name) if name else None for name in node.inputs]
+    constants = [make.known(name) if name else None for name in node.inputs]
+    return node.op.why_whole(shapes, constants, [make.dims(name) for name in node.outputs if name])
+
+
 def decomposition_of(op: Op) -> Decomposition | None:
     """Return what adds the parts of a node with this op; None if the op has none."""
     return _body_of if isinstance(op, Composite) else _DECOMPOSITIONS.get(op.type)

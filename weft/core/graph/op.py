@@ -98,6 +98,13 @@ class Op(ABC):
         """
         return sum(prod(shape) for shape in outputs)
 
+    def why_whole(self, inputs: Sequence[Shape | None], constants: Constants, outputs: Sequence[Shape]) -> str:
+        """Return why a node of these shapes cannot be taken apart (`decomposition`), though others can; "" by default.
+
+        A device without a kernel for the op gives this as its reason.
+        """
+        return ""
+
     def attributes(self) -> dict[str, object]:
         """Return the attributes by name, for printing."""
         return {f.name: getattr(self, f.name) for f in fields(self)}

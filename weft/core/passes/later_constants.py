@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from weft.core.contract.error_context import is_error
 from weft.core.graph.dtypes import DType
-from weft.core.graph.graph import Graph, Node
+from weft.core.graph.graph import OTHER_SHAPES, Graph, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.limits import Budget
+from weft.core.graph.op import Op
 from weft.core.graph.symbolic import (
     LaterConstant,
     OpenSizes,
@@ -22,6 +25,7 @@ from weft.core.graph.symbolic import (
     is_symbolic,
     whole,
 )
+from weft.errors import LESS_MEMORY, ModelError, OutOfMemory, WeftError
 
 MOST = 64
 """Elements, at most, of integers that are kept as polynomials."""
@@ -46,6 +50,34 @@ MOVES = frozenset("Concat Expand Gather Reshape Slice Split Squeeze Tile Transpo
 """Ops that only move elements, so that their references do with any objects; what says where must be numbers."""
 
 
+@dataclass(frozen=True)
+class _NamedOp:
+    """The op of a node, whose errors name the node: it is gone when its sizes are known and the constant is computed.
+
+    Equal ops are equal whatever their nodes are called, so that what two nodes compute is computed once.
+    """
+
+    op: Op
+    node: str = field(compare=False)
+
+    def reference(self, *inputs: Array | None) -> Array | tuple[Array, ...]:
+        """Return what the op computes; ModelError, or OutOfMemory, if it fails."""
+        try:
+            return self.op.reference(*inputs)
+        except Exception as e:  # the reference of a foreign op may raise anything
+            if not is_error(e):
+                raise
+            memory = isinstance(e, (MemoryError, OutOfMemory))
+            why, fix = f"{type(e).__name__}: {e}", LESS_MEMORY if memory else OTHER_SHAPES
+            if isinstance(e, WeftError):
+                why, fix = e.short, e.fix or fix
+            given = [f"{DType.of(a.dtype).value}{list(a.shape)}" for a in inputs if a is not None]
+            raise (OutOfMemory if memory else ModelError)(
+                f"node {self.node!r} ({self.op.type}) cannot be computed for these sizes",
+                where=f"its inputs {', '.join(given)}", why=why, fix=fix,
+            ) from e  # fmt: skip
+
+
 def follows_from_open_sizes(graph: Graph, node: Node) -> bool:
     """Tell whether a node that is to be folded depends on open sizes."""
     if node.op.reads_shape:
@@ -65,7 +97,8 @@ def fold_symbolic(graph: Graph, node: Node, budget: Budget) -> list[Any]:
     if integers is not None:
         return integers
     given = [graph.specs[node.inputs[0]]] if node.op.reads_shape else values
-    return [LaterConstant(sizes, node.op, given, k, spec) for k, spec in enumerate(specs)]
+    later = _NamedOp(node.op, node.name)
+    return [LaterConstant(sizes, later, given, k, spec) for k, spec in enumerate(specs)]
 
 
 def _sizes(graph: Graph, node: Node) -> OpenSizes:

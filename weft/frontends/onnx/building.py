@@ -153,6 +153,7 @@ class _Bodies:
             if not is_constant(node) and (made := reader.add(node, node.name or f"{node.op_type}_{k}"))
         ]
         around.problems += [f"{quote(name)}: {problem}" for problem in reader.problems]
+        around.refused += reader.refused
         graph.name, graph.inputs = name, list(inputs)
         if not reader.problems:
             names: dict[str, int] = {}
@@ -316,8 +317,14 @@ def _read_nodes(proto: GraphProto, reader: NodeReader, label: str, graph: Graph)
             nodes += [made] if made else []
     others = graph.copy()
     others.nodes = nodes
-    reader.raise_problems(label, len(proto.node), others)
+    reader.raise_problems(label, _count_nodes(proto), others)
     return nodes
+
+
+def _count_nodes(proto: GraphProto) -> int:
+    """Return the number of nodes of a graph, with those of the graphs that its nodes hold."""
+    held = (a.g for node in proto.node for a in node.attribute if a.type == a.GRAPH)
+    return len(proto.node) + sum(map(_count_nodes, held))
 
 
 def _name_outputs(graph: Graph, values: Values) -> None:

@@ -188,19 +188,8 @@ def _upsample(node: ImportedNode) -> None:
 def _asymmetric(node: ImportedNode) -> None:
     node.inputs.insert(1, "")
     node.attributes["coordinate_transformation_mode"] = "asymmetric"
-    # The old specification leaves the nearest pixel open; ONNX Runtime takes the lower one when it enlarges and
-    # the upper one when it shrinks.
-    scales = node.scope.value(node.inputs[2])
-    shrinks = scales is not None and bool((scales < 1).any())
-    if (
-        shrinks
-        and bool((np.asarray(scales) > 1).any())
-        and node.attributes.get("mode", "nearest") == "nearest"
-    ):
-        raise ModelError(
-            "before opset 11, to enlarge along one axis and shrink along another is not supported"
-        )
-    node.attributes["nearest_mode"] = "ceil" if shrinks else "floor"
+    # The old specification leaves the nearest pixel open. ONNX Runtime's choice follows from the scale of each axis.
+    node.attributes["nearest_mode"] = "ceil_if_shrunk"
 
 
 @importer("Resize")

@@ -27,7 +27,9 @@ def why_not(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op, 
     """Return the reason as a sentence, or None if the device can run the node."""
     form = find_gpu_op(op)
     if form is None:
-        return f"{op.type} has no GPU kernel"
+        shapes = [None if t is None else t.shape for t in inputs]
+        constants = [None if t is None else t.constant for t in inputs]
+        return op.why_whole(shapes, constants, [t.shape for t in outputs]) or f"{op.type} has no GPU kernel"
     if caps.max_local_items < LEAST_ITEMS:
         return f"the device's work-groups hold {caps.max_local_items} items; GPU kernels need {LEAST_ITEMS}"
     if caps.local_memory < LEAST_LOCAL_MEMORY:
