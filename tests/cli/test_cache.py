@@ -34,6 +34,17 @@ def test_files_that_were_never_finished_are_counted_and_removed_when_nobody_writ
     ]  # fmt: skip
 
 
+def test_a_file_that_others_may_write_is_named(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    cache = DiskCache("spirv")
+    cache.put("kernel", b"1234")
+    path = cache.path("kernel")
+    assert path is not None and str(path) not in cli("cache", "info").err
+    path.chmod(0o666)
+    done = cli("cache", "info")
+    assert str(path) in done.out + done.err
+
+
 @pytest.mark.parametrize("raised", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
 def test_a_write_that_fails_leaves_nothing(
     raised: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
