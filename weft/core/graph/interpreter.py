@@ -21,6 +21,8 @@ def evaluate(op: Op, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
     """
     with np.errstate(all="ignore"):
         result = op.reference(*inputs)
+    if type(result) is np.ndarray:
+        return (result,)
     return tuple(map(np.asarray, result)) if isinstance(result, tuple) else (np.asarray(result),)
 
 
