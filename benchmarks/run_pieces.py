@@ -1,9 +1,9 @@
 """The pieces of one run at batch 1 with arrays of 1 to 9 MB: filling the input, starting, waiting, fetching the output.
 
-The networks have the inputs and outputs of a detector at 640 x 640 and of a segmentation network at 320 x 320, and next
-to no work between. Each row is one way to copy. They are sampled in turn, because other tenants of a machine slow all
-of them for a while. First comes the copy alone, between the caller's memory and each kind that a device has for the
-host, by number of threads.
+The networks have the inputs and outputs of a detector at 640 x 640, of a segmentation network at 320 x 320 and of a
+classifier at 384 x 384, and next to no work between. Each row is one way to copy. They are sampled in turn, because
+other tenants of a machine slow all of them for a while. First comes the copy alone, between the caller's memory and
+each kind that a device has for the host, by number of threads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ from weft.backends.gpu.recording import chunked_upload
 from weft.core.host import parallel_copy
 from weft.core.host.result_memory import PATIENCE
 
-SHAPES = {"detector": ((1, 3, 640, 640), 4, 9), "segmentation": ((1, 3, 320, 320), 1, 7)}
+SHAPES = {
+    "detector": ((1, 3, 640, 640), 4, 9),
+    "segmentation": ((1, 3, 320, 320), 1, 7),
+    "classifier": ((1, 3, 384, 384), 32, 2),
+}
 """For each network, the input, the stride of the pool behind it, and how often its channels are in the output."""
 UNARY = ("Relu", "Neg", "Abs", "Sigmoid", "Tanh", "Softplus", "Softsign", "Elu", "Selu")
 COPIES = (1_228_800, 2_764_800, 4_915_200, 8_601_600)
@@ -142,7 +146,11 @@ def ways(device: str, net: weft.Network, x: Array, precision: str) -> Iterator[W
     yield Way("results in reach, 6 threads", load(), x, 6)
     yield Way("results in reach, one core", load(), x, usual, one_core=True)
     if gpu is not None:
-        with with_attributes(gpu, sends_ahead=True), with_attributes(chunked_upload, LEAST=CHUNK, CHUNK=CHUNK):
+        if gpu.uploads_directly:
+            with with_attributes(gpu, uploads_directly=False):
+                yield Way("in reach, input staged", load(), x, usual)
+        staged = with_attributes(gpu, sends_ahead=True, uploads_directly=False)
+        with staged, with_attributes(chunked_upload, LEAST=CHUNK, CHUNK=CHUNK):
             yield Way("in reach, sent in chunks", load(), x, usual)
     yield Way("the session's arrays", load(), x, usual, lent=True)
 

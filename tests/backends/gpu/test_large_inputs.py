@@ -47,6 +47,7 @@ def devices_send_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do on the CPU what only pays on a GPU."""
     for device in AHEAD:
         monkeypatch.setattr(opened(device), "sends_ahead", True)
+        monkeypatch.setattr(opened(device), "uploads_directly", False)
 
 
 @pytest.fixture
@@ -91,6 +92,26 @@ def test_every_layout_of_a_large_input_arrives(device: str, layout: str) -> None
             x = LAYOUTS[layout](random(seed))
             (y,) = session.run(x)
             np.testing.assert_array_equal(y, relu(x.astype(np.float32)))
+
+
+@pytest.mark.parametrize("device", AHEAD)
+def test_a_large_input_is_taken_from_the_callers_array(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only an array whose bytes are not the tensor's goes through the staging memory."""
+    monkeypatch.setattr(opened(device), "uploads_directly", True)
+    monkeypatch.setattr(opened(device), "computes_on_uploads", False)
+    with weft.load(network(2), device=device, fallback="error") as session:
+        (pipeline,) = session.pipelines
+        for name, seed in zip(LAYOUTS, range(len(LAYOUTS)), strict=True):
+            for staging in pipeline.mapped.values():
+                staging[...] = np.nan
+            x, other = LAYOUTS[name](random(seed)), random(seed + 10)
+            (y,) = session.run(x, other)
+            np.testing.assert_array_equal(y, relu(x.astype(np.float32), other))
+            assert np.isnan(pipeline.mapped["x1"]).all(), "the contiguous one was not copied by the host"
+            assert np.isnan(pipeline.mapped["x0"]).all() == (name in ("contiguous", "doubles"))
+            session.submit(x, other)
+            session.submit(other, other)
+            np.testing.assert_array_equal(session.wait()[0], relu(other, other))
 
 
 @pytest.mark.parametrize("device", DEVICES)

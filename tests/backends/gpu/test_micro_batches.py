@@ -42,8 +42,8 @@ def small_batches_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do on the CPU, with little, what pays for large batches on a GPU."""
     for device in DEVICES:
         monkeypatch.setattr(opened(device), "computes_ahead", True)
-    for module in (chunked_upload, find_micro_batches):
-        monkeypatch.setattr(module, "LEAST", 1 << 10)
+        monkeypatch.setattr(opened(device), "uploads_directly", False)
+    monkeypatch.setattr(chunked_upload, "LEAST", 1 << 10)
     monkeypatch.setattr(chunked_upload, "CHUNK", 3_000)
     set_figures(monkeypatch, MicroBatchFigures, pixels=1)
 

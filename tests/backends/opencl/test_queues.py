@@ -192,6 +192,7 @@ def test_a_recording_that_is_refused_leaves_nothing_under_way(monkeypatch: pytes
 def test_chunks_go_beside_the_launches_and_the_front_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sends_ahead", "computes_ahead"):
         monkeypatch.setattr(opened("opencl"), name, True)
+    monkeypatch.setattr(opened("opencl"), "uploads_directly", False)
     set_figures(monkeypatch, MicroBatchFigures, pixels=1)
     net = Net()
     pooled = net.add("GlobalAveragePool", net.conv(net.input("x", 8, 3, 256, 256), 4, 3, pads=(1,) * 4))

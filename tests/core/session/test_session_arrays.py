@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -15,7 +14,7 @@ from tests.helpers.fakes import Creator, registered
 from tests.helpers.nets import Net
 from tests.helpers.opened import opened
 from tests.helpers.warm_python import WarmPython
-from weft.backends.gpu.recording import chunked_upload
+from weft.backends.gpu.recording import chunked_upload, pipeline_recording
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
@@ -28,15 +27,15 @@ SHAPE = (2, 4, 6, 5)
 HALF = np.dtype(np.float16)
 
 
-@pytest.fixture(params=["whole", "chunks"])
-def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Upload with the run, and in chunks before it, as GPUs do with large inputs."""
-    if request.param == "chunks":
-        monkeypatch.setattr(chunked_upload, "LEAST", 64)
-        monkeypatch.setattr(chunked_upload, "CHUNK", 100)
-        for device in GPUS:
-            monkeypatch.setattr(opened(device), "sends_ahead", True)
-    yield
+@pytest.fixture(params=["whole", "directly", "chunks"])
+def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upload with the run, from the caller's array before it, and in chunks before it, as GPUs do with large inputs."""
+    monkeypatch.setattr(chunked_upload, "LEAST", 64)
+    monkeypatch.setattr(chunked_upload, "CHUNK", 100)
+    monkeypatch.setattr(pipeline_recording, "LEAST_DIRECT", 1)
+    for device in GPUS:
+        monkeypatch.setattr(opened(device), "uploads_directly", request.param == "directly")
+        monkeypatch.setattr(opened(device), "sends_ahead", request.param == "chunks")
 
 
 def network(batch: int | str = SHAPE[0]) -> Graph:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 
 import numpy as np
 import pyopencl as cl
@@ -78,6 +79,7 @@ class OpenCLDevice(GpuDevice):
 
     def _learn(self) -> None:
         """Set what pays on such a device: on a CPU, overlap takes cores from the copies."""
+        self.uploads_directly = True
         self.sends_ahead = self.computes_ahead = not self.caps.software
 
     def pretend(self, profile: DeviceProfile) -> None:
@@ -154,16 +156,11 @@ class OpenCLDevice(GpuDevice):
 
     def upload(self, buffer: GpuBuffer, offset: int, data: Array) -> None:
         """Copy an array's bytes into a DEVICE buffer, after the calling thread's earlier work."""
-        handle = self._checked(buffer, offset, data.nbytes)
-        if not data.nbytes:
-            return
-        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        try:
-            cl.enqueue_copy(self._queues.current(), handle, raw, dst_offset=offset, is_blocking=True)
-        except cl.Error as e:
-            raise failure(
-                e.code, f"an upload of {data.nbytes} bytes failed", self._where, waiting=True
-            ) from e
+        self._upload(buffer, offset, data, self._queues.current)
+
+    def upload_beside(self, buffer: GpuBuffer, offset: int, data: Array) -> None:
+        """Do the same on the queue for uploads, so that it does not wait for the thread's earlier work."""
+        self._upload(buffer, offset, data, partial(self._queues.uploads, awaited=True))
 
     def download(self, buffer: GpuBuffer, offset: int, out: Array) -> None:
         """Copy bytes of a DEVICE buffer into the contiguous array `out`, after the work of all threads."""
@@ -334,6 +331,24 @@ class OpenCLDevice(GpuDevice):
         self._profile_queue = self._timer = None
 
     # -- parts -----------------------------------------------------------------------------------------
+
+    def _upload(self, buffer: GpuBuffer, offset: int, data: Array, choose: Callable[[], cl.CommandQueue]) -> None:
+        handle = self._checked(buffer, offset, data.nbytes)
+        if not data.nbytes:
+            return
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        code = 0
+        try:
+            queue = choose()
+            if self._native is not None:
+                code = self._native.write_now(queue.int_ptr, handle.int_ptr, offset, raw.nbytes, raw.ctypes.data)
+            else:
+                cl.enqueue_copy(queue, handle, raw, dst_offset=offset, is_blocking=True)
+                queue.finish()
+        except cl.Error as e:
+            code = e.code
+        if code:
+            raise failure(code, f"an upload of {data.nbytes} bytes failed", self._where, waiting=True)
 
     def _start(self, recording: Recording, choose: Callable[[], cl.CommandQueue]) -> None:
         if self._closed or recording not in self._recordings:

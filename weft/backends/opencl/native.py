@@ -22,6 +22,7 @@ log = logging.getLogger("weft.opencl")
 _DEVICE_VENDOR_ID = 0x1001
 _NULL = ctypes.c_void_p(None)
 _ZERO = ctypes.c_uint(0)
+_ONE = ctypes.c_uint(1)
 _THREE = ctypes.c_uint(3)
 _FOUR_BYTES = ctypes.c_size_t(4)
 _Sizes = ctypes.c_size_t * 3
@@ -71,6 +72,13 @@ class NativeCalls:
     def write(self, queue: ctypes.c_void_p, target: int, offset: int, nbytes: int, host: int) -> Call:
         """Return the call that copies host memory to a buffer, without waiting."""
         return partial(self._write, *self._transfer(queue, target, offset, nbytes, host))
+
+    def write_now(self, queue: int, target: int, offset: int, nbytes: int, host: int) -> int:
+        """Copy host memory, which need not be pinned, to a buffer; return the error code once that is done."""
+        at = (ctypes.c_size_t(offset), ctypes.c_size_t(nbytes), ctypes.c_void_p(host))
+        code: int = self._write(ctypes.c_void_p(queue), ctypes.c_void_p(target), _ONE, *at, _ZERO, _NULL, _NULL)
+        # After the blocking call alone, a kernel in another queue still read the old bytes with Intel's runtime.
+        return code or self.finish(queue)
 
     def read(self, queue: ctypes.c_void_p, source: int, offset: int, nbytes: int, host: int) -> Call:
         """Return the call that copies a buffer to host memory, without waiting."""

@@ -72,8 +72,11 @@ class QueuePool:
             lane.catch_up()
         return lane.queue
 
-    def uploads(self) -> cl.CommandQueue:
-        """Return the calling thread's upload queue; uploads wait only for each other."""
+    def uploads(self, *, awaited: bool = False) -> cl.CommandQueue:
+        """Return the calling thread's upload queue; uploads wait only for each other.
+
+        Later commands of the main queue need not wait for uploads that are `awaited` by the caller.
+        """
         lane = self._lane()
         if lane.uploads is None:
             try:
@@ -81,7 +84,8 @@ class QueuePool:
             except cl.Error as e:
                 log.info("uploads have no queue of their own: %s", words(e.code))
                 lane.uploads = lane.queue
-        lane.behind = lane.uploads is not lane.queue
+        if not awaited:
+            lane.behind = lane.uploads is not lane.queue
         return lane.uploads
 
     def finish(self) -> None:

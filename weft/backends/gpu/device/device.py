@@ -120,6 +120,8 @@ class GpuDevice(ABC):
     """Whether the device sends large uploads in chunks while the host copies on, and gains by it. Then a thread's
     submits and sends must run in order, and a wait for one submit must wait for all that the thread submitted or sent
     before; those may then be started again."""
+    uploads_directly: bool = field(default=False, init=False)
+    """Whether `upload_beside` takes a large input from a caller's array faster than it goes through UPLOAD memory."""
     computes_ahead: bool = field(default=False, init=False)
     """Whether the device gains by starting on a part of a large batch while the host copies the rest. Then a thread's
     submits must run in order, as for `sends_ahead`."""
@@ -176,6 +178,10 @@ class GpuDevice(ABC):
     @abstractmethod
     def upload(self, buffer: GpuBuffer, offset: int, data: Array) -> None:
         """Copy a contiguous array's bytes into a DEVICE buffer; return once `data` may be changed."""
+
+    def upload_beside(self, buffer: GpuBuffer, offset: int, data: Array) -> None:
+        """Do what `upload` does, to memory that no running work reads or writes: it need not wait for that work."""
+        self.upload(buffer, offset, data)
 
     @abstractmethod
     def download(self, buffer: GpuBuffer, offset: int, out: Array) -> None:

@@ -15,7 +15,7 @@ from math import prod
 from weft.backends.gpu.device.device import GpuDevice
 from weft.backends.gpu.lowering.layouts import IsCustom, base_op
 from weft.backends.gpu.memory.slots import Region, Spot, value_bytes
-from weft.backends.gpu.recording.chunked_upload import LEAST
+from weft.backends.gpu.recording.chunked_upload import least
 from weft.backends.gpu.recording.micro_batches import WHOLE_BATCH, MicroBatches
 from weft.core.contract.lowered import ValueView
 from weft.core.graph.fused_op import Fused
@@ -50,7 +50,7 @@ def find_micro_batches(
 
     `graph.nodes` are in the order of their depths.
     """
-    if len(graph.inputs) != 1 or value_bytes(graph, graph.inputs[0]) < LEAST:
+    if len(graph.inputs) != 1 or value_bytes(graph, graph.inputs[0]) < least(device):
         return WHOLE_BATCH
     dims = graph.specs[graph.inputs[0]].dims
     images = dims[0] if len(dims) > 2 else 0

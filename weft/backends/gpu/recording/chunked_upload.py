@@ -12,13 +12,23 @@ from weft.core.host.parallel_copy import copy_into
 
 LEAST = 4 << 20
 """Inputs of fewer bytes are uploaded by the run's own recording."""
+LEAST_DIRECT = 1 << 20
+"""From here on a device that `uploads_directly` takes an input from the caller's array, as it is in one copy less."""
+LEAST_AFTER_DIRECT = 8 << 20
+"""On such a device, inputs of fewer bytes are uploaded as a whole: a chunk that another core of the host has copied
+lies in that core's cache, from where the device may read it at a quarter of the speed (benchmarks/NOTES.md)."""
 CHUNK = 2 << 20
 """Bytes of a chunk: few, so that the last chunk is done soon after the copy, but worth the call."""
 
 
+def least(device: GpuDevice) -> int:
+    """Return the fewest bytes of an input on which work begins while the host copies it."""
+    return LEAST_AFTER_DIRECT if device.uploads_directly else LEAST
+
+
 def worthwhile(device: GpuDevice, nbytes: int) -> bool:
     """Tell whether an input of so many bytes is uploaded in chunks."""
-    return device.sends_ahead and nbytes >= LEAST
+    return device.sends_ahead and nbytes >= least(device)
 
 
 @dataclass(frozen=True)

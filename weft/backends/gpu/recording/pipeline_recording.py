@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, TypeVar
 
 from weft.backends.gpu.device.device import (
@@ -21,7 +22,7 @@ from weft.backends.gpu.device.device import (
 from weft.backends.gpu.device.device_lost import NotingLoss
 from weft.backends.gpu.memory.heap import DeviceHeap, LentBuffer
 from weft.backends.gpu.memory.slots import Region, touched
-from weft.backends.gpu.recording.chunked_upload import Job, Stream, chunks, worthwhile
+from weft.backends.gpu.recording.chunked_upload import LEAST_DIRECT, Job, Stream, chunks, worthwhile
 from weft.backends.gpu.recording.launches import BoundChain, BoundLaunch
 from weft.backends.gpu.recording.run_launches import RunLaunches
 from weft.backends.gpu.recording.schedule import Access, schedule
@@ -64,8 +65,15 @@ class _Replay:
     """The indices of the launches among the commands."""
 
 
+class Uploaded(Enum):
+    """What stands for the memory of an input that is on the device before the run begins."""
+
+    UPLOADED = "uploaded"
+
+
 _Key = TypeVar("_Key")
-Chosen = Mapping[str, LentBuffer]
+_Memory = LentBuffer | Uploaded
+Chosen = Mapping[str, _Memory]
 """Memory of callers, by the names of inputs and outputs; a name that is missing has its port's."""
 
 
@@ -86,12 +94,15 @@ class PipelineRecording:
     """How many launches' kernels a tuning table chose."""
     _inputs: dict[str, Port] = field(default_factory=dict)
     _outputs: dict[str, Port] = field(default_factory=dict)
-    _chosen: dict[str, LentBuffer] = field(default_factory=dict)
+    _chosen: dict[str, _Memory] = field(default_factory=dict)
     """The callers' memory that the next run uses."""
     _streams: dict[tuple[str, LentBuffer | None], Stream] = field(default_factory=dict)
     """Work that begins before the run is submitted, by the names of inputs and the callers' memory of these, if any."""
-    _replays: dict[tuple[LentBuffer | None, ...], _Replay] = field(default_factory=dict)
-    """By the callers' memory of each port that is not streamed, which they keep; () for none. The last used is last."""
+    _replays: dict[tuple[_Memory | None, ...], _Replay] = field(default_factory=dict)
+    """By the callers' memory of each port that is not streamed, which they keep; () for the usual one. The last used is
+    last."""
+    _usual: Chosen = field(default_factory=dict)
+    """What runs choose that are given arrays of the caller's own."""
     _streamed: frozenset[str] = frozenset()
     """The inputs whose work begins before the run: they are uploaded in chunks, or divided into micro-batches."""
     _whole: dict[str, Port] = field(default_factory=dict)
@@ -163,7 +174,14 @@ class PipelineRecording:
         self._whole = {name: port for name, port in ports.items() if name not in self._streamed}
         for name in self._streamed:
             self._stream(name, None)
-        self._replay({})
+        direct = [name for name in self._inputs if self._uploads_directly(name)]
+        self._usual = dict.fromkeys(direct, Uploaded.UPLOADED)
+        self._replay(self._usual)
+
+    def _uploads_directly(self, name: str) -> bool:
+        """Tell whether runs upload an input from the caller's array; taking times, they upload it where it counts."""
+        port, pays = self._inputs[name], self.device.uploads_directly and self.profiling is None
+        return pays and name in self._whole and not port.in_place and port.tensor.nbytes >= LEAST_DIRECT
 
     def _stream(self, name: str, lent: LentBuffer | None) -> Stream:
         """Return the work on an input that overlaps the copy of it: uploads in chunks, and micro-batches."""
@@ -191,15 +209,14 @@ class PipelineRecording:
 
     def _replay(self, chosen: Chosen) -> _Replay:
         """Return the commands of a run with this memory, recorded when it is used first."""
-        own = None if chosen else self._replays.get(())  # which no other thread drops
-        if own is not None:
-            return own
+        usual = self._replays.get(()) if chosen == self._usual else None  # which no other thread drops
+        if usual is not None:
+            return usual
         with self._keeping:
             return self._kept_replay(chosen)
 
     def _kept_replay(self, chosen: Chosen) -> _Replay:
-        lent = [chosen.get(name) for name in self._whole]
-        key = tuple(lent) if any(lent) else ()
+        key = () if chosen == self._usual else tuple(chosen.get(name) for name in self._whole)
         known = self._replays.pop(key, None)
         if known is None:
             self._drop_replays(_oldest([key for key in self._replays if key]))
@@ -212,13 +229,15 @@ class PipelineRecording:
         with ExitStack() as placed:
             before, after = list[Access](), list[Access]()
             for name, port in self._whole.items():
-                lent = chosen.get(name)
-                buffer = port.buffer if lent is None else lent.buffer
+                memory = chosen.get(name)
+                if isinstance(memory, Uploaded):
+                    continue
+                buffer = port.buffer if memory is None else memory.buffer
                 if port.in_place and (name in self._outputs or self.device.computes_on_streams):
                     placed.enter_context(_placed(port.tensor, buffer))
                 elif name in self._outputs:
                     after.append(_download(port.tensor, buffer))
-                elif lent is not None or not port.in_place:
+                elif memory is not None or not port.in_place:
                     before.append(_upload(buffer, port.tensor))
             before += [_inside(source, target) for source, target in self.imports]
             launches = self.run.joined if begun else self.run.planned
@@ -234,7 +253,7 @@ class PipelineRecording:
             stream.settle()
             stream.release()
 
-    def _drop_replays(self, keys: Iterable[tuple[LentBuffer | None, ...]]) -> None:
+    def _drop_replays(self, keys: Iterable[tuple[_Memory | None, ...]]) -> None:
         for key in keys:
             self.device.release(self._replays.pop(key).handle)
 
@@ -254,11 +273,17 @@ class PipelineRecording:
     def fill(self, tensor: Tensor, source: Array) -> bool:
         """Take an input of the next run from an array; False if the caller must copy it to the tensor's host memory.
 
-        An array that was lent is uploaded from where it is. Others are copied to the staging buffer, and uploaded in
-        chunks, where the input is.
+        An array that was lent is uploaded from where it is. Others are uploaded at once, where that is faster, or
+        copied to the staging buffer, and uploaded in chunks, where the input is.
         """
         name = tensor.name
         lent = self.heap.lent(source, tensor, MemoryKind.STREAM) if name in self._inputs else None
+        if lent is None and name in self._usual and _has_bytes_of(source, tensor):
+            own = _own(tensor)
+            with self._noting_loss:
+                self.device.upload_beside(own.buffer, own.offset, source)
+            self._choose(name, Uploaded.UPLOADED)
+            return True
         self._choose(name, lent)
         if name not in self._streamed:
             return lent is not None
@@ -286,9 +311,9 @@ class PipelineRecording:
         if self._chosen:
             self._chosen = {name: lent for name, lent in self._chosen.items() if name not in self._outputs}
 
-    def _choose(self, name: str, lent: LentBuffer | None) -> None:
-        if lent is not None:
-            self._chosen[name] = lent
+    def _choose(self, name: str, memory: _Memory | None) -> None:
+        if memory is not None:
+            self._chosen[name] = memory
         elif self._chosen:
             self._chosen.pop(name, None)
 
@@ -298,7 +323,7 @@ class PipelineRecording:
         with self._noting_loss:
             streams = list[Stream]()
             try:
-                streams = [self._stream(name, chosen.get(name)) for name in self._streamed]
+                streams = [self._stream(name, _lent(chosen.get(name))) for name in self._streamed]
                 replay = self._replay(chosen)
                 for stream in streams:
                     stream.finish()
@@ -361,15 +386,25 @@ class PipelineRecording:
         for stream in streams:
             stream.release()
         ports = [*self._inputs.values(), *self._outputs.values()]
-        self._inputs, self._outputs, self._whole = {}, {}, {}
+        self._inputs, self._outputs, self._whole, self._usual = {}, {}, {}, {}
         for port in ports:
             self.heap.free(port.buffer)
         self.run.clear()
         self.imports, self.tuned, self.work = [], 0, {}
 
 
-def _is_gone(lent: LentBuffer | None) -> bool:
+def _lent(memory: _Memory | None) -> LentBuffer | None:
+    return None if isinstance(memory, Uploaded) else memory
+
+
+def _is_gone(memory: _Memory | None) -> bool:
+    lent = _lent(memory)
     return lent is not None and not lent.is_held
+
+
+def _has_bytes_of(array: Array, tensor: Tensor) -> bool:
+    """Tell whether an array's memory is what the tensor's should be."""
+    return array.flags.c_contiguous and array.dtype == tensor.dtype.numpy and array.shape == tensor.shape
 
 
 def _oldest(keys: Sequence[_Key]) -> Sequence[_Key]:
