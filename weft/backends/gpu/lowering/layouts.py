@@ -200,6 +200,9 @@ def assign_layouts(
     that must not be used.
     """
     assert find_op("Relayout") is Relayout
+    forms = (find_gpu_op(node.op) for node in graph if not is_custom(node.op))
+    if not graph.layouts and all(form is None or form.wanted_layout is not WantedLayout.CHANNELS for form in forms):
+        return graph.copy()  # no value is packed, so nothing that only follows a packed one is either
     return _Assigner(graph, is_custom, packed, planar, without).run()
 
 
