@@ -136,13 +136,11 @@ def test_kept_levels_are_those_of_places_that_have_changed(
     kept = KeptLevels()
     for spots in (first, second, first):
         buffer = GpuBuffer(64, MemoryKind.DEVICE, None)
-        accesses = [
-            Access(
-                CopyCommand(dummy := Binding(buffer, 0, 1), dummy, str(k)),
-                *(tuple(Binding(buffer, spots[place][0], spots[place][1], blocks) for place, blocks in side) for side in sides),
-            )
-            for k, sides in enumerate(commands)
-        ]
+        dummy, accesses = Binding(buffer, 0, 1), list[Access]()
+        for k, sides in enumerate(commands):
+            reads, writes = ([(*spots[place], blocks) for place, blocks in side] for side in sides)
+            made = (tuple(Binding(buffer, start, size, of) for start, size, of in side) for side in (reads, writes))
+            accesses.append(Access(CopyCommand(dummy, dummy, str(k)), *made))
         found = {c.label: k for k, level in enumerate(levels(accesses, kept)) for c in level}  # type: ignore[union-attr]
         assert [found[str(k)] for k in range(len(commands))] == simple_levels(accesses)
 

@@ -102,7 +102,7 @@ class _Folder:
         """Return of each output of a move where its elements lie in the first input; None for any other node."""
         form = self._form(node.op)
         outputs = [o for o in node.outputs if o]
-        if form is None or isinstance(node.op, Fused) or len(outputs) != len(node.outputs):
+        if form is None or type(node.op) is Fused or len(outputs) != len(node.outputs):
             return None
         if node.op.type == "Relayout":
             found = self._unpacked(node)
@@ -303,7 +303,7 @@ class _Folder:
     def _joined(self, node: Node) -> tuple[list[Tensor], list[Tensor]]:
         """Return the inputs and outputs of a node that joins linear values; none of any other."""
         form = self._form(node.op)
-        if form is None or not form.moves_bits or isinstance(node.op, Fused):
+        if form is None or not form.moves_bits or type(node.op) is Fused:
             return [], []
         if "" in node.inputs or not all(map(self._is_linear, (*node.inputs, *node.outputs))):
             return [], []

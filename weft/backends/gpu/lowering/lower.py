@@ -329,9 +329,12 @@ class _Planner:
         for node in self.graph.nodes:
             if self.target.is_custom(node.op) or find_gpu_op(node.op) is None:
                 continue
-            with blame(at_node(node, device), callback=callback):
-                label = label_of(node)
+            label = label_of(node)
+            try:
                 plans[label] = self._plans(node, label)
+            except Exception:
+                with blame(at_node(node, device), callback=callback):
+                    raise
             if not chained:
                 _prefetch([launch for plan in plans[label] for launch in plan.launches], self.target)
         self.kept.keep_tensors(self.graph.name, self.tensors)
