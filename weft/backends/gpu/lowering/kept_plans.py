@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from weft.backends.gpu.device.device import DeviceCaps
+from weft.backends.gpu.lowering.fold_moves import KeptMaps
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Op
@@ -64,6 +65,11 @@ class KeptPlans:
         self._labels: dict[str, frozenset[str]] = {}
         """The labels of each part as it was lowered last."""
         self._tensors: dict[str, Mapping[str, Tensor]] = {}
+        self._maps: dict[str, KeptMaps] = {}
+
+    def maps(self, part: str) -> KeptMaps | None:
+        """Return the maps of the moves of a part."""
+        return None if self._thrifty else self._maps.setdefault(part, KeptMaps())
 
     def tensors(self, part: str) -> Mapping[str, Tensor]:
         """Return the planned tensors that a part had last, by name."""

@@ -200,7 +200,7 @@ def lower(graph: Graph, target: Target, kept: KeptPlans) -> Lowered:
     graph = _rewritten(graph, target, journal)
     folded = FoldedMoves(graph, find_views(graph, target.is_custom))
     if target.config.fusing and INDEX_MAPS not in target.device.caps.without:
-        folded = fold_moves(graph, folded.views, target.is_custom)
+        folded = fold_moves(graph, folded.views, target.is_custom, kept.maps(graph.name))
     graph, views = folded.graph, folded.views
     micro_batches = WHOLE_BATCH
     if target.begins_early:
