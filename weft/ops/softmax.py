@@ -50,7 +50,7 @@ class AlongAxis(Op):
                 out = self.lines(wide.reshape(prod(x.shape[:axis]), -1), 1).reshape(x.shape)
             else:
                 out = self.lines(wide, axis)
-        return out.astype(x.dtype, copy=False)
+            return out.astype(x.dtype, copy=False)
 
 
 @register_op
