@@ -26,7 +26,7 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op import Constants, Op, OpClass, register_op, silent
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
@@ -98,6 +98,8 @@ def widen(array: Array) -> Array:
 
 def is_half(dtype: np.dtype) -> bool:
     """Tell whether arrays of a numpy dtype are floats of 16 bits."""
+    if dtype.itemsize != 2:
+        return False
     return dtype == np.float16 or (dtype.kind == "V" and dtype.name == DType.BFLOAT16.value)
 
 
@@ -170,6 +172,7 @@ class Elementwise(Op):
         """Return the inputs that are present; ModelError if a required one is missing."""
         return required_inputs(self, inputs, self.arity or len(inputs))
 
+    @silent
     def reference(self, *inputs: Array | None) -> Array:
         """Return the result of `compute` in the output's type."""
         types = [DType.of(a.dtype) for a in inputs if a is not None]

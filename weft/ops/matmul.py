@@ -12,7 +12,7 @@ from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op import Constants, Op, OpClass, register_op, silent
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import WIDE, broadcast, check_type, misfit, required_inputs, take_inputs, widen
@@ -33,6 +33,7 @@ class MatMul(Op):
             raise misfit(self, f"inputs must have one type, got {a} and {b}")
         return (TensorSpec(product_shape(self, a, b), a.dtype),)
 
+    @silent
     def reference(self, *inputs: Array | None) -> Array:
         """Return the product; float16 is multiplied and summed in float32."""
         a, b = (np.asarray(x) for x in inputs)
@@ -84,12 +85,13 @@ class Gemm(Op):
             raise misfit(self, f"C, {c}, does not broadcast to {rows}x{columns}")
         return (TensorSpec((rows, columns), a.dtype),)
 
+    @silent
     def reference(self, *inputs: Array | None) -> Array:
         """Return the matrix; float16 is computed in float32."""
         a, b, c = (*inputs, None)[:3]
         assert a is not None and b is not None
-        left, right = widen(a), widen(b)
         with np.errstate(all="ignore"):
+            left, right = widen(a), widen(b)
             out = (left.T if self.transA else left) @ (right.T if self.transB else right)
             # Skip scaling by 1: it costs time, and would convert integers to floats.
             out = out if self.alpha == 1 else self.alpha * out

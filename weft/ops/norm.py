@@ -350,10 +350,11 @@ class MeanVarianceNormalization(Op):
 
 
 def _mean(x: Array, axes: Shape) -> Array:
-    """Return the means along axes, which are kept; of nothing NaN, for which numpy's would warn."""
-    if not prod(x.shape[a] for a in axes):
+    """Return the means along axes, which are kept; of nothing NaN. numpy's own `mean` takes longer for a short row."""
+    count = prod([x.shape[a] for a in axes])
+    if not count:
         return np.full(tuple(1 if a in axes else size for a, size in enumerate(x.shape)), np.nan, x.dtype)
-    return np.asarray(x.mean(axis=axes, keepdims=True))
+    return np.asarray(np.add.reduce(x, axis=axes, keepdims=True) / count)
 
 
 def _standardize(x: Array, axes: Shape, epsilon: float) -> tuple[Array, Array, Array]:

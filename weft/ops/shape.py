@@ -65,6 +65,8 @@ def known_ints(constants: Constants, index: int, name: str) -> Shape:
 
 def ints(values: Array) -> Shape:
     """Return the elements of an array as a tuple of Python's ints."""
+    if values.dtype.kind in "iu":
+        return tuple(values.reshape(-1).tolist())
     return tuple(integer(v) for v in values.reshape(-1))
 
 

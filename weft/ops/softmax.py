@@ -11,7 +11,7 @@ import numpy as np
 from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array
-from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op import Constants, Op, OpClass, register_op, silent
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import FLOATS, check_type, required_inputs, widen
@@ -37,19 +37,20 @@ class AlongAxis(Op):
         normalize_axis(self, self.axis, len(x.shape))
         return (x,)
 
+    @silent
     def reference(self, *inputs: Array | None) -> Array:
         """Return floats; float16 is computed in float32."""
         x = np.asarray(inputs[0])
         axis = normalize_axis(self, self.axis, x.ndim)
         if x.size == 0:
             return x
-        wide = widen(x)
         with np.errstate(all="ignore"):
+            wide = widen(x)
             if self.flatten:
                 out = self.lines(wide.reshape(prod(x.shape[:axis]), -1), 1).reshape(x.shape)
             else:
                 out = self.lines(wide, axis)
-        return out.astype(x.dtype, copy=False)
+            return out.astype(x.dtype, copy=False)
 
 
 @register_op

@@ -20,7 +20,7 @@ from tests.helpers.run_length import examples
 from weft.backends.gpu.device.device import BarrierCommand, Binding, CopyCommand, GpuBuffer, MemoryKind
 from weft.backends.gpu.memory import slots as memory_module
 from weft.backends.gpu.recording import pipeline_recording
-from weft.backends.gpu.recording.schedule import Access, levels, schedule
+from weft.backends.gpu.recording.schedule import Access, KeptLevels, levels, schedule
 from weft.core.graph.graph import Graph
 from weft.core.graph.tensor import Tensor
 
@@ -122,6 +122,29 @@ def test_levels_are_those_that_a_comparison_of_all_pairs_gives(commands: list[tu
     assert [found[str(k)] for k in range(len(commands))] == simple_levels(accesses)
 
 
+few = st.lists(st.tuples(*[st.lists(st.tuples(st.integers(0, 3), block_ranges), max_size=2)] * 2), max_size=12)
+four_places = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=4, max_size=4)
+
+
+@given(few, four_places, four_places)
+@example([([], [(0, None)]), ([(1, None)], [])], [(0, 4), (4, 4)] * 2, [(0, 4), (3, 4)] * 2)
+@example([([], [(0, None)]), ([(1, None)], [])], [(0, 4), (4, 4)] * 2, [(0, 3), (4, 7)] * 2)
+@settings(max_examples=examples(300), deadline=None)
+def test_kept_levels_are_those_of_places_that_have_changed(
+    commands: list[tuple[list[Any], list[Any]]], first: list[tuple[int, int]], second: list[tuple[int, int]]
+) -> None:
+    kept = KeptLevels()
+    for spots in (first, second, first):
+        buffer = GpuBuffer(64, MemoryKind.DEVICE, None)
+        dummy, accesses = Binding(buffer, 0, 1), list[Access]()
+        for k, sides in enumerate(commands):
+            reads, writes = ([(*spots[place], blocks) for place, blocks in side] for side in sides)
+            made = (tuple(Binding(buffer, start, size, of) for start, size, of in side) for side in (reads, writes))
+            accesses.append(Access(CopyCommand(dummy, dummy, str(k)), *made))
+        found = {c.label: k for k, level in enumerate(levels(accesses, kept)) for c in level}  # type: ignore[union-attr]
+        assert [found[str(k)] for k in range(len(commands))] == simple_levels(accesses)
+
+
 def test_there_is_a_barrier_between_two_levels_and_nowhere_else() -> None:
     buffer = GpuBuffer(64, MemoryKind.DEVICE, None)
     a, b, c = (Binding(buffer, k, 1) for k in (0, 8, 16))
@@ -153,8 +176,8 @@ def covers(tensor: Tensor, piece: Piece) -> bool:
 def test_launches_that_may_run_side_by_side_do_not_touch_each_other(graph: Graph) -> None:
     seen: list[tuple[list[Any], list[Any]]] = []
 
-    def watched(accesses: Sequence[Access]) -> list[Any]:
-        seen.append(([a.command for a in accesses], schedule(accesses)))
+    def watched(accesses: Sequence[Access], kept: KeptLevels) -> list[Any]:
+        seen.append(([a.command for a in accesses], schedule(accesses, kept)))
         return seen[-1][1]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -186,8 +209,8 @@ def test_branches_of_a_network_share_a_level() -> None:
     graph = net.finish(*(net.conv(net.add("Relu", net.conv(x, 8)), 8, name=f"y{k}") for k in range(3)))
     seen: list[list[Any]] = []
 
-    def watched(accesses: Sequence[Access]) -> list[Any]:
-        seen.append(schedule(accesses))
+    def watched(accesses: Sequence[Access], kept: KeptLevels) -> list[Any]:
+        seen.append(schedule(accesses, kept))
         return seen[-1]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -246,6 +246,28 @@ def test_M8_what_is_reshaped_lies_where_it_was() -> None:
             np.testing.assert_array_equal(absolute, np.abs(x).reshape(4096, 1))
 
 
+def test_M8_a_plan_takes_other_sizes_where_there_is_room() -> None:
+    plan: ArenaPlan[str] = ArenaPlan(64)
+
+    def record(grown: int) -> dict[str, int]:
+        plan.clear()
+        for key, nbytes in (("a", 6400), ("b", 640 + grown)):
+            plan.acquire(key, nbytes)
+        plan.release("a")
+        plan.acquire("c", 640 + grown)
+        return plan.plan()
+
+    record(0)
+    offsets, size = record(64), plan.size
+    assert plan.refit({"b": 768, "c": 768})
+    assert (plan.live_peak(), plan.size) == (6400 + 768, size)
+    assert not plan.refit({"b": 6400})
+    assert not plan.refit({"d": 64})
+    assert plan.live_peak() == 6400 + 768
+    assert record(128) == offsets
+    assert plan.live_peak() == 6400 + 768
+
+
 def test_M8_wrong_use_of_a_plan_is_refused() -> None:
     plan: ArenaPlan[str] = ArenaPlan()
     plan.acquire("a", 1)

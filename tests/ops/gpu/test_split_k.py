@@ -22,7 +22,7 @@ from tests.helpers.null_gpu import null_gpu
 from weft.backends.gpu.device.device import BarrierCommand
 from weft.backends.gpu.lowering.launch_builder import NodeBuilder
 from weft.backends.gpu.recording import pipeline_recording
-from weft.backends.gpu.recording.schedule import Access, schedule
+from weft.backends.gpu.recording.schedule import Access, KeptLevels, schedule
 from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.ops.gpu.conv import gemm, matrix
@@ -121,8 +121,8 @@ def test_branches_in_parts_share_a_level(monkeypatch: pytest.MonkeyPatch) -> Non
     graph = net.finish(*(net.conv(x, 8, name=f"y{k}") for k in range(3)))
     seen: list[list[Any]] = []
 
-    def watched(accesses: Sequence[Access]) -> list[Any]:
-        seen.append(schedule(accesses))
+    def watched(accesses: Sequence[Access], kept: KeptLevels) -> list[Any]:
+        seen.append(schedule(accesses, kept))
         return seen[-1]
 
     monkeypatch.setattr(pipeline_recording, "schedule", watched)

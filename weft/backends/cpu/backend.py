@@ -66,7 +66,11 @@ class ReferenceExecution(Execution):
         """Compute the reference; all tensors of this backend lie as NCHW."""
         results = evaluate(self.op, [t.memory if t is not None else None for t in inputs])
         for tensor, value in zip(outputs, results, strict=False):
-            np.copyto(tensor.memory, value.reshape(tensor.shape), casting="no")
+            memory = tensor.memory
+            if value.dtype is memory.dtype and value.shape == memory.shape:
+                memory[...] = value  # a third of what `copyto` takes for a small array
+            else:
+                np.copyto(memory, value.reshape(tensor.shape), casting="no")
 
 
 class CpuBackend(HostBackend):
@@ -128,6 +132,18 @@ class CpuBackend(HostBackend):
         """Free everything except STATIC memory."""
         self._planned.clear()
         return super().onClearBuffer()
+
+    @property
+    def keeps_plan(self) -> bool:
+        """Tell that all executions are ours."""
+        return self._reads_late
+
+    def onSizesChanged(self, tensors: Sequence[Tensor]) -> bool:
+        """Let tensors grow or shrink in their places, if there is room."""
+        for tensor, planned in self._planned.items():
+            tensor.memory = planned
+        self._planned.clear()
+        return self._refitted(tensors)
 
     @property
     def _reads_late(self) -> bool:

@@ -424,6 +424,21 @@ class Backend(ABC):
         """Allocate what was recorded; called after the last acquire of a resize."""
         return True
 
+    @property
+    def keeps_plan(self) -> bool:
+        """Tell whether a resize may call `onSizesChanged` in place of a new memory plan; False by default."""
+        return False
+
+    def onSizesChanged(self, tensors: Sequence[Tensor]) -> bool:
+        """Give memory to the tensors that have another size than in the last resize; the nodes are the same.
+
+        Called only if `keeps_plan`. Answer True if all others stay where they are: then no buffer is cleared, acquired
+        or released, and only executions that are new or have such a tensor get an `onResize`. False, with nothing
+        changed, asks for a new plan. An execution of the last plan may still be asked for its place, so a backend with
+        executions of others does not keep its plan.
+        """
+        return False
+
     def onWaitFinish(self) -> bool:
         """Wait until the device is done; raise its errors here at the latest."""
         return True

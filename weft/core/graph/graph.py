@@ -139,9 +139,10 @@ class Names:
         return name
 
 
-def bind(graph: Graph, shapes: Mapping[str, Shape]) -> Graph:
+def bind(graph: Graph, shapes: Mapping[str, Shape], like: Graph | None = None) -> Graph:
     """Return the graph with the shapes of the named inputs set; equal symbols must get equal sizes.
 
+    `like` is what an earlier call returned for this graph: its nodes are taken over, which saves a look at all outputs.
     Raise InputError that lists each unknown input, wrong rank, wrong fixed dimension, and symbol with two sizes.
     """
     out = graph.copy()
@@ -161,9 +162,12 @@ def bind(graph: Graph, shapes: Mapping[str, Shape]) -> Graph:
         raise InputError("the shapes do not fit the network", why="; ".join(problems), fix=f"it has {wanted}")
     for name in graph.inputs:
         spec = graph.specs[name]
-        out.specs[name] = replace(spec, shape=tuple(sizes.get(d, d) if isinstance(d, str) else d for d in spec.shape))
-    out.nodes = list(graph.nodes)
-    if any("" in node.outputs for node in graph.nodes):
+        if not spec.is_static:
+            dims = tuple([sizes.get(d, d) if isinstance(d, str) else d for d in spec.shape])
+            out.specs[name] = replace(spec, shape=dims)
+    if like is not None:
+        out.nodes = list(like.nodes)
+    elif any("" in node.outputs for node in graph.nodes):
         names = Names(graph)
         out.nodes = [name_outputs(node, names) for node in graph.nodes]
     return out

@@ -19,8 +19,12 @@ def evaluate(op: Op, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
 
     Exceptions of the reference pass unchanged; numpy's warnings (overflow, division by zero) are off.
     """
-    with np.errstate(all="ignore"):
-        result = op.reference(*inputs)
+    reference = op.reference
+    if getattr(reference, "is_silent", False):
+        result = reference(*inputs)
+    else:
+        with np.errstate(all="ignore"):
+            result = reference(*inputs)
     if type(result) is np.ndarray:
         return (result,)
     return tuple(map(np.asarray, result)) if isinstance(result, tuple) else (np.asarray(result),)

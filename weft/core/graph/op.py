@@ -7,10 +7,10 @@ unless it registers a faster execution; every test compares against the referenc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from math import prod
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op_class import made_on_first_instance
@@ -123,6 +123,18 @@ class MovingOp(Op):
 
 
 OpT = TypeVar("OpT", bound=type[Op])
+ReferenceT = TypeVar("ReferenceT", bound=Callable[..., Any])
+
+
+def silent(reference: ReferenceT) -> ReferenceT:
+    """Mark a `reference` that turns numpy's warnings off itself: who calls it for a run need not do it again.
+
+    It marks the function and not the class, so that a subclass with a reference of its own is not taken for silent.
+    """
+    reference.is_silent = True  # type: ignore[attr-defined]
+    return reference
+
+
 _OPS: dict[str, type[Op]] = {}
 
 

@@ -143,21 +143,22 @@ class OpenSizes:
     def evaluator(self, wanted: Sequence[Terms]) -> Callable[[Mapping[str, int]], list[int] | None]:
         """Return what computes polynomials for sizes by name; None if these sizes break a guard."""
         names, quotients = list(self.names), list(self._quotients)
-        guards = [(terms, relation, answer) for (terms, relation), answer in self.guards.items()]
+        ranges = _ranges(self.guards)
         open_at = [k for k, q in enumerate(quotients) if q is None]
+        divided = [(at, *q) for at, q in enumerate(quotients) if q is not None]
 
         def evaluate(sizes: Mapping[str, int]) -> list[int] | None:
             values = [0] * len(quotients)
             for at, name in zip(open_at, names, strict=True):
                 values[at] = sizes[name]
-            for at, quotient in enumerate(quotients):
-                if quotient is not None:
-                    below = _value(quotient[1], values)
-                    if not below:
-                        return None
-                    values[at] = _value(quotient[0], values) // below
-            for terms, relation, answer in guards:
-                if relation(_value(terms, values), 0) is not answer:
+            for at, above, below in divided:
+                divisor = _value(below, values)
+                if not divisor:
+                    return None
+                values[at] = _value(above, values) // divisor
+            for terms, low, high, but in ranges:
+                value = _value(terms, values)
+                if value in but or (low is not None and value < low) or (high is not None and value > high):
                     return None
             return [_value(terms, values) for terms in wanted]
 
@@ -357,6 +358,36 @@ def whole(array: Array, dtype: DType) -> Array:
 
 
 # -- polynomials -----------------------------------------------------------------------------------------------
+
+
+def _ranges(guards: Mapping[tuple[Terms, Relation], bool]) -> list[tuple[Terms, int | None, int | None, set[int]]]:
+    """Return polynomials with the least and the greatest value that guards leave to them, and values that they exclude.
+
+    Most guards compare one of few sums with a number, so these are far fewer than the guards.
+    """
+    found: dict[Terms, tuple[list[int], list[int], set[int]]] = {}
+    for (terms, relation), answer in guards.items():
+        number = sum(factor for monomial, factor in terms if not monomial)
+        lows, highs, but = found.setdefault(tuple(t for t in terms if t[0]), ([], [], set()))
+        if relation in (operator.eq, operator.ne):
+            if (relation is operator.eq) is answer:
+                lows.append(-number)
+                highs.append(-number)
+            else:
+                but.add(-number)
+            continue
+        below, above = (relation(k, 0) is answer for k in (-1, 1))
+        assert below is not above, relation
+        with_it = relation(0, 0) is answer
+        if below:
+            highs.append(-number - (not with_it))
+        else:
+            lows.append(-number + (not with_it))
+    return [
+        (terms, max(lows, default=None), min(highs, default=None), but)
+        for terms, (lows, highs, but) in found.items()
+    ]
+
 
 
 def _made(found: Mapping[Monomial, int]) -> Terms:

@@ -104,11 +104,13 @@ class Tensor:
     @property
     def storage_shape(self) -> Shape:
         """Return the shape of the stored array."""
-        return storage_shape(self.shape, self.layout)
+        return self.shape if self.layout is Layout.NCHW else storage_shape(self.shape, self.layout)
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of the stored array, padding lanes included."""
+        if self.layout is Layout.NCHW:  # a resize asks many times, mostly about these
+            return prod(self.shape) * self.dtype.itemsize
         return storage_size(self.shape, self.layout) * self.dtype.itemsize
 
     def numpy(self) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import inf, isinf
 
@@ -47,6 +47,8 @@ class HostBackend(Backend):
         False if they have different bytes, or the input is a constant or in another backend's memory.
         """
         own, held = self._slots.get(tensor), self._slots.get(source)
+        if own is held and own is not None:
+            return True  # since the last plan, which was kept
         if own is None or held is None or StorageType.STATIC in (own.storage, held.storage):
             return False
         if tensor.nbytes != source.nbytes or not self._memory.withdraw(own):
@@ -58,6 +60,33 @@ class HostBackend(Backend):
     def shares(self, tensor: Tensor) -> bool:
         """Tell whether another tensor of this plan lies where this one does, after `share`."""
         return self._slots.get(tensor) in self._sharing
+
+    def _refitted(self, tensors: Sequence[Tensor]) -> bool:
+        """Do what `onSizesChanged` asks for, if the last plan has room for the tensors; no other one moves."""
+        sizes: dict[Slot, int] = {}
+        for tensor in tensors:
+            slot = self._slots.get(tensor)
+            if slot is None:
+                return False
+            sizes[slot] = tensor.nbytes
+        apart = any(slot.storage is StorageType.DYNAMIC_SEPERATE for slot in sizes)
+        moved = [
+            (tensor, slot)
+            for tensor, slot in self._slots.items()
+            if slot in sizes or (apart and slot.storage is StorageType.DYNAMIC_SEPERATE)
+        ]
+        # Tensors that share a slot must still be of one size.
+        if any(tensor.nbytes != sizes.get(slot, slot.nbytes) for tensor, slot in moved):
+            return False
+        if not self._memory.refit(sizes):
+            return False
+        if apart:
+            for tensor, _ in moved:
+                tensor.memory = None  # frees the old buffer before there is a new one
+            self._memory.renew_separate()
+        for tensor, slot in moved:
+            self._bind(tensor, slot)
+        return True
 
     @staticmethod
     def _bind(tensor: Tensor, slot: Slot) -> None:

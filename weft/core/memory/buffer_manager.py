@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,8 @@ class BufferManager:
         self._spare: list[Slot] = []
         self._eager: set[Slot] = set()
         self._buffers: list[Any] = []
+        self._apart: Any = None
+        """The buffer of the recorded DYNAMIC_SEPERATE slots, which is among `_buffers`."""
         self._recording = False
 
     @property
@@ -131,19 +133,46 @@ class BufferManager:
         """Make the plan and allocate it; afterwards every recorded slot has its place."""
         self._recording = False
         self._place(self._arena.plan(), self._arena.size)
+        self._place_separate()
+
+    def refit(self, sizes: Mapping[Slot, int]) -> bool:
+        """Give slots of the last plan other sizes if it has room for them: no other slot of the arena moves.
+
+        False, and nothing changes, if it has not. `renew_separate` then gives DYNAMIC_SEPERATE slots their places.
+        """
+        planned = {slot: n for slot, n in sizes.items() if slot.storage is StorageType.DYNAMIC}
+        if self._recording or any(slot not in planned and slot not in self._separate for slot in sizes):
+            return False
+        if not self._arena.refit(planned):
+            return False
+        for slot, nbytes in sizes.items():
+            slot.nbytes = nbytes
+        return True
+
+    def renew_separate(self) -> None:
+        """Free the DYNAMIC_SEPERATE slots of the plan and allocate them for the sizes that they have now."""
+        if self._apart is not None:
+            self._free(self._apart)
+            self._buffers = [buffer for buffer in self._buffers if buffer is not self._apart]
+        for slot in self._separate:
+            slot.buffer = None  # who holds the last reference to a buffer on the host frees it
+        self._place_separate()
+
+    def _place_separate(self) -> None:
         offsets, total = {}, 0
         for slot in self._separate:
             offsets[slot] = total
             total += max(-(-slot.nbytes // self._alignment), 1) * self._alignment
-        self._place(offsets, total)
+        self._apart = self._place(offsets, total)
 
-    def _place(self, offsets: dict[Slot, int], total: int) -> None:
+    def _place(self, offsets: dict[Slot, int], total: int) -> Any:
         if not total:
-            return
+            return None
         buffer = self._allocate(total)
         self._buffers.append(buffer)
         for slot, offset in offsets.items():
             slot.buffer, slot.offset = buffer, offset
+        return buffer
 
     def clear(self) -> None:
         """Free all DYNAMIC and DYNAMIC_SEPERATE memory; STATIC memory stays."""
@@ -152,6 +181,7 @@ class BufferManager:
         for buffer in self._buffers:
             self._free(buffer)
         self._buffers.clear()
+        self._apart = None
         self._arena.clear()
         self._separate.clear()
         self._placed.clear()

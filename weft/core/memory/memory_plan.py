@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from operator import le
 from typing import Generic, TypeVar
 
-from weft.core.memory.arena_packing import Block, live_peak, pack
+from weft.core.memory.arena_packing import Block, pack
 from weft.errors import BackendError
 
 KeyT = TypeVar("KeyT", bound=Hashable)
@@ -54,7 +55,8 @@ class ArenaPlan(Generic[KeyT]):
         self._live = 0
         """Bytes that were acquired and not released."""
         self._peak: int | None = 0
-        """The most that `_live` has been; None once a key was forgotten, which then had no part in it."""
+        """The most that `_live` has been; None once a key was forgotten, which then had no part in it, or sizes were
+        changed."""
         self._peak_before: int | None = 0
         """`_peak` before the last acquire."""
         self._packed: _Packed | None = None
@@ -124,18 +126,38 @@ class ArenaPlan(Generic[KeyT]):
     def _room(self, size: int) -> int:
         return -(-size // ROOM // self.alignment) * self.alignment
 
+    def refit(self, sizes: Mapping[KeyT, int]) -> bool:
+        """Give keys other numbers of bytes if the last plan, which is of just these blocks, has room for them.
+
+        Every offset then stays. False, and nothing changes, if a new plan is needed.
+        """
+        last, a = self._packed, self.alignment
+        if last is None or not sizes.keys() <= self._blocks.keys():
+            return False
+        rounded = {key: max(-(-nbytes // a), 1) * a for key, nbytes in sizes.items()}
+        asked = [rounded.get(key, block.size) for key, block in self._blocks.items()]
+        if not _fits(last.sizes, asked):
+            return False
+        for key, size in rounded.items():
+            self._blocks[key].size = size
+        self._packed, self._peak = replace(last, asked=asked), None
+        return True
+
     def live_peak(self) -> int:
         """Return the bytes of the largest set of blocks alive at once: no plan can be smaller."""
-        return live_peak(self._lives()) if self._peak is None else self._peak
+        if self._peak is not None:
+            return self._peak
+        changes = [0] * self._step  # each step is one acquire or one release
+        for block in self._blocks.values():
+            changes[block.birth] += block.size
+            if block.death is not None:
+                changes[block.death] -= block.size
+        return max(accumulate(changes), default=0)
 
     def clear(self) -> None:
         """Forget everything."""
         self._blocks.clear()
         self._step = self.size = self._live = self._peak = 0
-
-    def _lives(self) -> list[Block]:
-        """Return the blocks; one that was never released lives to the end."""
-        return [Block(b.size, b.birth, self._step if b.death is None else b.death) for b in self._blocks.values()]
 
 
 def _fits(planned: Sequence[int], wanted: Sequence[int]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.prepare import PreparedNetwork, prepare_network
 from weft.core.placement.stage_split import is_staged
 
+T = TypeVar("T")
 TRIES = 8
 """How often a graph is prepared with open sizes. Sizes of 0 and 1, and some that are equal to others, need one each."""
 FEW = 64
@@ -132,6 +133,10 @@ class _OpenGraph:
             if has_open_size(spec.shape):
                 forms.setdefault((_key(spec.shape), spec.dtype), ([], spec))[0].append(name)
         self._specs = [(names, tuple(map(at, spec.shape)), spec.dtype) for names, spec in forms.values()]
+        self._last_specs: list[TensorSpec | None] = [None] * len(self._specs)
+        """The specs that were filled in last, for each group of names."""
+        self._sized: dict[str, TensorSpec] = {}
+        """The same by name."""
         self._integers = [
             (name, made.specs[name].dtype.numpy, value.shape, tuple(map(at, value.reshape(-1))))
             for name, value in made.constants.items()
@@ -155,9 +160,11 @@ class _OpenGraph:
         values = self._evaluate(sizes)
         if values is None:
             return None
-        specs: dict[str, TensorSpec] = {}
-        for names, shape, dtype in self._specs:
-            specs.update(dict.fromkeys(names, TensorSpec(_filled(shape, values), dtype)))
+        for k, (names, shape, dtype) in enumerate(self._specs):
+            dims, before = _filled(shape, values), self._last_specs[k]
+            if before is None or before.shape != dims:  # else the same spec
+                spec = self._last_specs[k] = TensorSpec(dims, dtype)
+                self._sized.update(dict.fromkeys(names, spec))
         constants: dict[str, Array] = {}
         for name, kind, dims, given in self._integers:
             filled, last = _filled(given, values), self._last.get(name)
@@ -169,17 +176,22 @@ class _OpenGraph:
             node.name: replace(node, op=replace(node.op, **{n: _mapped(v, _filler(values)) for n, v in named.items()}))
             for node, named in self._nodes
         }
-        return Sized(specs, constants, nodes)
+        return Sized(dict(self._sized), constants, nodes)
 
 
 def resized(graph: Graph, sized: Sized) -> Graph:
     """Return a graph with what is different for certain sizes; names that it does not have are left out."""
     out = graph.copy()
-    out.specs.update((name, spec) for name, spec in sized.specs.items() if name in graph.specs)
-    out.constants.update((name, value) for name, value in sized.constants.items() if name in graph.constants)
+    _update(out.specs, sized.specs)
+    _update(out.constants, sized.constants)
     if sized.nodes:
         out.nodes = [sized.nodes.get(node.name, node) for node in graph.nodes]
     return out
+
+
+def _update(held: dict[str, T], new: Mapping[str, T]) -> None:
+    """Replace values by new ones of their names; names that are not held are left out."""
+    held.update(new if new.keys() <= held.keys() else {name: new[name] for name in new.keys() & held.keys()})
 
 
 class OpenNetworks:

@@ -55,11 +55,30 @@ class Task:
 class _Names:
     """What follows from the names of a part's nodes and values, whatever their shapes."""
 
-    key: object
+    nodes: Sequence[Node]
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    imports: Collection[str]
+    every_constant: Collection[str]
     constants: Sequence[str]
     """The constants that nodes read."""
     dying: Sequence[Sequence[tuple[str, StorageType]]]
     """For each node the values that no later one reads, and how they are stored."""
+    users: Mapping[str, Sequence[int]]
+    """For each value the positions of the nodes that read or write it."""
+
+    def hold(
+        self, graph: Graph, inputs: Sequence[str], outputs: Sequence[str], imports: Collection[str]
+    ) -> bool:
+        """Tell whether a part has these names."""
+        if (self.inputs, self.outputs) != (inputs, outputs) or self.imports != {*imports}:
+            return False
+        if len(self.nodes) != len(graph.nodes) or self.every_constant != graph.constants.keys():
+            return False
+        for a, b in zip(self.nodes, graph.nodes, strict=True):
+            if a is not b and (a.name, a.inputs, a.outputs) != (b.name, b.inputs, b.outputs):
+                return False
+        return True
 
 
 TensorForm = tuple[Shape, DType, Layout]
@@ -141,9 +160,12 @@ class Pipeline:
         `imports` are tensors of other pipelines, by the names of the inputs that use their memory; `fetched` are the
         values that the host reads, of this part and of others.
         """
+        keeps = False
         if not first:
             self.wait()
-            self._clear()
+            keeps = self._may_keep_plan(part, imports)
+            if not keeps:
+                self._clear()
         if self.thrifty:
             self._drop_tasks()
         self.graph = part.graph
@@ -151,7 +173,13 @@ class Pipeline:
             self.graph = part.lowered.graph
             self._do("onLowered", part.lowered)
         names = self._named(part.graph.inputs, part.graph.outputs, imports)
-        self._create(names)
+        changed, touched = self._create(names, keep_memory=keeps)
+        if keeps and self._keep_plan(changed, touched):
+            return
+        if keeps:
+            self._clear()
+            for tensor in self.tensors.values():
+                tensor.memory = None
         self.mapped = {}
         self.lends &= {*part.graph.inputs}  # arrays that were lent before the resize still come
         self._stores = False
@@ -162,6 +190,28 @@ class Pipeline:
         self._called = [task for task in self.tasks if Recorded.is_called(task.execution)]
         if self.thrifty:
             self._forget_constants()
+
+    def _may_keep_plan(self, part: Part, imports: Mapping[str, Tensor]) -> bool:
+        """Tell whether a part has the nodes and values of the last one, and the backend may keep what it planned."""
+        graph, last = part.graph, self._names
+        if not self.backend.keeps_plan or self.thrifty or imports or self.mapped or part.lowered is not None:
+            return False
+        return last is not None and last.hold(graph, graph.inputs, graph.outputs, imports)
+
+    def _keep_plan(self, changed: Mapping[str, TensorForm], touched: Collection[int]) -> bool:
+        """Have the backend keep its plan, if it can: only nodes that are new or have a changed tensor are resized."""
+        answer = self._call("onSizesChanged", [self.tensors[name] for name in changed])
+        if not self._granted(answer, "onSizesChanged", "where it needs a new plan"):
+            return False
+        for k, task in enumerate(self.tasks):
+            if k in touched:
+                self._resize_task(task)
+            if self._progress is not None:
+                self._progress(k + 1, len(self.tasks))
+        self._stores = False
+        self._note_memory()
+        self._called = [task for task in self.tasks if Recorded.is_called(task.execution)]
+        return True
 
     def _call(self, name: str, *arguments: object, node: Node | None = None) -> Any:
         """Return the answer of a backend's callback; errors name the backend and the callback."""
@@ -224,30 +274,40 @@ class Pipeline:
             return answer
         return check_answers.granted(answer, self._at(callback, node), otherwise)
 
-    def _create(self, names: _Names) -> None:
-        """Have the backend make an execution for each node that no existing one serves."""
+    def _create(
+        self, names: _Names, *, keep_memory: bool = False
+    ) -> tuple[Mapping[str, TensorForm], Collection[int]]:
+        """Have the backend make an execution for each node that no existing one serves.
+
+        Return the forms that tensors had before if they changed, and the positions of the nodes that are new or have
+        such a tensor.
+        """
         before = {t.node.name: t for t in self.tasks}
         replaced = self._place_constants(names)
-        changed = self._reshape(replaced)
+        changed = self._reshape(replaced, keep_memory=keep_memory)
+        users = names.users
+        renewed = {k for name in replaced for k in users.get(name, ())}
+        touched = renewed.union(*(users.get(name, ()) for name in changed))
         made = dict[str, Task]()
-        for node in self.graph.nodes if before else ():
+        for k, node in enumerate(self.graph.nodes if before else ()):
             old = before.get(node.name)
             if old is None:
                 continue
-            values = (*node.inputs, *node.outputs)
-            if old.node is not node or not replaced.isdisjoint(values):
+            if old.node is not node or k in renewed:
+                touched.add(k)
                 inputs, outputs = self._operands(node)
                 if _serves(old, node, inputs, outputs, changed):
                     made[node.name] = Task(node, before.pop(node.name).execution, inputs, outputs)
-            elif old.execution.any_shape or changed.keys().isdisjoint(values):
+            elif old.execution.any_shape or k not in touched:
                 made[node.name] = before.pop(node.name)
         # Close old executions before new ones are made: memory may not hold the weights of both.
         self.tasks = list(made.values())
         self._close_tasks(before.values())
         refused = []
-        for node in self.graph.nodes:
+        for k, node in enumerate(self.graph.nodes):
             if node.name in made:
                 continue
+            touched.add(k)
             inputs, outputs = self._operands(node)
             answer = self._call("onCreate", inputs, outputs, node.op, node=node)
             if isinstance(answer, Execution):
@@ -261,8 +321,9 @@ class Pipeline:
         if refused:
             raise NodeRefused(refused, self.device)
         self.tasks = [made[node.name] for node in self.graph.nodes]
+        return changed, touched
 
-    def _reshape(self, replaced: set[str]) -> dict[str, TensorForm]:
+    def _reshape(self, replaced: set[str], *, keep_memory: bool) -> dict[str, TensorForm]:
         """Give the tensors of the last shape the forms of this one, and return the old forms that changed.
 
         A tensor is replaced, and its name added, if it is of another constant.
@@ -274,11 +335,13 @@ class Pipeline:
             if spec is None or (held is not value and not same_value(held, value)):
                 replaced.add(name)
                 continue
-            shape, dtype, layout = spec.dims, spec.dtype, layouts.get(name, Layout.NCHW)
-            if tensor.shape != shape or tensor.dtype is not dtype or tensor.layout is not layout:
+            dtype, layout = spec.dtype, layouts.get(name, Layout.NCHW)
+            if tensor.shape != spec.shape or tensor.dtype is not dtype or tensor.layout is not layout:
                 changed[name] = _form(tensor)
-                tensor.shape, tensor.dtype, tensor.layout = shape, dtype, layout
-            tensor.constant, tensor.memory = value, None
+                tensor.shape, tensor.dtype, tensor.layout = spec.dims, dtype, layout
+            tensor.constant = value
+            if not keep_memory:
+                tensor.memory = None
             kept[name] = tensor
         self.tensors = kept
         return changed
@@ -350,13 +413,7 @@ class Pipeline:
         for k, task in enumerate(self.tasks):
             for tensor in task.outputs:
                 self._acquire(tensor, StorageType.DYNAMIC, task.node)
-            try:
-                answer: object = task.execution.onResize(task.inputs, task.outputs)  # type: ignore[func-returns-value]
-                if answer is not None:
-                    _done(answer, task.execution, "onResize")
-            except Exception:
-                with blame(self._place(task.node), callback=callback_of(task.execution, "onResize")):
-                    raise
+            self._resize_task(task)
             if self._progress is not None:
                 self._progress(k + 1, len(self.tasks))
             for name, storage in dying[k]:
@@ -366,21 +423,33 @@ class Pipeline:
             self._remember(name, "onMapOutput")
         self._allocate()
 
+    def _resize_task(self, task: Task) -> None:
+        try:
+            answer: object = task.execution.onResize(task.inputs, task.outputs)  # type: ignore[func-returns-value]
+            if answer is not None:
+                _done(answer, task.execution, "onResize")
+        except Exception:
+            with blame(self._place(task.node), callback=callback_of(task.execution, "onResize")):
+                raise
+
     def _named(self, inputs: Sequence[str], outputs: Sequence[str], imports: Collection[str]) -> _Names:
         """Return what follows from the names of the part, which most resizes leave as they were."""
         graph = self.graph
-        key = [*graph.nodes], [*inputs], [*outputs], {*imports}, {*graph.constants}
-        if self._names is None or self._names.key != key:
+        if self._names is None or not self._names.hold(graph, inputs, outputs, imports):
             given, lasting = set(inputs), {*outputs, *imports, *graph.constants}
             last = {i: k for k, node in enumerate(graph.nodes) for i in node.inputs}
-            dying = []
+            dying, users = [], dict[str, list[int]]()
             for k, node in enumerate(graph.nodes):
                 names = [i for i in dict.fromkeys(node.inputs) if last[i] == k and i not in lasting]
                 names += [o for o in node.outputs if o not in last and o not in lasting]
                 storages = (StorageType.DYNAMIC_SEPERATE if i in given else StorageType.DYNAMIC for i in names)
                 dying.append(list(zip(names, storages, strict=True)))
+                for name in dict.fromkeys((*node.inputs, *node.outputs)):
+                    users.setdefault(name, []).append(k)
             read = dict.fromkeys(i for node in graph.nodes for i in node.inputs if i in graph.constants)
-            self._names = _Names(key, list(read), dying)
+            self._names = _Names(
+                [*graph.nodes], [*inputs], [*outputs], {*imports}, {*graph.constants}, [*read], dying, users
+            )
         return self._names
 
     def _allocate(self) -> None:

@@ -278,7 +278,7 @@ class Session:
         """Prepare for other input shapes; inputs that are not named keep their shapes."""
         self._check_open()
         given = take_shapes(shapes)
-        self._prepare(bind(self.graph, self._kept(given) | given), ahead=True)
+        self._prepare(bind(self.graph, self._kept(given) | given, self._bound), ahead=True)
 
     @_alone
     def run(self, *inputs: Array | Mapping[str, Array], outputs: Outputs | None = None) -> list[Array]:
@@ -660,7 +660,7 @@ class Session:
         halves = _half_inputs(specs, tensors)
         wanted = halves | half_outputs(self.graph, outputs)
         if self._loaded.network is None or any(a.shape != specs[i].shape for i, a in tensors.items()):
-            self._prepare(bind(self.graph, {i: a.shape for i, a in tensors.items()}), wanted)
+            self._prepare(bind(self.graph, {i: a.shape for i, a in tensors.items()}, self._bound), wanted)
         elif (self._plan.wanted ^ wanted) & self._plan.narrowable:
             self._prepare(self._bound, wanted)
         for name in halves - self._plan.narrowable:

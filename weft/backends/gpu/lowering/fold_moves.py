@@ -7,9 +7,11 @@ input is a view of the output. So are the inputs of a concat. Maps of several mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from operator import is_
+from typing import Any, TypeVar
 
 from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op
 from weft.core.contract.lowered import ValueView
@@ -23,6 +25,7 @@ from weft.core.graph.tensor import Tensor
 from weft.core.passes.moves import order_of
 from weft.kernels.gpu_op import GpuOp, find_gpu_op
 
+T = TypeVar("T")
 MOST_ELEMENTS = 1 << 30
 """Kernels compute places with 32 bits: sums of digits times steps must stay far below."""
 
@@ -38,13 +41,45 @@ class FoldedMoves:
     """By the name of a node that moves or joins values, why it still does: a clause about its output and its input."""
 
 
-def fold_moves(graph: Graph, views: Mapping[str, ValueView], is_custom: IsCustom) -> FoldedMoves:
+class KeptMaps:
+    """The maps of moves and concats, for nodes whose values are as they were at the last shape."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[str, str], tuple[Sequence[object], Any]] = {}
+        self._now: dict[tuple[str, str], tuple[Sequence[object], Any]] = {}
+
+    def begin(self) -> None:
+        """Begin a shape: what the last one did not ask for is forgotten."""
+        self._before, self._now = self._now, {}
+
+    def of(self, kind: str, graph: Graph, node: Node, make: Callable[[], T]) -> T:
+        """Return what `make` gives for a node, if that follows from its op and its values; or what it gave before."""
+        key, names = (kind, node.name), (*node.inputs, *node.outputs)
+        held = (graph.specs.get, graph.layouts.get, graph.constants.get)
+        facts = [node, *(get(name) for get in held for name in names)]
+        last = self._now.get(key) or self._before.get(key)
+        if last is None or len(last[0]) != len(facts) or not all(map(is_, last[0], facts)):
+            last = facts, make()
+        self._now[key] = last
+        made: T = last[1]
+        return made
+
+
+def fold_moves(
+    graph: Graph, views: Mapping[str, ValueView], is_custom: IsCustom, kept: KeptMaps | None = None
+) -> FoldedMoves:
     """Return the views, and more views for moved values; the layouts of the graph are assigned.
 
     Packed images that are made of rows of channels, or converted only to be read as such, become NHWC4, whatever the
-    device prefers: these are their bytes.
+    device prefers: these are their bytes. `kept` saves work, and changes no result.
     """
-    return _Folder(graph, dict(views), is_custom).run()
+    maps = kept or KeptMaps()
+    maps.begin()
+    return _Folder(graph, dict(views), is_custom, maps).run()
+
+
+_Joined = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[IndexMap]]
+_NOT_JOINED: _Joined = ((), (), ())
 
 
 @dataclass(frozen=True)
@@ -56,8 +91,8 @@ class _Move:
 
 
 class _Folder:
-    def __init__(self, graph: Graph, views: dict[str, ValueView], is_custom: IsCustom) -> None:
-        self.graph, self.views, self.is_custom = graph.copy(), views, is_custom
+    def __init__(self, graph: Graph, views: dict[str, ValueView], is_custom: IsCustom, kept: KeptMaps) -> None:
+        self.graph, self.views, self.is_custom, self.kept = graph.copy(), views, is_custom, kept
         self.inside: dict[str, set[str]] = {}
         """The values that lie in a root, by its name."""
         for name, view in views.items():
@@ -102,14 +137,16 @@ class _Folder:
         """Return of each output of a move where its elements lie in the first input; None for any other node."""
         form = self._form(node.op)
         outputs = [o for o in node.outputs if o]
-        if form is None or isinstance(node.op, Fused) or len(outputs) != len(node.outputs):
+        if form is None or type(node.op) is Fused or len(outputs) != len(node.outputs):
             return None
         if node.op.type == "Relayout":
             found = self._unpacked(node)
         elif not form.moves_bits or not all(map(self._is_linear, (node.inputs[0], *outputs))):
             return None
         else:
-            found = form.moved_from(node.op, *described(self.graph, node))
+            move: GpuOp = form
+            made = lambda: move.moved_from(node.op, *described(self.graph, node))  # noqa: E731
+            found = self.kept.of("moved", self.graph, node, made)
         return found if found is not None and len(found) == len(outputs) else None
 
     def _unpacked(self, node: Node) -> Sequence[IndexMap] | None:
@@ -129,7 +166,7 @@ class _Folder:
 
     def _joint(self, node: Node) -> _Move | None:
         """Return a concat of elements of one value, in a regular order, as a move of that value."""
-        inputs, outputs = self._joined(node)
+        inputs, outputs, _ = self._joined(node)
         if not inputs:
             return None
         dims, whole = [t.shape for t in inputs], outputs[0].shape
@@ -286,11 +323,7 @@ class _Folder:
 
     def _join_in_place(self, node: Node) -> None:
         """Let the inputs of a concat lie in its output."""
-        inputs, outputs = self._joined(node)
-        form = self._form(node.op)
-        if not inputs or form is None:
-            return
-        for name, places in zip(node.inputs, form.joined_at(node.op, inputs, outputs) or (), strict=False):
+        for name, places in zip(node.inputs, self._joined(node)[2], strict=False):
             twice = f"{name!r} is in it twice" if node.inputs.count(name) > 1 else ""
             if reason := twice or self._put(name, node.outputs[0], places):
                 self.apart.setdefault(node.name, reason)
@@ -300,16 +333,21 @@ class _Folder:
         before = self.apart.get(node.name)
         self.apart[node.name] = f"{before}; and {reason}" if before else reason
 
-    def _joined(self, node: Node) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the inputs and outputs of a node that joins linear values; none of any other."""
+    def _joined(self, node: Node) -> _Joined:
+        """Return the inputs and outputs of a node that joins linear values, and the maps; none of any other."""
         form = self._form(node.op)
-        if form is None or not form.moves_bits or isinstance(node.op, Fused):
-            return [], []
+        if form is None or not form.moves_bits or type(node.op) is Fused:
+            return _NOT_JOINED
         if "" in node.inputs or not all(map(self._is_linear, (*node.inputs, *node.outputs))):
-            return [], []
-        inputs, outputs = described(self.graph, node)
-        given = [t for t in inputs if t is not None]
-        return (given, outputs) if form.joined_at(node.op, inputs, outputs) is not None else ([], [])
+            return _NOT_JOINED
+        join: GpuOp = form
+
+        def joined() -> _Joined:
+            inputs, outputs = described(self.graph, node)
+            maps = join.joined_at(node.op, inputs, outputs)
+            return _NOT_JOINED if maps is None else ([t for t in inputs if t is not None], outputs, maps)
+
+        return self.kept.of("joined", self.graph, node, joined)
 
     def _put(self, source: str, target: str, places: IndexMap) -> str:
         """Let a value lie in `target`, `places` saying where, if whatever makes and reads it can reach it there.

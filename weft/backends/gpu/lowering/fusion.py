@@ -134,8 +134,15 @@ def _operand_fits(graph: Graph, base: GpuOp, name: str, shape: tuple[int, ...]) 
     return base.wanted_layout is WantedLayout.LINEAR and full[first:] == shape[first:]
 
 
+def convolves(graph: Graph) -> bool:
+    """Tell whether a graph has a convolution; many rewrites are about these alone."""
+    return any(isinstance(base_op(node.op), Conv) for node in graph)
+
+
 def fuse_pools(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_products: bool) -> Graph:
     """Return the graph with max pools joined to the convolution that is their only reader, if `pays` says so."""
+    if not convolves(graph):
+        return graph
     makers, readers = graph.producers(), graph.readers()
     gone: set[str] = set()
     out = graph.copy()
@@ -159,6 +166,8 @@ def fuse_pools(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_produc
 
 def fuse_pairs(graph: Graph, is_custom: IsCustom, caps: DeviceCaps) -> Graph:
     """Return the graph with convolutions of single pixels joined to the one before them, where only they read that."""
+    if not convolves(graph):
+        return graph
     makers, readers = graph.producers(), graph.readers()
     out = graph.copy()
     gone: set[str] = set()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import TYPE_CHECKING
 from weakref import ref
 
 from weft.backends.gpu.device.device import DeviceCaps
+from weft.backends.gpu.lowering.fold_moves import KeptMaps
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Op
-from weft.core.graph.tensor import TensorSpec
+from weft.core.graph.tensor import Tensor, TensorSpec
 
 if TYPE_CHECKING:
     from weft.backends.gpu.lowering.lower import NodePlan
@@ -38,18 +40,16 @@ class _Planned:
     """The plan of a node, and all that it follows from."""
 
     node: Node
-    tensors: Sequence[object]
-    constants: Sequence[Array | None]
+    tensors: Sequence[Tensor | None]
     state: State
     plan: NodePlan
 
-    def is_of(
-        self, node: Node, tensors: Sequence[object], constants: Sequence[Array | None], state: State
-    ) -> bool:
-        same = self.node.name == node.name and self.tensors == tensors
-        same = same and self.state[0] is state[0] and self.state[1:] == state[1:]
-        same = same and (self.node.op is node.op or self.node.op == node.op)
-        return same and all(a is b for a, b in zip(self.constants, constants, strict=True))
+    def is_of(self, node: Node, tensors: Sequence[Tensor | None], state: State) -> bool:
+        if len(self.tensors) != len(tensors) or not all(map(is_, self.tensors, tensors)):
+            return False
+        if self.state[0] is not state[0] or self.state[1:] != state[1:]:
+            return False
+        return self.node is node or (self.node.name == node.name and self.node.op == node.op)
 
 
 class KeptPlans:
@@ -64,6 +64,21 @@ class KeptPlans:
         self._plans: dict[str, _Planned] = {}
         self._labels: dict[str, frozenset[str]] = {}
         """The labels of each part as it was lowered last."""
+        self._tensors: dict[str, Mapping[str, Tensor]] = {}
+        self._maps: dict[str, KeptMaps] = {}
+
+    def maps(self, part: str) -> KeptMaps | None:
+        """Return the maps of the moves of a part."""
+        return None if self._thrifty else self._maps.setdefault(part, KeptMaps())
+
+    def tensors(self, part: str) -> Mapping[str, Tensor]:
+        """Return the planned tensors that a part had last, by name."""
+        return self._tensors.get(part, {})
+
+    def keep_tensors(self, part: str, tensors: Mapping[str, Tensor]) -> None:
+        """Keep the planned tensors of a part; plans are kept for these objects."""
+        if not self._thrifty:
+            self._tensors[part] = tensors
 
     def specs(self, label: str, op: Op, weights: Sequence[Array]) -> Mapping[str, TensorSpec]:
         """Return the specs of the constants that an op with these weights made before, by key."""
@@ -79,20 +94,19 @@ class KeptPlans:
         self,
         label: str,
         node: Node,
-        tensors: Sequence[object],
-        constants: Sequence[Array | None],
+        tensors: Sequence[Tensor | None],
         state: State,
         make: Callable[[], NodePlan],
     ) -> NodePlan:
         """Return the plan that a node had last if nothing that it follows from has changed, else what `make` gives.
 
-        `tensors` say what its inputs and outputs are, and where they lie.
+        `tensors` are its inputs and outputs: those of the last time, where they are the same values at the same places.
         """
         if self._thrifty:
             return make()
         last = self._plans.get(label)
-        if last is None or not last.is_of(node, tensors, constants, state):
-            last = self._plans[label] = _Planned(node, tensors, constants, state, make())
+        if last is None or not last.is_of(node, tensors, state):
+            last = self._plans[label] = _Planned(node, tensors, state, make())
         return last.plan
 
     def forget(self, part: str, labels: Iterable[str]) -> None:

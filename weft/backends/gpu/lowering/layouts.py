@@ -28,7 +28,7 @@ LINEAR = Layout.NCHW
 
 def base_op(op: Op) -> Op:
     """Return the op that decides the layout: the base of a fused one."""
-    return op.base if isinstance(op, Fused) else op
+    return op.base if type(op) is Fused else op
 
 
 IsCustom = Callable[[Op], bool]
@@ -39,7 +39,7 @@ Planar = Callable[[Graph, Node], bool]
 
 def base_inputs(op: Op, inputs: Sequence[T]) -> Sequence[T]:
     """Return the inputs of the base of a fused op: those behind them belong to its steps."""
-    return inputs[: op.arity] if isinstance(op, Fused) else inputs
+    return inputs[: op.arity] if type(op) is Fused else inputs
 
 
 def splits_products(caps: DeviceCaps, precision: Precision) -> bool:
@@ -200,6 +200,9 @@ def assign_layouts(
     that must not be used.
     """
     assert find_op("Relayout") is Relayout
+    forms = (find_gpu_op(node.op) for node in graph if not is_custom(node.op))
+    if not graph.layouts and all(form is None or form.wanted_layout is not WantedLayout.CHANNELS for form in forms):
+        return graph.copy()  # no value is packed, so nothing that only follows a packed one is either
     return _Assigner(graph, is_custom, packed, planar, without).run()
 
 
@@ -238,7 +241,7 @@ def blocks_taken(graph: Graph, node: Node) -> list[int] | None:
     None for any other node. Channels that end with the input's may be no multiple of four.
     """
     form = find_gpu_op(node.op)
-    if form is None or not form.moves_bits or isinstance(node.op, Fused) or "" in node.outputs:
+    if form is None or not form.moves_bits or type(node.op) is Fused or "" in node.outputs:
         return None
     inputs, outputs = described(graph, node)
     maps = form.moved_from(node.op, inputs, outputs)

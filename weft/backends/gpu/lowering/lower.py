@@ -200,7 +200,7 @@ def lower(graph: Graph, target: Target, kept: KeptPlans) -> Lowered:
     graph = _rewritten(graph, target, journal)
     folded = FoldedMoves(graph, find_views(graph, target.is_custom))
     if target.config.fusing and INDEX_MAPS not in target.device.caps.without:
-        folded = fold_moves(graph, folded.views, target.is_custom)
+        folded = fold_moves(graph, folded.views, target.is_custom, kept.maps(graph.name))
     graph, views = folded.graph, folded.views
     micro_batches = WHOLE_BATCH
     if target.begins_early:
@@ -318,6 +318,8 @@ class _Planner:
         self.graph, self.views, self.free = folded.graph, folded.views, folded.free
         self.micro_batches, self.target, self.kept = micro_batches, target, kept
         self.tensors: dict[str, Tensor] = {}
+        self.before = kept.tensors(folded.graph.name)
+        self.tunes = config.tuning_enabled()
         self.earlier = target.earlier(folded.graph)
 
     def run(self) -> dict[str, list[NodePlan]]:
@@ -327,11 +329,15 @@ class _Planner:
         for node in self.graph.nodes:
             if self.target.is_custom(node.op) or find_gpu_op(node.op) is None:
                 continue
-            with blame(at_node(node, device), callback=callback):
-                label = label_of(node)
+            label = label_of(node)
+            try:
                 plans[label] = self._plans(node, label)
+            except Exception:
+                with blame(at_node(node, device), callback=callback):
+                    raise
             if not chained:
                 _prefetch([launch for plan in plans[label] for launch in plan.launches], self.target)
+        self.kept.keep_tensors(self.graph.name, self.tensors)
         return plans
 
     def _plans(self, node: Node, label: str) -> list[NodePlan]:
@@ -356,18 +362,31 @@ class _Planner:
     ) -> NodePlan:
         """Return the plan that the node had for the last shape, if nothing that it follows from has changed."""
         target = self.target
-        forms = [None if t is None else (t.name, t.shape, t.dtype, t.layout, t.memory) for t in tensors]
-        constants = [None if t is None else t.constant for t in tensors]
         noted = 0 if target.tuning is None else target.tuning.noted
-        state = target.device.caps, noted, config.tuning_enabled()
-        return self.kept.plan(label, node, forms, constants, state, make)
+        return self.kept.plan(label, node, tensors, (target.device.caps, noted, self.tunes), make)
 
     def _tensor(self, name: str) -> Tensor:
-        if name not in self.tensors:
-            tensor = self.tensors[name] = describe(self.graph, name)
-            if tensor.constant is None:
-                tensor.memory = Spot.of(name, self.views)
-        return self.tensors[name]
+        known = self.tensors.get(name)
+        if known is None:
+            last = self.before.get(name)
+            known = self.tensors[name] = last if last is not None and self._is_as(last) else self._made(name)
+        return known
+
+    def _made(self, name: str) -> Tensor:
+        tensor = describe(self.graph, name)
+        if tensor.constant is None:
+            tensor.memory = Spot.of(name, self.views)
+        return tensor
+
+    def _is_as(self, last: Tensor) -> bool:
+        """Tell whether a value is still what and where it was."""
+        graph, name, spot = self.graph, last.name, last.memory
+        spec = graph.specs[name]
+        if last.shape != spec.shape or last.dtype is not spec.dtype or last.constant is not graph.constants.get(name):
+            return False
+        if last.layout is not graph.layouts.get(name, Layout.NCHW):
+            return False
+        return spot is None or spot.is_of(name, self.views.get(name))
 
 
 def _in_order(plans: Mapping[str, Sequence[NodePlan]], micro_batches: MicroBatches) -> tuple[PlannedLaunch, ...]:

@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from weft.backends.gpu.lowering.fusion import bound_buffers, moved_operands
+from weft.backends.gpu.lowering.fusion import bound_buffers, convolves, moved_operands
 from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import RUNNING, Fused, Step, earlier, value_number
@@ -31,6 +31,8 @@ _CALLS = re.compile(r"([a-z]\w*)\(")
 
 def fuse_prologues(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_products: bool) -> Graph:
     """Return the graph with cheap element-wise steps joined to the pointwise convolution that alone reads them."""
+    if not convolves(graph):
+        return graph
     makers, readers = graph.producers(), graph.readers()
     gone: set[str] = set()
     out, names = graph.copy(), Names(graph)

@@ -40,6 +40,12 @@ class Spot:
         view = views.get(name)
         return cls(name) if view is None else cls(view.root, view.first, view.blocks, places=view.places)
 
+    def is_of(self, name: str, view: ValueView | None) -> bool:
+        """Tell whether this is what `of` returns for a value with this view, or with none."""
+        if self.length or view is None:
+            return not self.length and self.root == name and not self.blocks and self.places.is_identity
+        return (self.root, self.first, self.blocks, self.places) == (view.root, view.first, view.blocks, view.places)
+
     def on(self, slot: Slot) -> Region:
         """Return the region at this spot, once the root has a slot."""
         return Region(slot, self.first, self.blocks, self.start, self.length, self.places)
@@ -75,10 +81,13 @@ def is_packed(tensor: Tensor) -> bool:
     return tensor.layout.packed and len(tensor.shape) >= 2
 
 
-def touched(tensor: Tensor) -> Binding:
-    """Return the bytes of the tensor's slot, and which of its channel blocks belong to the tensor."""
+def touched(tensor: Tensor, bound: Binding | None = None) -> Binding:
+    """Return the bytes of the tensor's slot, and which of its channel blocks belong to the tensor.
+
+    `bound` is what the tensor is bound to, if that is known.
+    """
     region: Region = tensor.memory
-    whole = region.binding()
+    whole = region.binding() if bound is None else bound
     if not region.blocks:
         return whole
     return replace(whole, blocks=(region.first, region.first + -(-tensor.shape[1] // PACK)))

@@ -25,7 +25,7 @@ from weft.backends.gpu.memory.slots import Region, touched
 from weft.backends.gpu.recording.chunked_upload import LEAST_DIRECT, Job, Stream, chunks, worthwhile
 from weft.backends.gpu.recording.launches import BoundChain, BoundLaunch
 from weft.backends.gpu.recording.run_launches import RunLaunches
-from weft.backends.gpu.recording.schedule import Access, schedule
+from weft.backends.gpu.recording.schedule import Access, KeptLevels, schedule
 from weft.core.contract.backend import StorageType
 from weft.core.contract.error_context import is_error
 from weft.core.contract.profile import ProfilingContext, Work
@@ -109,6 +109,8 @@ class PipelineRecording:
     """The other inputs, and the outputs: they are part of the run's own recording."""
     _current: _Replay | None = None
     """What was submitted last."""
+    _levels: KeptLevels = field(default_factory=KeptLevels)
+    """Of the last run that was recorded."""
     _running: bool = False
     _keeping: threading.Lock = field(default_factory=threading.Lock)
     """Held to change what is kept for callers' memory: another thread that lacks memory may drop some of it."""
@@ -241,7 +243,8 @@ class PipelineRecording:
                     before.append(_upload(buffer, port.tensor))
             before += [_inside(source, target) for source, target in self.imports]
             launches = self.run.joined if begun else self.run.planned
-            commands = schedule([*before, *map(access, launches), *after])
+            known: dict[object, Binding] = {}
+            commands = schedule([*before, *(access(launch, known) for launch in launches), *after], self._levels)
         labels = ["" if isinstance(c, BarrierCommand) else c.label for c in commands]
         launched = [i for i, c in enumerate(commands) if isinstance(c, LaunchCommand) and 0 not in c.grid]
         handle = self.device.record(commands, profile=self.profiling is not None)
@@ -422,14 +425,27 @@ def run_once(device: GpuDevice, accesses: Sequence[Access]) -> None:
         device.release(handle)
 
 
-def access(launch: BoundLaunch) -> Access:
-    """Return a launch as a command with the bytes that it reads and writes."""
-    bindings = tuple(t.memory.binding() for t in (*launch.reads, *launch.writes))
+def access(launch: BoundLaunch, known: dict[object, Binding] | None = None) -> Access:
+    """Return a launch as a command with the bytes that it reads and writes.
+
+    `known` are pieces that other launches are bound to; those that this one adds to them are kept there, too.
+    """
+    pieces: dict[object, Binding] = {} if known is None else known
+
+    def whole(tensor: Tensor) -> Binding:
+        region: Region = tensor.memory
+        key = region.slot, region.start, region.length
+        found = pieces.get(key)
+        if found is None:
+            found = pieces[key] = region.binding()
+        return found
+
+    bindings = tuple([whole(t) for t in (*launch.reads, *launch.writes)])
     command = LaunchCommand(launch.kernel, bindings, launch.grid, launch.label)
     # No launch writes STATIC memory, so it cannot cause hazards.
     read, written = launch.accessed
-    reads = tuple(touched(t) for t in read if t.memory.slot.storage is not StorageType.STATIC)
-    return Access(command, reads, tuple(touched(t) for t in written))
+    reads = tuple([touched(t, whole(t)) for t in read if t.memory.slot.storage is not StorageType.STATIC])
+    return Access(command, reads, tuple([touched(t, whole(t)) for t in written]))
 
 
 def _inside(source: Tensor, target: Tensor) -> Access:

@@ -17,28 +17,78 @@ class Access:
     writes: tuple[Binding, ...]
 
 
-def levels(accesses: Sequence[Access]) -> list[list[Command]]:
+_Touched = Sequence[tuple[Sequence[Binding], Sequence[Binding]]]
+"""What each command reads, and what it writes, without empty pieces."""
+
+
+class KeptLevels:
+    """The levels of the last commands, which are those of others whose pieces overlap in the same way.
+
+    That is so at most resizes of a network that grows a little, and to find out takes a fraction of the time.
+    """
+
+    def __init__(self) -> None:
+        self._form: object = None
+        self._levels: list[int] = []
+
+    def of(self, touched: _Touched) -> list[int]:
+        """Return the level of each command."""
+        form = _form(touched)
+        if form != self._form:
+            self._levels = _levels(touched)
+            self._form = form
+        return self._levels
+
+
+def levels(accesses: Sequence[Access], kept: KeptLevels | None = None) -> list[list[Command]]:
     """Return the commands by dependency level: no command of a level touches bytes that another one there writes.
 
     Hazards are found by byte ranges, so reused memory orders commands like true dependencies.
     """
     touched = [([b for b in a.reads if b.nbytes], [b for b in a.writes if b.nbytes]) for a in accesses]
+    found = _levels(touched) if kept is None else kept.of(touched)
+    out: list[list[Command]] = [[] for _ in range(max(found, default=-1) + 1)]
+    for access, level in zip(accesses, found, strict=True):
+        out[level].append(access.command)
+    return out
+
+
+def _by_buffer(touched: _Touched) -> dict[int, list[Binding]]:
     pieces: dict[int, list[Binding]] = {}
     for reads, writes in touched:
         for b in (*reads, *writes):
             pieces.setdefault(id(b.buffer), []).append(b)
-    buffers = {key: _Buffer(held) for key, held in pieces.items()}
-    out: list[list[Command]] = []
-    for access, (reads, writes) in zip(accesses, touched, strict=True):
+    return pieces
+
+
+def _form(touched: _Touched) -> object:
+    """Return what the levels follow from: of each piece its buffer, by number, and the order of its ends in that."""
+    places: dict[int, tuple[int, dict[int, int]]] = {}
+    for number, (key, held) in enumerate(_by_buffer(touched).items()):
+        ends = sorted({end for b in held for end in (b.offset, b.offset + b.nbytes)})
+        places[key] = number, {end: k for k, end in enumerate(ends)}
+    form: list[object] = []
+    for both in touched:
+        for pieces in both:
+            for b in pieces:
+                number, rank = places[id(b.buffer)]
+                form.append((number, rank[b.offset], rank[b.offset + b.nbytes], b.blocks))
+            form.append(None)
+    return form
+
+
+def _levels(touched: _Touched) -> list[int]:
+    """Return the level of each command."""
+    buffers = {key: _Buffer(held) for key, held in _by_buffer(touched).items()}
+    out: list[int] = []
+    for reads, writes in touched:
         found = [buffers[id(b.buffer)].highest(b, written=False) for b in reads]
         found += [buffers[id(b.buffer)].highest(b, written=True) for b in writes]
         level = 1 + max(found, default=-1)
         for written, bindings in ((False, reads), (True, writes)):
             for b in bindings:
                 buffers[id(b.buffer)].note(b, level, written=written)
-        while len(out) <= level:
-            out.append([])
-        out[level].append(access.command)
+        out.append(level)
     return out
 
 
@@ -148,10 +198,10 @@ class _Line:
         return found[2] if apart_from >= 0 and found[1] == apart_from else found[0]
 
 
-def schedule(accesses: Sequence[Access]) -> list[Command]:
+def schedule(accesses: Sequence[Access], kept: KeptLevels | None = None) -> list[Command]:
     """Return the commands level by level, with a barrier between levels."""
     commands: list[Command] = []
-    for level in levels(accesses):
+    for level in levels(accesses, kept):
         if commands:
             commands.append(BarrierCommand())
         commands += level

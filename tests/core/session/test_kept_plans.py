@@ -1,0 +1,120 @@
+"""A resize of the CPU that only lets tensors grow or shrink keeps the last memory plan (contract M8, M11)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import weft
+from tests.helpers.nets import Net, feeds
+from weft.backends.cpu.backend import CpuBackend
+from weft.core.contract.backend import StorageType
+from weft.core.graph.graph import Graph, bind
+from weft.core.graph.interpreter import outputs
+from weft.core.graph.tensor import Tensor
+from weft.core.session.session import Session
+
+
+def cached() -> Graph:
+    """Return a cache that grows by a row: most values keep their sizes, some grow, and one is only reshaped."""
+    net = Net()
+    word, past = net.input("word", 1, 64), net.input("past", "N", 64)
+    row = net.add("Tanh", net.add("MatMul", word, net.constant(np.eye(64, dtype=np.float32))))
+    now = net.add("Concat", past, row, axis=0)
+    flat = net.add("Reshape", net.add("Abs", now), np.array([-1]))
+    column = net.add("Transpose", net.add("Neg", now), perm=[1, 0])
+    scores = net.add("Softmax", net.add("MatMul", row, column), axis=-1)
+    return net.finish(net.add("MatMul", scores, now), now, flat)
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count what the CPU's backends are asked for; the class itself answers, as no subclass keeps plans."""
+    counts: Counter[str] = Counter()
+    for name in ("onClearBuffer", "onAcquireBuffer", "onAllocateBuffer"):
+        usual = getattr(CpuBackend, name)
+
+        def counted(self: CpuBackend, *given: object, name: str = name, usual: object = usual) -> object:
+            if not (given and given[-1] is StorageType.STATIC):
+                counts[name] += 1
+            return usual(self, *given)  # type: ignore[operator]
+
+        monkeypatch.setattr(CpuBackend, name, counted)
+    return counts
+
+
+def check(session: Session, graph: Graph, rows: int) -> None:
+    bound = bind(graph, {"past": (rows, 64)})
+    given = feeds(bound, seed=rows)
+    for got, wanted in zip(session.run(given), outputs(bound, given), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_cache_that_grows_by_a_row_needs_few_plans(called: Counter[str]) -> None:
+    graph = cached()
+    with weft.load(graph, "cpu", shapes={"past": (30, 64)}) as session:
+        check(session, graph, 30)
+        check(session, graph, 31)  # the blocks that grow get room
+        before = called["onAllocateBuffer"]
+        for rows in range(32, 62):
+            check(session, graph, rows)
+            with weft.load(graph, "cpu", shapes={"past": (rows, 64)}) as fresh:
+                held, new = (s.report.statistics["cpu"] for s in (session, fresh))
+            assert held["arena_live_peak"] == new["arena_live_peak"]
+            assert held["static_bytes"] == new["static_bytes"]
+            assert held["arena_live_peak"] <= held["arena_bytes"] < 1.4 * new["arena_bytes"]
+            called["onAllocateBuffer"] -= 1  # the fresh session's
+        assert 1 <= called["onAllocateBuffer"] - before <= 8
+
+
+def test_a_plan_serves_sizes_in_any_order() -> None:
+    graph = cached()
+    with weft.load(graph, "cpu", shapes={"past": (50, 64)}) as session:
+        for rows in (50, 52, 51, 54, 50, 3, 4, 200, 198, 202, 0, 1, 60, 61):
+            check(session, graph, rows)
+
+
+def test_only_what_has_another_size_is_acquired(called: Counter[str]) -> None:
+    graph = cached()
+    with weft.load(graph, "cpu", shapes={"past": (40, 64)}) as session:
+        check(session, graph, 41)
+        before = called.copy()
+        check(session, graph, 42)
+        assert called == before
+
+
+def test_arrays_that_were_lent_do_not_outlive_the_shape() -> None:
+    graph = cached()
+    with weft.load(graph, "cpu", shapes={"past": (40, 64)}) as session:
+        check(session, graph, 41)
+        ins, outs = session.input_arrays(), session.output_arrays()
+        for name, value in feeds(bind(graph, {"past": (41, 64)}), seed=1).items():
+            ins[name][...] = value
+        wanted = outputs(bind(graph, {"past": (41, 64)}), ins)
+        for got, want in zip(session.run(ins, outputs=outs), wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        kept = {name: array.copy() for name, array in {**ins, **outs}.items()}
+        check(session, graph, 42)
+        check(session, graph, 43)
+        for name, array in {**ins, **outs}.items():
+            np.testing.assert_array_equal(array, kept[name])
+
+
+def test_a_backend_with_an_execution_of_others_plans_anew(
+    called: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = cached()
+    monkeypatch.setattr(CpuBackend, "_creators", {})
+    monkeypatch.setattr(CpuBackend, "_inherited", (CpuBackend._creators,))
+
+    @CpuBackend.creator("NoSuchOp")
+    def make(inputs: list[Tensor | None], outputs: list[Tensor], op: object, backend: object) -> None:
+        return None
+
+    with weft.load(graph, "cpu", shapes={"past": (40, 64)}) as session:
+        for rows in (41, 42, 43):
+            before = called["onAllocateBuffer"]
+            check(session, graph, rows)
+            assert called["onAllocateBuffer"] == before + 1
