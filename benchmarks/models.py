@@ -316,12 +316,16 @@ def feeds(model: onnx.ModelProto, seed: int = 0) -> dict[str, NDArray[Any]]:
     return out
 
 
-def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
+def _shapes(model: onnx.ModelProto, unknown: int | None) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of values: with `unknown` for extents that are not known, or only the known ones."""
     graph = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True).graph
     shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     for info in (*graph.input, *graph.value_info, *graph.output):
         dims = info.type.tensor_type.shape.dim
-        shapes[info.name] = tuple(dim.dim_value if dim.HasField("dim_value") else 1 for dim in dims)
+        extents = [dim.dim_value if dim.HasField("dim_value") else unknown for dim in dims]
+        known = tuple(extent for extent in extents if extent is not None)
+        if len(known) == len(extents):
+            shapes[info.name] = known
     return shapes
 
 
@@ -334,9 +338,12 @@ def _terms(node: onnx.NodeProto, shapes: dict[str, tuple[int, ...]]) -> int:
     return rows[0] if transposed else rows[-1]
 
 
-def flops(model: onnx.ModelProto) -> int:
-    """Count two operations per multiply-add of Conv, Gemm and MatMul; an unknown extent counts as one."""
-    shapes = _shapes(model)
+def flops(model: onnx.ModelProto, unknown: int | None = 1) -> int:
+    """Count two operations per multiply-add of Conv, Gemm and MatMul; an extent that is not known counts as `unknown`.
+
+    With None, a product with such an extent is a KeyError.
+    """
+    shapes = _shapes(model, unknown)
     products = (node for node in model.graph.node if node.op_type in ("Conv", "Gemm", "MatMul"))
     return sum(2 * math.prod(shapes[node.output[0]]) * _terms(node, shapes) for node in products)
 

@@ -63,7 +63,8 @@ def prepared(
     """
     who = f"weft {device.split(':')[0]}{' untuned' if beside else ''}"
     found = Row(case.network, case.batch, who, PRECISIONS[precision])
-    found.more["gflop"] = case.flops / 1e9
+    if case.flops:
+        found.more["gflop"] = case.flops / 1e9
     load = partial(weft.load, case.model, device, precision=precision, fallback="error")
     if not tables:
         load = partial(load, backend_options={device.split(":")[0]: {"tuning": False}})

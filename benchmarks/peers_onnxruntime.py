@@ -12,5 +12,6 @@ def row(case: Workload, counts: Counts) -> Row:
     inputs = dict(case.inputs)
     found.compare(session.run(None, inputs), case)
     found.compare(found.time(lambda: session.run(None, inputs), counts), case)
-    found.more["gflop"] = case.flops / 1e9
+    if case.flops:
+        found.more["gflop"] = case.flops / 1e9
     return found

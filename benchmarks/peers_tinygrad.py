@@ -82,5 +82,6 @@ def _row(case: Workload, path: Path, counts: Counts) -> Row:
         got = run()
     found.compare(got, case)
     found.compare(found.time(run, counts), case)
-    found.more["gflop"] = case.flops / 1e9
+    if case.flops:
+        found.more["gflop"] = case.flops / 1e9
     return found

@@ -142,6 +142,6 @@ NETWORKS: dict[str, TableNetwork] = {
 def flops(model: onnx.ModelProto) -> int:
     """Return `models.flops`, or 0 where the shapes of an exported graph do not tell."""
     try:
-        return models.flops(model)
+        return models.flops(model, None if model.producer_name == "pytorch" else 1)
     except (KeyError, ValueError, IndexError, onnx.shape_inference.InferenceError):
         return 0
