@@ -69,6 +69,8 @@ class Effort:
     """Bytes of operands and results, each counted once."""
     parts: int = 1
     """Groups that share a tile; a second launch adds their sums."""
+    together: int = 0
+    """Groups that a unit runs at once, if fewer than its memory and registers allow; 0 for these."""
     results: int = 0
     """Numbers that the second launch writes."""
     stepped: int = 0
@@ -90,6 +92,7 @@ class Effort:
             model.unit_memory // (self.shared + model.group_memory),
             model.unit_registers // (self.registers * self.items),
             on_a_unit,
+            self.together or on_a_unit,
         )
         waves = -(-on_a_unit // max(resident, 1))
         products = tile * self.rounds * self.depth * self.slices

@@ -12,6 +12,8 @@ LEAST_ITEMS, LEAST_LOCAL_MEMORY = 64, 16 << 10
 """The least work-items and bytes of a work-group that a device must have: what the smallest tiles need."""
 WARPGROUP_MEMORY = 227 << 10
 """Work-group memory that warpgroup kernels (`DeviceCaps.warpgroup_units`) may use, in bytes; drivers report 48 KiB."""
+WARPGROUP_ITEMS = 1024
+"""Work-items that a warpgroup kernel may have: it is told how many registers each may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,9 @@ class DeviceCaps:
     """Whether a subgroup of 32 multiplies fp16 tiles of 16 x 16 and adds them in fp32."""
     shuffles: bool = False
     """Whether work-items whose numbers differ only in the last five bits run as a subgroup and can exchange values."""
+    shared_alone: int = 0
+    """Bytes of work-group memory from which on a group has a unit to itself, although more would fit; 0: there is no
+    such limit."""
     warpgroup_units: bool = False
     """Whether four subgroups of 32 multiply fp16 matrices together, with up to WARPGROUP_MEMORY bytes (sm_90a)."""
     without: frozenset[str] = frozenset()

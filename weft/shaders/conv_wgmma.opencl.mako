@@ -3,30 +3,40 @@
 ## Steps of 64 along K pass through ${slots} buffers of each set, which cp.async prefetches ${stages - 2} steps ahead. A row of a step is
 ## 128 bytes; its 16-byte pieces are swizzled as the descriptors say, and weights are packed so. Addresses are sums of
 ## parts for the tile, the step and a constant, because with few warps on a unit instructions take the time. The compiler
-## does not know the instructions behind //@; `ptx.py` uncovers them.
+## does not know the instructions behind //@; `ptx.py` uncovers them. ${teams} teams of warpgroups each take tiles of their own,
+## as that many groups would, on devices that put no second group beside one with so much memory.
 <%page args="parted=False"/>\
 <%
 threads, rows, a_bytes, b_bytes = 128 * wm, 64 * wm, 8192 * wm, 128 * cols
+assert teams == 1 or wz == 1
 stage_bytes, every = a_bytes + b_bytes, threads // 8
 a_pieces, sums = rows // every, range(cols // 2)
 k.needs_warpgroup()
-k.shared("uchar", "tiles", f"{wz * slots * stage_bytes}", align=1024)
+k.shared("uchar", "tiles", f"{teams * wz * slots * stage_bytes}", align=1024)
 listed = ", ".join
 stop = "stop" if parted else "STEPS"
 begin, end = ("begin", "end") if parted else ("0", f"(STEPS + {wz - 1}) / {wz}")
 early = "(begin + early)" if parted else "early"
-meet = "BARRIER" if wz == 1 else f'asm volatile("bar.sync %0, {threads};" :: "r"(part_z + 1) : "memory")'
+meet = "BARRIER" if wz * teams == 1 else f'asm volatile("bar.sync %0, {threads};" :: "r"({"part_z" if wz > 1 else "team"} + 1) : "memory")'
+all_meet = meet if teams > 1 else "BARRIER"
 %>
 <%namespace name="parts" file="conv_wgmma.parts.mako"/>
-const int item = LOCAL_X, part_z = item / ${threads}, one = item % ${threads}, lane = item % 32, part = one / 128, chunk = item % 8;
-const uint ring = (uint)(ulong)tiles + part_z * ${slots * stage_bytes};
+const int item = LOCAL_X, set = item / ${threads}, one = item % ${threads}, lane = item % 32, part = one / 128, chunk = item % 8;
+const int ${"team = set, part_z = 0" if teams > 1 else "part_z = set"};
+const uint ring = (uint)(ulong)tiles + set * ${slots * stage_bytes};
 const uint a_to = one / 8 * 128 + ((chunk ^ (one / 8 & 7)) << 4);
 const ulong layout = (1UL << 62) | (64UL << 32) | (1UL << 16);
 % if parted:
 ## With split K (`sum_parts.py`), group z computes EACH rounds and stores to images of its own.
 const int begin = GROUP_Z * EACH, end = min(begin + EACH, (STEPS + ${wz - 1}) / ${wz}), stop = min(end * ${wz}, STEPS);
 % endif
+% if teams > 1:
+${k.for_groups("first", "TILES_M * TILES_N", str(teams))} {
+  const int tile = first + team;
+  if (tile >= TILES_M * TILES_N) break;
+% else:
 ${k.for_groups("tile", "TILES_M * TILES_N")} {
+% endif
   // Groups that run at a time share rows and columns: ${raster} tiles of rows go together through the columns.
   const int band = tile / (${raster} * TILES_N) * ${raster}, high = min(${raster}, TILES_M - band), in_band = tile % (${raster} * TILES_N);
   const int first_row = (band + in_band % high) * ${rows}, tile_n = in_band / high;
@@ -71,7 +81,7 @@ ${k.for_groups("tile", "TILES_M * TILES_N")} {
     ahead = ahead == ${stages - 1} ? 0 : ahead + 1;
   }
   asm volatile("//@ wgmma.wait_group.sync.aligned 0; // ${listed(f"%{i}" for i in sums)}" : ${listed(f'"+f"(acc{i})' for i in sums)} :: "memory");
-  BARRIER;
+  ${all_meet};
 % if wz > 1:
   __local float* others = (__local float*)tiles;
   if (part_z > 0) {

@@ -18,9 +18,19 @@ from weft.ops.conv import Conv
 from weft.ops.gpu.conv import split_floats_wgmma, wgmma
 from weft.ops.gpu.conv.problem import ConvPlan
 from weft.ops.gpu.conv.split_k import InParts, tile_and_parts
-from weft.ops.gpu.conv.wgmma import SHARED, WgmmaConv, WgmmaFigures, WgmmaTile, pack_weights, steps_of, tiles
+from weft.ops.gpu.conv.wgmma import (
+    REGISTERS,
+    SHARED,
+    WgmmaConv,
+    WgmmaFigures,
+    WgmmaTile,
+    pack_weights,
+    steps_of,
+    tiles,
+)
 
 NARROW, WIDE, SLICED = WgmmaTile(1, 16, 3), WgmmaTile(2, 32, 4), WgmmaTile(1, 16, 3, 2)
+TEAMS = WgmmaTile(1, 16, 3, teams=2)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +41,7 @@ NARROW, WIDE, SLICED = WgmmaTile(1, 16, 3), WgmmaTile(2, 32, 4), WgmmaTile(1, 16
         (WIDE, 40, 40, 3, 1, True),  # more steps than buffers, eight channels an item, two warpgroups
         (SLICED, 40, 40, 3, 1, True),  # two sets of a warpgroup, of which one has a step more
         (WIDE, 16, 36, 1, 1, False),  # one step; sixteen bytes cannot be stored
+        (TEAMS, 40, 40, 3, 1, True),  # teams that take several tiles each
         (InParts(NARROW, 4), 40, 40, 3, 1, True),  # six steps in parts of two; the last has none
         (InParts(SLICED, 2), 40, 40, 3, 1, False),  # three rounds of two sets, of which the last part has one
         (InParts(WIDE, 3), 72, 72, 3, 1, True),  # eleven steps; eight channels an item
@@ -112,7 +123,21 @@ def test_tiles_fit_a_multiprocessor(channels: int, steps: int) -> None:
         assert offered
         for tile in offered:
             assert tile.stages >= 3 and tile.cols % 16 == 0 and tile.items <= 256
-            assert tile.shared_bytes(steps) + 1024 <= SHARED and tile.at_a_time(steps) >= 1
+            assert tile.shared_bytes(steps) + 1024 <= SHARED and tile.at_a_time(H200, steps) >= 1 == tile.teams
+
+
+@pytest.mark.parametrize(("channels", "steps"), [(1, 1), (24, 9), (96, 1), (256, 36), (1000, 32), (4096, 64)])
+def test_teams_take_the_place_of_groups_that_a_device_keeps_apart(channels: int, steps: int) -> None:
+    apart = replace(H200, shared_alone=48 << 10)
+    for tile in tiles(apart, 100_000, channels, steps):
+        held = tile.teams * tile.shared_bytes(steps) + 1024
+        assert held <= SHARED and tile.teams * tile.all_registers <= REGISTERS
+        assert tile.teams == 1 or tile.shared_bytes(steps) >= apart.shared_alone
+        assert tile.at_a_time(apart, steps) == tile.teams or held < (48 << 10) + 1024
+    best = tiles(apart, 100_000, channels, steps)[0]
+    wanted = tiles(H200, 100_000, channels, steps)[0].at_a_time(H200, steps)
+    assert best.at_a_time(apart, steps) >= min(wanted, 2)
+    assert all(tile.teams == 1 for tile in tiles(apart, 49, channels, steps)), "there are units for all tiles"
 
 
 def test_the_self_test_covers_sets_of_warpgroups_and_single_ones_and_parts() -> None:
@@ -128,6 +153,10 @@ def test_the_self_test_covers_sets_of_warpgroups_and_single_ones_and_parts() -> 
         found.add((tile.wm, tile.wz, parts > 1))
     assert found >= {(1, 1, False), (2, 1, False), (1, 2, False)}
     assert any(parted for _, _, parted in found)
+    (x,), (weight, _) = wgmma._cases()[2].inputs.values(), wgmma._cases()[2].constants.values()
+    apart = replace(H200, shared_alone=48 << 10)
+    teamed, _ = tile_and_parts(WgmmaConv().candidates(conv_problem(x.shape, weight.shape, apart))[0].tile)
+    assert teamed.teams > 1
 
 
 def offers(n: int, co: int, size: int, ci: int = 512, kernel: int = 3) -> list[WgmmaTile | InParts[WgmmaTile]]:

@@ -45,6 +45,9 @@ log = logging.getLogger("weft.vulkan")
 
 CAPABILITY = (9, 0)
 """The compute capability where networks were found to take less time by PTX than by GLSL (benchmarks/README.md)."""
+SHARED_ALONE = 48 << 10
+"""Bytes of work-group memory from which on Vulkan's driver gives each group a whole multiprocessor, where OpenCL's lets
+as many share it as fit (driver 580, benchmarks/NOTES.md)."""
 DIALECT = OpenCLDialect()
 """What these kernels are written in."""
 _NONE: frozenset[str] = frozenset()
@@ -302,6 +305,7 @@ def _both(caps: DeviceCaps, vulkan: DeviceCaps) -> DeviceCaps:
         max_buffer_range=min(caps.max_buffer_range, vulkan.max_allocation),
         max_allocation=min(caps.max_allocation, vulkan.max_allocation),
         offset_alignment=max(caps.offset_alignment, vulkan.offset_alignment),
+        shared_alone=SHARED_ALONE,
     )
 
 

@@ -6,11 +6,12 @@ Drivers need not check, and some crash. For a device that pretends to be another
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from weft.backends.gpu.device.device import DeviceCaps, LaunchCommand
 from weft.errors import CompileError, DeviceError
 from weft.kernels import shared_size
-from weft.kernels.device_caps import WARPGROUP_MEMORY
+from weft.kernels.device_caps import WARPGROUP_ITEMS, WARPGROUP_MEMORY
 from weft.kernels.shared_size import SizeError
 from weft.kernels.source import LOCAL_SIZE, KernelSource
 
@@ -24,12 +25,14 @@ def check_kernel(source: KernelSource, values: Mapping[str, int | float], caps: 
     """Raise CompileError for a kernel that exceeds a device's limits."""
     x, y, z = (int(values.get(name, 1)) for name in LOCAL_SIZE)
     problems = []
-    if not caps.holds((x, y, z)):
+    warpgroups = source.warpgroup and caps.warpgroup_units
+    most = WARPGROUP_ITEMS if warpgroups else caps.max_local_items
+    if not replace(caps, max_local_items=most).holds((x, y, z)):
         problems.append(
             f"its local size is {x} x {y} x {z}, {x * y * z} items in all; the limits are "
-            f"{' x '.join(map(str, caps.max_local_size))}, {caps.max_local_items} in all"
+            f"{' x '.join(map(str, caps.max_local_size))}, {most} in all"
         )
-    room = WARPGROUP_MEMORY if source.warpgroup and caps.warpgroup_units else caps.local_memory
+    room = WARPGROUP_MEMORY if warpgroups else caps.local_memory
     try:
         taken = shared_bytes(source, values)
     except SizeError as e:

@@ -25,6 +25,7 @@ from weft.ops.gpu.conv.wgmma import (
     FAILED,
     NO_WARPGROUPS,
     RASTER,
+    REGISTERS,
     RESERVED,
     SHARED,
     STEP,
@@ -33,7 +34,6 @@ from weft.ops.gpu.conv.wgmma import (
 )
 
 NAME = "conv_split_wgmma"
-REGISTERS = 65536
 LARGE = 3
 """The first of the cases of `split_floats` that has enough work for warpgroups."""
 

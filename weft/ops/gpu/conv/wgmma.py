@@ -33,6 +33,8 @@ RASTER = 8
 SHARED = WARPGROUP_MEMORY
 """Bytes of work-group memory of a multiprocessor, which reserves a KiB for each work-group."""
 RESERVED = 1 << 10
+REGISTERS = 1 << 16
+"""Registers of a multiprocessor."""
 WIDTHS = (256, 128, 64, 32)
 """Columns of a tile besides those that divide the channels evenly."""
 UNIT = 16
@@ -90,13 +92,15 @@ class Warpgroups:
 class WgmmaTile(Warpgroups):
     """How a work-group divides its work: `wm` x `wz` warpgroups, each with 64 pixels and `cols` columns.
 
-    `wz` of them take turns in K and are summed at the end; each set of `wm` has `stages` buffers of steps.
+    `wz` of them take turns in K and are summed at the end; each set of `wm` has `stages` buffers of steps. `teams` of
+    `wm` warpgroups have a tile each, as so many groups would that share a multiprocessor; the rest is said of one team.
     """
 
     wm: int
     cols: int
     stages: int
     wz: int = 1
+    teams: int = 1
 
     @property
     def registers(self) -> int:
@@ -112,21 +116,32 @@ class WgmmaTile(Warpgroups):
         """Return the bytes of work-group memory."""
         return 2 * STEP * self.wz * self.slots(steps) * (self.rows + self.cols)
 
-    def at_a_time(self, steps: int) -> int:
-        """Return the work-groups that fit a multiprocessor's memory and registers."""
-        registers = self.registers * self.items
-        return max(min(SHARED // (self.shared_bytes(steps) + RESERVED), 65536 // registers), 1)
+    def at_a_time(self, caps: DeviceCaps, steps: int) -> int:
+        """Return the tiles in work on a multiprocessor: those of a group, or of the groups that fit."""
+        if self.teams > 1 or self.is_alone(caps, steps):
+            return self.teams
+        return max(min(SHARED // (self.shared_bytes(steps) + RESERVED), REGISTERS // self.all_registers), 1)
+
+    def is_alone(self, caps: DeviceCaps, steps: int) -> bool:
+        """Tell whether a group has a multiprocessor to itself, because of its memory."""
+        return 0 < caps.shared_alone <= self.shared_bytes(steps)
+
+    @property
+    def all_registers(self) -> int:
+        """Return the registers of a team."""
+        return self.registers * self.items
 
 
 def _cases() -> Sequence[SelfTestCase]:
     """Return convolutions with tiles for most units: few channels and many, with and without taps, uneven edges.
 
-    The last two have so few pixels that sets of warpgroups share the steps; the last has so many that groups do, too.
+    The third has more tiles than there are units, for teams. The last two have so few pixels that sets of warpgroups
+    share the steps; the last has so many that groups do, too.
     """
     shapes = (
         ((2, 3, 129, 110), (40, 3, 7, 7), 2),
         ((1, 16, 96, 81), (72, 16, 1, 1), 1),
-        ((2, 20, 60, 61), (24, 20, 3, 3), 1),
+        ((2, 40, 68, 67), (24, 40, 3, 3), 1),
         ((1, 264, 65, 67), (96, 264, 3, 3), 1),
         ((1, 72, 10, 9), (520, 72, 3, 3), 1),
         ((1, 520, 9, 9), (136, 520, 3, 3), 1),
@@ -179,9 +194,9 @@ def steps_of(problem: ConvProblem) -> int:
 def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int = 1) -> tuple[WgmmaTile, ...]:
     """Return the tiles for a problem, the fastest by a model first.
 
-    Their columns are a round number or an even part of the channels, and one to three groups fit a multiprocessor. If
-    there are fewer groups than multiprocessors, sets of warpgroups may share the steps of a tile. Each tile has `parts`
-    work-groups of so many steps.
+    Their columns are a round number or an even part of the channels, and one to three groups fit a multiprocessor;
+    where the device keeps them apart, they are teams of one group. If there are fewer groups than multiprocessors, sets
+    of warpgroups may share the steps of a tile. Each tile has `parts` work-groups of so many steps.
     """
     least = -(-channels // WIDTHS[0])
     even = [-(-channels // (UNIT * tiled)) * UNIT for tiled in (least, least + 1)]
@@ -194,7 +209,7 @@ def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int =
             for groups in (1, 2, 3):
                 stages = _stages(wm, cols, steps, room // groups)
                 if stages >= FEWEST:
-                    found[WgmmaTile(wm, cols, stages)] = None
+                    found[_apart(caps, pixels, channels, steps, parts, WgmmaTile(wm, cols, stages), groups)] = None
     for cols in dict.fromkeys(
         (*(w for w in widths if w <= SLICED[0]), *(w for w in SLICED if w < channels + UNIT))
     ):
@@ -204,6 +219,15 @@ def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int =
                 if stages >= FEWEST and steps >= FEWEST * wz:
                     found[WgmmaTile(1, cols, stages, wz)] = None
     return tuple(sorted(found, key=partial(_cost, caps, pixels, channels, steps, parts)))
+
+
+def _apart(
+    caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int, tile: WgmmaTile, groups: int
+) -> WgmmaTile:
+    """Return a tile of which `groups` fit a multiprocessor: in teams, if it would run alone beside many more."""
+    teams = min(groups, REGISTERS // tile.all_registers)
+    few = -(-pixels // tile.rows) * -(-channels // tile.cols) <= caps.compute_units
+    return tile if few or parts > 1 or teams < 2 or not tile.is_alone(caps, steps) else replace(tile, teams=teams)
 
 
 def _room(caps: DeviceCaps) -> int:
@@ -226,7 +250,7 @@ def _cost(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int, 
     stores its sums while another multiplies. Sets that share steps work side by side; their sums are added at the end.
     """
     known, groups = caps.model.of(WgmmaFigures), -(-pixels // tile.rows) * -(-channels // tile.cols) * parts
-    side_by_side = min(tile.at_a_time(steps), -(-groups // caps.compute_units))
+    side_by_side = min(tile.at_a_time(caps, steps), -(-groups // caps.compute_units))
     rounds = -(-groups // (caps.compute_units * side_by_side))
     loaded = 1 / tile.rows + 1 / tile.cols
     each = tile.rows * tile.cols * (known.product + known.read * loaded) * -(-steps // tile.wz)
@@ -316,6 +340,7 @@ class WgmmaConv(ImplicitGemm[WgmmaTile]):
             moved=p.moved,
             parts=parts,
             results=work.stored,
+            together=chosen.teams if chosen.teams > 1 or chosen.is_alone(p.caps, steps_of(p)) else 0,
         )
 
     def multiply(self, plan: ConvPlan, tile: WgmmaTile, sums: Sums) -> None:
@@ -329,6 +354,8 @@ class WgmmaConv(ImplicitGemm[WgmmaTile]):
         spec = TensorSpec((-(-p.channels_out // tile.cols) * tile.cols * steps * STEP,), p.weights)
         packed = k.constant(f"wgmma.{tile.cols}.{each}", pack, spec=spec)
         tiles_m, tiles_n = -(-p.pixels // tile.rows), -(-p.channels_out // tile.cols)
+        # Teams go on to further tiles, each at its own pace: one that has stored its sums waits for no other.
+        most = k.caps.compute_units if tile.teams > 1 else k.caps.max_grid[0]
         piece = PIECE if p.read_pieces else PACK
         k.launch(
             "conv_wgmma",
@@ -340,9 +367,10 @@ class WgmmaConv(ImplicitGemm[WgmmaTile]):
             },
             variant={
                 "wm": tile.wm, "wz": tile.wz, "cols": tile.cols, "stages": tile.stages, "slots": slots,
-                "raster": RASTER, "pointwise": p.pointwise, "wide": p.read_pieces, "each": each, **sums.variant,
+                "raster": RASTER, "pointwise": p.pointwise, "wide": p.read_pieces, "each": each, "teams": tile.teams,
+                **sums.variant,
             },
-            grid=(min(tiles_m * tiles_n, k.caps.max_grid[0]), 1, sums.parts),
-            local=(tile.items, 1, 1),
+            grid=(min(tiles_m * tiles_n, most), 1, sums.parts),
+            local=(tile.items * tile.teams, 1, 1),
             epilogue=sums.epilogue,
         )  # fmt: skip
