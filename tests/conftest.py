@@ -40,6 +40,9 @@ QUICK_DRIVERS = {"GALLIVM_PERF": "nopt", "PYOPENCL_BUILD_OPTIONS": "-cl-opt-disa
 QUICK_NUMPY = {"OPENBLAS_NUM_THREADS": "1"}
 """Have numpy multiply matrices in one thread: another waits for work by spinning, on a core that other tests need."""
 
+GARBAGE = 20_000
+"""How many new objects the collector waits for, where Python's default of 700 has it run ten thousand times."""
+
 _modules = count()
 
 if not IS_WORKER:
@@ -114,6 +117,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep the garbage collector from what collecting tests left: going through it takes half a second each time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(GARBAGE, *gc.get_threshold()[1:])
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
