@@ -381,6 +381,7 @@ OTHERS = [name for name in conformance.CHECKS if name != "table" and (is_long() 
 ROWS = [pytest.param(OPS, id="some rows"), pytest.param(["table"], id="all rows", marks=pytest.mark.long)]
 
 
+@pytest.mark.usefixtures("passes_unchecked")  # tests/conformance/test_our_backends.py has them checked
 @pytest.mark.parametrize("rows", ROWS)
 def test_A22_the_backend_of_two_ops_keeps_the_contract(registered: list[str], rows: list[str]) -> None:
     module = load_example("two_ops_backend")
@@ -390,12 +391,14 @@ def test_A22_the_backend_of_two_ops_keeps_the_contract(registered: list[str], ro
     assert report.ok, str(report)
 
 
+@pytest.mark.usefixtures("passes_unchecked")  # tests/conformance/test_our_backends.py has them checked
 @pytest.mark.parametrize("rows", ROWS)
 def test_A22_the_backend_that_compiles_keeps_the_contract(custom: ModuleType, rows: list[str]) -> None:
     report = conformance.run("custom", only=[*OTHERS, *rows])
     assert report.ok, str(report)
 
 
+@pytest.mark.usefixtures("passes_unchecked")  # tests/conformance/test_our_backends.py has them checked
 @pytest.mark.parametrize("rows", ROWS)
 def test_A22_the_backend_that_takes_subgraphs_keeps_the_contract(ort: ModuleType, rows: list[str]) -> None:
     # Each of its answers opens a session of ONNX Runtime: the check that asks the most takes seconds.
