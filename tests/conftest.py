@@ -150,9 +150,9 @@ def old_objects_apart() -> None:
     """Keep the collector from what earlier modules left alive: many tests collect garbage or count what is alive.
 
     What the module before has left as garbage is collected once, here. What has become garbage after that is
-    collected at every sixteenth module: to go through all that is alive takes a fifth of a second.
+    collected at every 48th module: to go through all that is alive takes a fifth of a second.
     """
-    if next(_modules) % 16 == 0:
+    if next(_modules) % 48 == 0:
         gc.unfreeze()
     gc.collect()
     gc.freeze()
