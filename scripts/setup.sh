@@ -80,13 +80,13 @@ make_environment() {
         [[ -z $(venv_package) ]] || fail "$python cannot make virtual environments. As root: apt install $(venv_package)"
         say "making .venv with $("$python" --version)"
         "$python" -m venv .venv
+        # The pip that Python brings may be years old: 23.2 takes 8 seconds of a core more than 26.
+        .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --upgrade pip ||
+            say "going on with $(.venv/bin/python -m pip --version)"
     fi
     stamp="$(cat pyproject.toml hatch_build.py | cksum) $(.venv/bin/python --version)"
     if ! grep -qsF "[$extras] $stamp" .venv/weft-installed; then
         say "installing Weft with the extras [$extras] into .venv"
-        # The pip that Python brings may be years old: 23.2 takes 8 seconds of a core more than 26.
-        .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --upgrade pip ||
-            say "going on with $(.venv/bin/python -m pip --version)"
         .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --editable ".[$extras]"
         printf '[%s] %s\n' "$extras" "$stamp" >>.venv/weft-installed
     fi

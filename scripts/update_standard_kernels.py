@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import onnx
@@ -58,6 +59,8 @@ PROFILES = {
     "large": replace(_GPU, local_memory=48 << 10, compute_units=132),
 }
 """Several kinds of devices; their differences decide which variant of a kernel is used."""
+PRECISIONS = (Precision.HIGH, Precision.LOW)
+CASES = tuple(product(PROFILES, PRECISIONS))
 
 
 @dataclass(frozen=True)
@@ -68,14 +71,15 @@ class KernelNetwork:
     graph: Graph = field(repr=False)
     shapes: dict[str, Shape] = field(default_factory=dict)
 
-    def requests(self) -> set[KernelRequest]:
-        """Return the kernels that it needs on all profiles, stored as fp32 and as fp16."""
-        prepared = {each: prepare(self.graph, each, self.shapes) for each in (Precision.HIGH, Precision.LOW)}
+    def requests(self, cases: Iterable[tuple[str, Precision]] = CASES) -> set[KernelRequest]:
+        """Return the kernels that it needs on profiles at precisions, by default on all of them as fp32 and as fp16."""
+        prepared = {each: prepare(self.graph, each, self.shapes) for each in PRECISIONS}
         return {
             request
-            for caps in PROFILES.values()
-            for precision, network in prepared.items()
-            for request in plan_kernels(self.graph, caps, precision, self.shapes, prepared=network)
+            for name, precision in cases
+            for request in plan_kernels(
+                self.graph, PROFILES[name], precision, self.shapes, prepared=prepared[precision]
+            )
         }
 
 

@@ -40,6 +40,9 @@ QUICK_DRIVERS = {"GALLIVM_PERF": "nopt", "PYOPENCL_BUILD_OPTIONS": "-cl-opt-disa
 QUICK_NUMPY = {"OPENBLAS_NUM_THREADS": "1"}
 """Have numpy multiply matrices in one thread: another waits for work by spinning, on a core that other tests need."""
 
+GARBAGE = 20_000
+"""How many new objects the collector waits for, where Python's default of 700 has it run ten thousand times."""
+
 _modules = count()
 
 if not IS_WORKER:
@@ -114,6 +117,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep the garbage collector from what collecting tests left: going through it takes half a second each time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(GARBAGE, *gc.get_threshold()[1:])
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -146,9 +150,9 @@ def old_objects_apart() -> None:
     """Keep the collector from what earlier modules left alive: many tests collect garbage or count what is alive.
 
     What the module before has left as garbage is collected once, here. What has become garbage after that is
-    collected at every sixteenth module: to go through all that is alive takes a fifth of a second.
+    collected at every 48th module: to go through all that is alive takes a fifth of a second.
     """
-    if next(_modules) % 16 == 0:
+    if next(_modules) % 48 == 0:
         gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -174,6 +178,13 @@ def kernels_one_at_a_time() -> Iterator[None]:
         if late_compiler is not None and not is_long():
             patch.setattr(late_compiler, "LEAST", sys.maxsize)
         yield
+
+
+@pytest.fixture
+def passes_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the short run, believe what each pass returns: for networks that another test has rewritten with checks."""
+    if not is_long():
+        monkeypatch.delenv("WEFT_CHECK_PASSES", raising=False)
 
 
 @pytest.fixture(scope="session")

@@ -64,6 +64,7 @@ def run_onnxruntime(model: ModelProto, feeds: Mapping[str, Array]) -> list[Array
     """Return the outputs of a model by onnxruntime, which is told to change nothing."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.intra_op_num_threads = 1  # others wait for work by spinning
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(
         _typed(model).SerializeToString(), options, ["CPUExecutionProvider"]

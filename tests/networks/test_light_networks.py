@@ -141,6 +141,7 @@ def _runs() -> list[Any]:
     return [pytest.param(*e, marks=[pytest.mark.long] * (e not in QUICK)) for e in every]
 
 
+@pytest.mark.usefixtures("sizes_are_pushed")
 @pytest.mark.parametrize(("name", "device"), _runs())
 def test_a_light_network_runs_whole_on_every_device(device: str, name: str) -> None:
     with weft.load(FOLDER / f"light_{name}.onnx", device=device, fallback="error") as session:

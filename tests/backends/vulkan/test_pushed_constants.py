@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.helpers.run_length import is_long
 from tests.helpers.vulkan_kernels import CONSTANTS, HEAD, SCALE, host, launch, run, values, whole
 from weft.backends.gpu.device.device import LaunchCommand, MemoryKind
 from weft.backends.vulkan import prebuild
@@ -142,11 +143,14 @@ def test_what_is_no_spirv_has_nothing_to_push() -> None:
 
 def test_every_standard_kernel_can_take_all_of_its_sizes(device: VulkanDevice) -> None:
     kernels = {r.template: r for r in prebuild.standard_requests()}
+    # In the short run llvmpipe compiles every third; the constants of each are found in any case.
+    compiled = list(kernels)[:: 1 if is_long() else 3]
     for template, request in kernels.items():
         source = render(request, GlslDialect())
         wanted = [k for k, (name, _) in enumerate(source.constants) if name not in LOCAL_SIZE]
         spirv = spirv_for(source)
         assert pushable(spirv, wanted) == tuple(wanted[:MOST]), template
         numbers = {name: 1 for name, _ in source.constants} | {"LX": 64}
-        device.compile_for_shapes(source, numbers, frozenset(numbers))
-    assert device.stats.compiles == len(kernels)
+        if template in compiled:
+            device.compile_for_shapes(source, numbers, frozenset(numbers))
+    assert device.stats.compiles == len(compiled)

@@ -136,7 +136,7 @@ def test_M10_padding_lanes_are_zero_and_each_element_has_its_place(c: int, w: in
 @pytest.mark.parametrize(("source", "target"), PAIRS)
 @pytest.mark.parametrize(("from_type", "to_type"), list(product(TYPES, TYPES)))
 @given(shape=shapes(), way=st.sampled_from([0, 1]))
-@settings(max_examples=8, deadline=None, suppress_health_check=CHECKS)
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=CHECKS)
 @example(shape=(1, 3, 5, 7), way=0)
 def test_M10_host_and_device_in_both_directions(
     backend: Backend,
@@ -161,7 +161,7 @@ def test_M10_host_and_device_in_both_directions(
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
 @given(shape=shapes(), types=st.tuples(st.sampled_from(TYPES), st.sampled_from(TYPES)))
-@settings(max_examples=6, deadline=None, suppress_health_check=CHECKS)
+@settings(max_examples=examples(9), deadline=None, suppress_health_check=CHECKS)
 @example(shape=(1, 3, 5, 7), types=(DType.FLOAT32, DType.FLOAT32))
 @example(shape=(2, 6, 3), types=(DType.FLOAT16, DType.FLOAT32))
 @example(shape=(2, 9, 1, 3), types=(DType.FLOAT32, DType.FLOAT16))

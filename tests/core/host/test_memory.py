@@ -320,6 +320,8 @@ class Watch:
 
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
+HEAVY = {"light_vgg19", "light_zfnet512"}
+"""Networks of half a gigabyte of weights, each a chain as light_bvlc_alexnet is."""
 SHARED = Path(__file__).parents[3] / "../shared/models"
 BENCHMARKS = ("resnet50", "mobilenet_v2", "squeezenet1_1")
 
@@ -365,7 +367,13 @@ def test_M8_the_arena_is_within_15_percent_of_the_live_set_bound(
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize(
     ("name", "device"),
-    [*((path.stem, "cpu") for path in sorted(LIGHT.glob("*.onnx"))), ("light_densenet121", "null")],
+    [
+        *(
+            pytest.param(path.stem, "cpu", marks=[pytest.mark.long] * (path.stem in HEAVY))
+            for path in sorted(LIGHT.glob("*.onnx"))
+        ),
+        ("light_densenet121", "null"),
+    ],
 )
 def test_M8_the_arena_of_light_networks_is_as_small_as_the_bound(
     name: str, device: str, batch: int, monkeypatch: pytest.MonkeyPatch

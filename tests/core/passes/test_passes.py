@@ -49,7 +49,12 @@ EACH: dict[str, Pass] = {
 }
 
 
-@pytest.mark.parametrize("name", EACH)
+# In the short run tests/core/passes/test_properties.py shows this of each pass by itself, and of more networks.
+ALONE = {p.name for p in PASSES}
+SHOWN = [pytest.param(name, marks=[pytest.mark.long] * (name in ALONE)) for name in EACH]
+
+
+@pytest.mark.parametrize("name", SHOWN)
 @given(graph=networks())
 @many
 def test_a_pass_changes_no_numbers(name: str, graph: Graph) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -283,7 +284,13 @@ DEVICES = {
 }
 
 
-@pytest.mark.parametrize("name", DEVICES)
+def _devices() -> list[Any]:
+    """Return the devices, those long that differ from another by their count of units or by being software."""
+    alike = {f"{name} in software" for name in NAMED} | {"few units", "matrix units, many"}
+    return [pytest.param(name, marks=[pytest.mark.long] * (name in alike)) for name in DEVICES]
+
+
+@pytest.mark.parametrize("name", _devices())
 def test_the_cases_of_each_family_launch_its_kernels_on_any_device(name: str) -> None:
     """And of a family that shares its templates with others: kernels that are not there without it."""
     with null_gpu() as device:
