@@ -95,6 +95,8 @@ class ChainedLaunch:
     def slots(self, items: int, caps: DeviceCaps) -> int:
         """Return how many groups fit side by side into a chain's group of so many items; 0 if none does."""
         width = self.width(caps)
+        if self.items > caps.max_local_items:
+            return 0  # the other levels would have to do with as few registers as its many items leave
         if width > items or (self.source.subgroup and width % SUBGROUP):
             return 0
         parted = caps.partial_barriers and width % SUBGROUP == 0 and _OWN_BARRIERS not in self.source.text

@@ -165,6 +165,17 @@ def test_groups_of_odd_sizes_join_where_items_may_repeat_each_other() -> None:
     assert prod(odd.local) % 32 and "conv_depthwise_staged" in [kernel for _, kernel in chain.levels]
 
 
+def test_teams_of_warpgroups_stay_alone() -> None:
+    """They have more items than other kernels may, so that the rest of a chain would get few registers."""
+    net = Net()
+    x = net.conv(net.input("x", 16, 232, 14, 14), 232, name="many")
+    graph = net.finish(net.conv(net.conv(x, 232, 3, group=232, pads=(1,) * 4), 232, strides=(2, 2)))
+    with chaining(replace(CHAINED, shared_alone=48 << 10)):
+        launches = listing(weft.optimize(graph, "null", precision="low", fallback="error")).launches
+    assert any(prod(launch.local) > CHAINED.max_local_items for launch in launches)
+    assert all(prod(launch.local) <= CHAINED.max_local_items for launch in launches if launch.levels)
+
+
 @given(graph=networks(12))
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=SLOW)
 def test_levels_that_do_not_wait_do_not_touch_each_other(graph: Graph) -> None:

@@ -177,6 +177,7 @@ def test_nvidia_is_told_how_many_registers_an_item_may_have(monkeypatch: pytest.
     assert build_options("Portable Computing Language", SOURCE, (32, 4, 4)) == BUILD_OPTIONS
     assert build_options("NVIDIA CUDA", SOURCE, (32, 4, 2)) == BUILD_OPTIONS
     assert build_options("NVIDIA CUDA", SOURCE, (32, 4, 4))[-1] == "-cl-nv-maxrregcount=128"
+    assert build_options("NVIDIA CUDA", SOURCE, (384, 1, 1))[-1] == "-cl-nv-maxrregcount=168", "170 would be 176"
     monkeypatch.setenv("PYOPENCL_BUILD_OPTIONS", "-cl-opt-disable  -g")
     assert build_options("Portable Computing Language", SOURCE, (32, 4, 4)) == (*BUILD_OPTIONS, "-cl-opt-disable", "-g")
 

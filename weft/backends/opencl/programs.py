@@ -35,6 +35,8 @@ CACHE = "opencl"
 _CACHE_FORMAT = "1"
 _NVIDIA_REGISTERS = 1 << 16
 """Registers of an NVIDIA multiprocessor; its compiler ignores the work-group size and may give each item too many."""
+_REGISTERS_AT_ONCE = 8
+"""An item gets a multiple of so many registers: with a limit between two, a group might not fit and never start."""
 _ITEMS_WITH_ALL_REGISTERS = 256
 _NONE: frozenset[str] = frozenset()
 _MOST_TOGETHER = 16
@@ -432,7 +434,8 @@ def build_options(platform: str, source: KernelSource, local: Size3) -> tuple[st
     items, options = math.prod(local), language_options(source)
     if "NVIDIA" not in platform or items <= _ITEMS_WITH_ALL_REGISTERS:
         return options
-    return (*options, f"-cl-nv-maxrregcount={_NVIDIA_REGISTERS // items}")
+    most = _NVIDIA_REGISTERS // items // _REGISTERS_AT_ONCE * _REGISTERS_AT_ONCE
+    return (*options, f"-cl-nv-maxrregcount={most}")
 
 
 def _build(program: cl._cl._Program, device: cl.Device, source: KernelSource, local: Size3) -> None:

@@ -14,7 +14,6 @@ VERSION = "1"
 """The version of `uncover`, part of the key under which programs are cached."""
 _TARGET = re.compile(r"^(\s*\.target\s+sm_90)(?=[\s,]|$)", re.MULTILINE)
 _TEXTURES = re.compile(r"^(\s*\.target\s+\w+)\s*,\s*texmode_independent", re.MULTILINE)
-_BODY = re.compile(r"(\.entry\s+\w+\s*\([^)]*\)\s*)(\{|\.)")
 _SPECIAL = re.compile(r"%envreg(\d+)\b")
 _GROUPS = {"6": "%nctaid.x", "7": "%nctaid.y", "8": "%nctaid.z"}
 _OFFSETS = frozenset("012345")
@@ -28,13 +27,6 @@ def uncover(binary: bytes) -> bytes | None:
         return None
     changed, targets = _TARGET.subn(r"\1a", text)
     return changed.replace(MARK, "").encode() if targets == 1 else None
-
-
-def with_items(text: str, items: int) -> str:
-    """Return PTX whose kernel says how many work-items it has, so that each gets no more registers than there are."""
-    if ".reqntid" in text or ".maxntid" in text:
-        return text
-    return _BODY.sub(rf"\1.maxntid {items}, 1, 1\n\2", text)
 
 
 def as_cuda(text: str) -> str:

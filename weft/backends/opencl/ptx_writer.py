@@ -7,7 +7,6 @@ has the library for that; else the other API's driver does it.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,12 +19,12 @@ from weft.backends.opencl.capabilities import capability, caps_of
 from weft.backends.opencl.compilers import Compilers, process_count
 from weft.backends.opencl.discovery import describe, raw_devices
 from weft.backends.opencl.programs import Programs
-from weft.backends.opencl.ptx import as_cuda, with_items
+from weft.backends.opencl.ptx import as_cuda
 from weft.backends.opencl.ptx_assembler import assembled
 from weft.backends.opencl.ptx_cache import CACHE, key_of
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError
-from weft.kernels.source import LOCAL_SIZE, KernelSource
+from weft.kernels.source import KernelSource
 
 
 def write_for(
@@ -39,8 +38,7 @@ def write_for(
     text = programs.ptx(source, values, varying).rstrip(b"\0")
     try:
         # Each byte is a character: a binary that is no text goes to the other driver as it is, which then says so.
-        items = math.prod(int(values.get(name, 1)) for name in LOCAL_SIZE)
-        cuda = with_items(as_cuda(text.decode("latin-1")), items).encode("latin-1")
+        cuda = as_cuda(text.decode("latin-1")).encode("latin-1")
     except ValueError as e:
         raise CompileError(
             f"the PTX of kernel {source.entry} is of no use to other APIs than OpenCL",

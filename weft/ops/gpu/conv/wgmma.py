@@ -325,12 +325,12 @@ class WgmmaConv(ImplicitGemm[WgmmaTile]):
     def effort(self, problem: ConvProblem, tile: WgmmaTile | InParts[WgmmaTile]) -> Effort:
         """Return the work of a tile."""
         p, (chosen, parts) = problem, tile_and_parts(tile)
-        work, shared = self.work(p, chosen), chosen.shared_bytes(-(-steps_of(p) // parts))
+        work, steps = self.work(p, chosen), -(-steps_of(p) // parts)
         return Effort(
             groups=work.groups * parts,
             items=chosen.items,
             registers=chosen.registers,
-            shared=shared,
+            shared=chosen.shared_bytes(steps),
             rows=chosen.rows,
             columns=chosen.cols,
             rounds=-(-work.rounds // parts),
@@ -340,7 +340,7 @@ class WgmmaConv(ImplicitGemm[WgmmaTile]):
             moved=p.moved,
             parts=parts,
             results=work.stored,
-            together=chosen.teams if chosen.teams > 1 or chosen.is_alone(p.caps, steps_of(p)) else 0,
+            together=chosen.teams if chosen.teams > 1 or chosen.is_alone(p.caps, steps) else 0,
         )
 
     def multiply(self, plan: ConvPlan, tile: WgmmaTile, sums: Sums) -> None:
