@@ -17,6 +17,8 @@ from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import MAX_RANK, given, ints, known, known_ints, many_axes, optional, sized, unfit
 
+EXACT = 1 << 24
+"""Whole numbers below it are exact in float32."""
 CHOICES = {
     "mode": ("nearest", "linear", "cubic"),
     "nearest_mode": ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "ceil_if_shrunk"),
@@ -90,13 +92,14 @@ class Resize(Op):
         if self.mode != "nearest" and x.dtype is DType.BOOL:
             raise ModelError(f"{self.mode} interpolation of bool is not supported", why="only of numbers")
         shape = list(x.dims)
-        for part in self._plan(x.dims, inputs, constants):
-            shape[part.axis] = part.size
+        axes, (roi, scales, sizes) = self._axes(len(shape)), self._parameters(inputs, constants)
+        self._regions(len(axes), roi)
+        for axis, size in zip(axes, self._sizes([shape[axis] for axis in axes], scales, sizes), strict=True):
+            shape[axis] = size
         return (sized(shape, x.dtype),)
 
-    def _plan(
-        self, dims: Shape, inputs: Sequence[TensorSpec | None], constants: Constants
-    ) -> tuple[Sampling, ...]:
+    def _parameters(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[Array | None, ...]:
+        """Return roi, scales and sizes, of which those that are needed must be known."""
         sizes = optional(inputs, 3)
         if sizes is not None and sizes.size:
             known_ints(constants, 3, "sizes")
@@ -105,43 +108,76 @@ class Resize(Op):
             known(constants, 2, "scales")
         if self.coordinate_transformation_mode == "tf_crop_and_resize":
             known(constants, 1, "roi")
-        return self.plan(dims, constants[1:])
+        return tuple(optional(constants[1:], k) for k in range(3))
+
+    def _axes(self, rank: int) -> tuple[int, ...]:
+        return many_axes(self.axes, rank) if self.axes else tuple(range(rank))
 
     def plan(self, dims: Shape, parameters: Sequence[Array | None]) -> tuple[Sampling, ...]:
         """Return how each resized axis is sampled, for inputs roi, scales, sizes."""
-        axes = many_axes(self.axes, len(dims)) if self.axes else tuple(range(len(dims)))
+        axes = self._axes(len(dims))
         roi, scales, sizes = (optional(parameters, k) for k in range(3))
         lengths = [dims[axis] for axis in axes]
-        if sizes is not None and sizes.size:
-            wanted, stretch = self._by_sizes(lengths, ints(sizes))
-        elif scales is not None:
-            wanted, stretch = _by_scales(lengths, scales)
-        else:
-            raise unfit("Resize needs scales or sizes")
-        region = np.tile([0.0, 1.0], (len(axes), 1))
-        if self.coordinate_transformation_mode == "tf_crop_and_resize":
-            if roi is None or roi.size != 2 * len(axes) or not np.isfinite(roi).all():
-                raise unfit(f"roi must be {2 * len(axes)} numbers for axes {axes}")
-            region = roi.reshape(2, -1).T
+        wanted = self._sizes(lengths, scales, sizes)
+        stretch = _factors(scales) if sizes is None or not sizes.size else self._stretches(lengths, ints(sizes))
+        regions = self._regions(len(axes), roi)
         return tuple(
             Sampling(axis, size, scale, (float(start), float(end)))
-            for axis, size, scale, (start, end) in zip(axes, wanted, stretch, region, strict=True)
+            for axis, size, scale, (start, end) in zip(axes, wanted, stretch, regions, strict=True)
             if size and (size != dims[axis] or scale != 1 or (start, end) != (0, 1))
         )
 
-    def _by_sizes(self, lengths: list[int], sizes: Shape) -> tuple[list[int], list[np.float32]]:
+    def sampled(self, dims: Shape, parameters: Sequence[Array | None]) -> tuple[int, ...]:
+        """Return the axes of the parts of `plan`; the lengths may be open, unless their ratio is kept."""
+        axes = self._axes(len(dims))
+        roi, scales, sizes = (optional(parameters, k) for k in range(3))
+        if self.keep_aspect_ratio_policy != "stretch" and sizes is not None and sizes.size:
+            return tuple(part.axis for part in self.plan(dims, parameters))
+        wanted = self._sizes([dims[axis] for axis in axes], scales, sizes)
+        factors = [1] * len(axes) if sizes is not None and sizes.size else _factors(scales)
+        regions = self._regions(len(axes), roi)
+        return tuple(
+            axis
+            for axis, size, factor, (start, end) in zip(axes, wanted, factors, regions, strict=True)
+            if size and (size != dims[axis] or factor != 1 or (start, end) != (0, 1))
+        )
+
+    def _regions(self, axes: int, roi: Array | None) -> Array:
+        """Return the start and the end of what is taken along each axis, as shares of it."""
+        if self.coordinate_transformation_mode != "tf_crop_and_resize":
+            return np.tile([0.0, 1.0], (axes, 1))
+        if roi is None or roi.size != 2 * axes or not np.isfinite(roi).all():
+            raise unfit(f"roi must be {2 * axes} numbers for {axes} axes")
+        return roi.reshape(2, -1).T
+
+    def _sizes(self, lengths: list[int], scales: Array | None, sizes: Array | None) -> list[int]:
+        """Return the lengths of the output; those of the input may be open."""
+        if sizes is not None and sizes.size:
+            return self._by_sizes(lengths, ints(sizes))
+        if scales is None:
+            raise unfit("Resize needs scales or sizes")
+        return _by_scales(lengths, scales)
+
+    def _by_sizes(self, lengths: list[int], sizes: Shape) -> list[int]:
         fits = len(sizes) == len(lengths) and min(sizes, default=0) >= 0
         if not fits or any((s > 0) != (d > 0) for s, d in zip(sizes, lengths, strict=True)):
             raise ModelError(
                 f"sizes {sizes} do not fit axes of {lengths}",
                 why="one positive number each is needed, and 0 for an axis of 0",
             )
+        if self.keep_aspect_ratio_policy == "stretch":
+            return list(sizes)
+        stretches = self._stretches(lengths, sizes)
+        return [floor(scale * np.float32(d) + np.float32(0.5)) for d, scale in zip(lengths, stretches, strict=True)]
+
+    def _stretches(self, lengths: list[int], sizes: Shape) -> list[np.float32]:
+        """Return the scale of each axis that sizes ask for: one for all, if the ratio is kept."""
         scales = [np.float32(s) / np.float32(max(d, 1)) for s, d in zip(sizes, lengths, strict=True)]
         if self.keep_aspect_ratio_policy == "stretch":
-            return list(sizes), scales
+            return scales
         known = [scale for scale, d in zip(scales, lengths, strict=True) if d] or [np.float32(1)]
         scale = min(known) if self.keep_aspect_ratio_policy == "not_larger" else max(known)
-        return [floor(scale * np.float32(d) + np.float32(0.5)) for d in lengths], [scale] * len(lengths)
+        return [scale] * len(lengths)
 
     def taps(self, part: Sampling, length: int) -> Taps:
         """Return the positions and weights of each output along an axis of `length` inputs."""
@@ -155,7 +191,7 @@ class Resize(Op):
         else:
             # The filter of antialiasing is as much wider as the output has fewer pixels.
             shrunk = min(part.scale, np.float32(1)) if self.antialias else np.float32(1)
-            reach = ceil((1 if self.mode == "linear" else 2) / shrunk)
+            reach = ceil(self.reach / shrunk)
             indices = np.floor(at)[:, None] + np.arange(1 - reach, 1 + reach, dtype=np.float32)
             distance = (at[:, None] - indices) * shrunk
             linear = self.mode == "linear"
@@ -167,6 +203,11 @@ class Resize(Op):
             total = weights.sum(axis=1, keepdims=True)
             weights = np.asarray(weights / np.where(total == 0, 1, total))
         return Taps(indices.clip(0, length - 1).astype(np.int64), weights.astype(np.float32), outside)
+
+    @property
+    def reach(self) -> int:
+        """Return how many pixels to each side are mixed, where antialiasing takes no more."""
+        return {"nearest": 0, "linear": 1, "cubic": 2}[self.mode]
 
     def _coordinates(self, part: Sampling, length: int) -> Array:
         """Return the input coordinate of each output along an axis; in float32, as ONNX Runtime does."""
@@ -221,16 +262,28 @@ class Resize(Op):
         return out.astype(x.dtype, copy=False)
 
 
-def _by_scales(lengths: list[int], scales: Array) -> tuple[list[int], list[np.float32]]:
-    factors = [np.float32(s) for s in scales.reshape(-1)[:MAX_RANK]]
+def _factors(scales: Array | None) -> list[np.float32]:
+    return [] if scales is None else [np.float32(s) for s in scales.reshape(-1)[:MAX_RANK]]
+
+
+def _by_scales(lengths: list[int], scales: Array) -> list[int]:
+    factors = _factors(scales)
     if scales.size != len(lengths) or not all(np.isfinite(f) and f > 0 for f in factors):
         raise ModelError(
             f"scales {factors} do not fit axes of {lengths}", why="one positive number each is needed"
         )
-    wanted = [floor(np.float32(d) * f) for d, f in zip(lengths, factors, strict=True)]
+    wanted = [_scaled(d, f) for d, f in zip(lengths, factors, strict=True)]
     if any(size < 1 and length for size, length in zip(wanted, lengths, strict=True)):
         raise ModelError(f"scales {factors} make {wanted} of {lengths}", why="nothing would be left of an axis")
-    return wanted, factors
+    return wanted
+
+
+def _scaled(length: int, factor: np.float32) -> int:
+    """Return floor(length * factor) in float32: in whole numbers, which open sizes know, where nothing is rounded."""
+    over, under = float(factor).as_integer_ratio()
+    if length * over < EXACT and under < EXACT:
+        return length * over // under
+    return floor(np.float32(length) * factor)
 
 
 def _round(at: Array, mode: str, scale: np.float32) -> Array:

@@ -34,6 +34,7 @@ INTEGERS: Mapping[str, Callable[..., Any]] = {
     "Sub": operator.sub,
     "Mul": operator.mul,
     "Neg": operator.neg,
+    "Abs": operator.abs,
     "Identity": lambda x: x,
     "Cast": lambda x: x,
     "Equal": np.equal,
@@ -132,6 +133,9 @@ def _integers(graph: Graph, node: Node, values: list[Any], specs: list[Any]) -> 
         made: Any = INTEGERS[kind](*values)
     elif kind == "Div":
         made = _quotients(*values)
+    elif kind == "Mod":
+        fmod: Any = op
+        made = values[0] - _quotients(*values) * values[1] if fmod.fmod else operator.mod(*values)
     elif kind == "Range":
         made = int_array([values[0].item() + k * values[2].item() for k in range(specs[0].size)])
     elif kind in MOVES and not any(is_symbolic(v) for v in values[1:] if kind != "Concat"):

@@ -45,7 +45,7 @@ class ResizeOnGpu(GpuOp):
             return f"GPU kernels interpolate {kinds}; {x.name!r} is {x.dtype.value}"
         if any(t is not None and t.constant is None for t in inputs[1:]):
             return "its scales, sizes or region are computed at run time"
-        channels = [part for part in _plan(op, inputs) if part.axis < 2 and len(x.shape) > 2]
+        channels = len(x.shape) > 2 and any(axis < 2 for axis in op.sampled(x.shape, _parameters(inputs)))
         if channels and x.shape[:2] == y.shape[:2]:
             return "it samples batch or channels anew without changing their number"
         return None
@@ -56,6 +56,8 @@ class ResizeOnGpu(GpuOp):
         assert x is not None
         if op.mode == "nearest" or any(t is not None and t.constant is None for t in inputs[1:]):
             return 0
+        if not op.antialias:
+            return nested_rounds(*(2 * op.reach for _ in op.sampled(x.shape, _parameters(inputs))))
         widths = [op.taps(part, x.shape[part.axis]).indices.shape[1] for part in _plan(op, inputs)]
         return nested_rounds(*(max(widths) for _ in widths))
 
@@ -181,7 +183,11 @@ def _launch(k: KernelBuilder, r: Resampling) -> None:
 
 def _plan(op: Resize, inputs: Sequence[Tensor | None]) -> tuple[Sampling, ...]:
     assert inputs[0] is not None
-    return op.plan(inputs[0].shape, [None if t is None else t.constant for t in inputs[1:]])
+    return op.plan(inputs[0].shape, _parameters(inputs))
+
+
+def _parameters(inputs: Sequence[Tensor | None]) -> list[Array | None]:
+    return [None if t is None else t.constant for t in inputs[1:]]
 
 
 def _indices(taps: Taps) -> Array:

@@ -55,7 +55,7 @@ def fuse_attention(graph: Graph, context: PassContext) -> Graph:
             continue
         v = product.inputs[1]
         shapes = [reader.dims(each)[:-2] for each in (scores.q, scores.k, v, shares)]
-        if len(set(shapes)) == 1 and len(shapes[0]) in (1, 2) and reader.graph.specs[shares].size:
+        if all(shape == shapes[0] for shape in shapes) and len(shapes[0]) in (1, 2) and reader.graph.specs[shares].size:
             inputs = [scores.q, scores.k, v] + [scores.mask] * bool(scores.mask)
             fused = Node(product.name, make(ATTENTION, scale=scores.scale), tuple(inputs), product.outputs)
             reader.put(product, *scores.nodes, fused)
