@@ -27,6 +27,8 @@ class Net:
 
     def __init__(self, seed: int = 0) -> None:
         self.graph = Graph("net", [], [])
+        self._known: dict[str, Array] = {}
+        """The values of nodes that follow from constants and shapes."""
         self.rng = np.random.default_rng(seed)
 
     def input(self, name: str, *shape: int | str, dtype: DType = DType.FLOAT32) -> str:
@@ -52,10 +54,25 @@ class Net:
         names = tuple(i if isinstance(i, str) else self.constant(i) for i in inputs)
         name = name or f"{made.type.lower()}{len(self.graph.nodes)}"
         out = tuple(name if k == 0 else f"{name}.{k}" for k in range(outputs))
-        self.graph.nodes.append(Node(f"n_{name}", made, names, out))
+        node = Node(f"n_{name}", made, names, out)
+        self.graph.nodes.append(node)
         if not self.graph.symbols():
-            self.graph.specs |= fold_constants(self.graph).specs
+            self._infer(node)
         return name
+
+    def _infer(self, node: Node) -> None:
+        """Infer the specs of a node's outputs, and compute them if they follow from constants and shapes."""
+        given = {i: self.graph.specs[i] for i in node.inputs if i}
+        values = {i: value for i in given if (value := self._value(i)) is not None}
+        alone = Graph("net", [i for i in given if i not in values], [o for o in node.outputs if o], [node])
+        alone.specs, alone.constants = given, values
+        folded = fold_constants(alone)
+        self.graph.specs |= folded.specs
+        self._known |= {o: folded.constants[o] for o in node.outputs if o in folded.constants}
+
+    def _value(self, name: str) -> Any:
+        constant = self.graph.constants.get(name)
+        return self._known.get(name) if constant is None else constant
 
     def conv(self, x: str, channels: int, kernel: int = 1, *, bias: bool = True, name: str = "", **more: Any) -> str:
         """Add a convolution with random weights."""

@@ -256,7 +256,7 @@ def test_the_journal_tells_what_lowering_did(tmp_path: Path, monkeypatch: pytest
     parts = [net.conv(x, 4, kernel, pads=(kernel // 2,) * 4, name=f"half{kernel}") for kernel in (1, 3)]
     x = net.add("Concat", net.add("Concat", *parts, axis=1), net.add("Sigmoid", x), axis=1, name="joined")
     graph = net.finish(net.add("Reshape", x, np.array([8, -1]), name="y"))
-    monkeypatch.setattr("weft.backends.gpu.lowering.find_micro_batches.LEAST", 1)
+    monkeypatch.setattr("weft.backends.gpu.recording.chunked_upload.LEAST", 1)
     set_figures(monkeypatch, MicroBatchFigures, pixels=1)
     set_figures(monkeypatch, MergeFigures, reused_pixels=0)
     monkeypatch.setattr("weft.backends.gpu.lowering.merge_convolutions.cheap_zero_products", lambda device: 1 << 30)
@@ -297,7 +297,7 @@ def test_optimising_takes_nothing_of_the_device_and_is_the_same_each_time() -> N
 
 
 def test_a_part_of_a_batch_is_listed_for_each_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.backends.gpu.lowering.find_micro_batches.LEAST", 1 << 10)
+    monkeypatch.setattr("weft.backends.gpu.recording.chunked_upload.LEAST", 1 << 10)
     set_figures(monkeypatch, MicroBatchFigures, pixels=1)
     monkeypatch.setattr(NullDevice, "computes_ahead", True, raising=False)
     net = Net()
