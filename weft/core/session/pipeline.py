@@ -53,7 +53,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What follows from the names of a part's nodes and values, whatever their shapes."""
+    """What follows from the names of a part's nodes and values, whatever their shapes; and of which part it is."""
 
     nodes: Sequence[Node]
     inputs: Sequence[str]
@@ -70,13 +70,18 @@ class _Names:
     def hold(
         self, graph: Graph, inputs: Sequence[str], outputs: Sequence[str], imports: Collection[str]
     ) -> bool:
-        """Tell whether a part has these names."""
+        """Tell whether a part has these names, and the nodes have ops of the same types.
+
+        Types matter to a memory plan: some ops have their result lie where an input does.
+        """
         if (self.inputs, self.outputs) != (inputs, outputs) or self.imports != {*imports}:
             return False
         if len(self.nodes) != len(graph.nodes) or self.every_constant != graph.constants.keys():
             return False
         for a, b in zip(self.nodes, graph.nodes, strict=True):
-            if a is not b and (a.name, a.inputs, a.outputs) != (b.name, b.inputs, b.outputs):
+            if a is b:
+                continue
+            if (a.name, a.op.type, a.inputs, a.outputs) != (b.name, b.op.type, b.inputs, b.outputs):
                 return False
         return True
 
