@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -15,10 +16,12 @@ from weft.backends.cpu.backend import CpuBackend
 from weft.core.contract.backend import BackendInfo, StorageType
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.interpreter import outputs
+from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.optimized_network import Part
 from weft.core.session.pipeline import Pipeline
 from weft.core.session.session import Session
+from weft.errors import OutOfMemory
 from weft.extend import PassContext, graph_pass
 
 
@@ -178,3 +181,61 @@ def test_a_pipeline_whose_node_becomes_another_op_computes_that(other: str, firs
         pipeline.execute()
         np.testing.assert_allclose(pipeline.tensor(now.outputs[0]).numpy(), outputs(now, given)[0], rtol=1e-6)
     pipeline.close()
+
+
+def test_after_a_resize_that_failed_there_is_a_new_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, full = CpuBackend._allocate, [False]
+
+    def allocate(backend: CpuBackend, nbytes: int) -> Array:
+        if full[0]:
+            raise OutOfMemory(f"{nbytes} bytes cannot be allocated")
+        return usual(backend, nbytes)
+
+    monkeypatch.setattr(CpuBackend, "_allocate", allocate)
+    shapes = [cached(rows) for rows in (40, 41, 42)]
+    pipeline = Pipeline(Part("cpu", shapes[0]), CpuBackend(BackendInfo("cpu", 0)))
+    for k, graph in enumerate(shapes[:2]):
+        pipeline.resize(Part("cpu", graph), {}, graph.outputs, first=k == 0)
+    full[0] = True
+    with pytest.raises(OutOfMemory):
+        pipeline.resize(Part("cpu", shapes[2]), {}, graph.outputs, first=False)
+    full[0] = False
+    pipeline.resize(Part("cpu", shapes[2]), {}, graph.outputs, first=False)
+    given = feeds(shapes[2])
+    for name, value in given.items():
+        pipeline.fill(name, value)
+    pipeline.execute()
+    for name, wanted in zip(graph.outputs, outputs(shapes[2], given), strict=True):
+        np.testing.assert_allclose(pipeline.tensor(name).numpy(), wanted, rtol=1e-5, atol=1e-6)
+    pipeline.close()
+
+
+def test_a_buffer_is_freed_before_the_one_in_its_place_is_allocated(
+    called: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffers: list[ref[Array]] = []
+    held: list[int] = []
+    usual = CpuBackend._allocate
+
+    def allocate(backend: CpuBackend, nbytes: int) -> Array:
+        held.append(sum(buffer() is not None for buffer in buffers))
+        array = usual(backend, nbytes)
+        buffers.append(ref(array))
+        return array
+
+    monkeypatch.setattr(CpuBackend, "_allocate", allocate)
+    net = Net()
+    x = net.input("x", "N", 4, 6)
+    flat = net.add("Flatten", x, axis=1)  # lies where the input does
+    graph = net.finish(net.add("Softmax", net.add("Tanh", flat), axis=-1), net.add("Exp", flat))
+    with weft.load(graph, "cpu", shapes={"x": (40, 4, 6)}) as session:
+        kept = []
+        for n in (41, 42, 43, 90, 42):
+            before, held[:] = called["onAllocateBuffer"], []
+            session.resize({"x": (n, 4, 6)})
+            kept.append(called["onAllocateBuffer"] == before)
+            assert held == ([1] if kept[-1] else [0, 1]), n
+            ins, outs = session.input_arrays(), session.output_arrays()
+            ins["x"][...] = np.linspace(-1, 1, ins["x"].size).reshape(n, 4, 6)
+            session.run(ins, outputs=outs)
+        assert True in kept and False in kept
