@@ -150,7 +150,7 @@ def square_where_even(graph: Graph, context: PassContext) -> Graph:
 @pytest.mark.parametrize("sizes", [(39, 41, 40, 42, 41), (40, 42, 41, 43, 42)])
 def test_a_node_with_another_op_has_a_plan_of_its_own(sizes: Sequence[int]) -> None:
     graph = branching()
-    seen = set()
+    seen: set[str] = set()
     with weft.load(graph, "cpu", shapes={"x": (sizes[0], 1, 24)}, passes=[square_where_even]) as session:
         for n in sizes:
             x = feeds(bind(graph, {"x": (n, 1, 24)}), seed=n)["x"]

@@ -141,7 +141,7 @@ class CpuBackend(HostBackend):
     def onSizesChanged(self, tensors: Sequence[Tensor]) -> bool:
         """Let tensors grow or shrink in their places, if there is room."""
         for tensor in [*self._planned]:
-            tensor.memory = self._planned.pop(tensor)  # held by no variable: its buffer is freed before there is another
+            tensor.memory = self._planned.pop(tensor)  # not by way of a variable, which would keep the old buffer
         return self._refitted(tensors)
 
     @property
