@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import onnx
@@ -20,7 +21,7 @@ from tests.helpers.null_gpu import null_gpu
 from tests.helpers.run_length import examples
 from weft.core.contract.backend import Backend, BackendInfo, StorageType
 from weft.core.graph.dtypes import DType
-from weft.core.graph.layout import Layout
+from weft.core.graph.layout import Array, Layout
 from weft.core.graph.tensor import Tensor
 from weft.core.memory.buffer_manager import BufferManager, Slot
 from weft.core.memory.memory_plan import ArenaPlan
@@ -277,6 +278,56 @@ def test_M8_wrong_use_of_a_plan_is_refused() -> None:
     for key in ("a", "b"):
         with pytest.raises(BackendError, match="without being acquired"):
             plan.release(key)
+
+
+class Counted:
+    """An allocator that may refuse, and notes how many buffers there were when it was asked for another."""
+
+    def __init__(self) -> None:
+        self.live: set[int] = set()
+        self.every: list[ref[Array]] = []
+        """Freed ones as well, which lie in memory as long as someone refers to them."""
+        self.held: list[int] = []
+        self.full = False
+
+    def allocate(self, nbytes: int) -> Array:
+        self.held.append(sum(buffer() is not None for buffer in self.every))
+        if self.full:
+            raise MemoryError
+        array = np.zeros(nbytes, np.uint8)
+        self.live.add(id(array))
+        self.every.append(ref(array))
+        return array
+
+    def free(self, buffer: Array) -> None:
+        self.live.remove(id(buffer))  # KeyError if it was freed before
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_M7_separate_memory_is_freed_once_and_before_there_is_new(refused: bool) -> None:
+    memory = Counted()
+    manager = BufferManager(memory.allocate, memory.free)
+    manager.begin()
+    slots = [manager.acquire(1000, storage) for storage in (SEPERATE, DYNAMIC, SEPERATE)]
+    manager.allocate()
+    for nbytes in (1010, 1020):
+        assert manager.refit({slots[0]: nbytes})
+        memory.held.clear()
+        memory.full = refused
+        if refused:
+            with pytest.raises(MemoryError):
+                manager.renew_separate()
+            assert len(memory.live) == 1 and slots[0].buffer is None
+            memory.full = False
+        manager.renew_separate()
+        assert memory.held == [1] * (1 + refused), "beside the arena there was none"
+        assert len(memory.live) == 2 and slots[0].buffer is slots[2].buffer is not slots[1].buffer
+    memory.full = refused
+    if refused:
+        with pytest.raises(MemoryError):
+            manager.renew_separate()
+    manager.clear()
+    assert not memory.live
 
 
 # -- real networks -----------------------------------------------------------------------------------------

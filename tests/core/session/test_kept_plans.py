@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from weakref import ref
 
 import numpy as np
 import pytest
 
 import weft
-from tests.helpers.nets import Net, feeds
+from tests.helpers.nets import Net, feeds, op
 from weft.backends.cpu.backend import CpuBackend
-from weft.core.contract.backend import StorageType
+from weft.core.contract.backend import BackendInfo, StorageType
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.interpreter import outputs
+from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
+from weft.core.placement.optimized_network import Part
+from weft.core.session.pipeline import Pipeline
 from weft.core.session.session import Session
+from weft.errors import OutOfMemory
+from weft.extend import PassContext, graph_pass
 
 
-def cached() -> Graph:
+def cached(rows: int | str = "N") -> Graph:
     """Return a cache that grows by a row: most values keep their sizes, some grow, and one is only reshaped."""
     net = Net()
-    word, past = net.input("word", 1, 64), net.input("past", "N", 64)
+    word, past = net.input("word", 1, 64), net.input("past", rows, 64)
     row = net.add("Tanh", net.add("MatMul", word, net.constant(np.eye(64, dtype=np.float32))))
     now = net.add("Concat", past, row, axis=0)
     flat = net.add("Reshape", net.add("Abs", now), np.array([-1]))
@@ -118,3 +126,116 @@ def test_a_backend_with_an_execution_of_others_plans_anew(
             before = called["onAllocateBuffer"]
             check(session, graph, rows)
             assert called["onAllocateBuffer"] == before + 1
+
+
+def branching() -> Graph:
+    """Return two branches of one value: a squeeze, which needs no memory of its own, and a running sum."""
+    net = Net()
+    value = net.add("Tanh", net.input("x", "N", 1, 24))
+    flat = net.add("Squeeze", value, np.array([1]), name="flat")
+    return net.finish(net.add("Softmax", flat, axis=-1), net.add("CumSum", value, np.array(2)))
+
+
+@graph_pass()
+def square_where_even(graph: Graph, context: PassContext) -> Graph:
+    """Have the node that squeezes square as well where the batch is even; all names stay."""
+    if graph.specs["x"].dims[0] % 2:
+        return graph
+    square = op("ReduceSumSquare", keepdims=0)
+    out = graph.copy()
+    out.nodes = [replace(n, op=square) if n.op.type == "Squeeze" else n for n in graph]
+    return out if any(n.op.type == "Squeeze" for n in graph) else graph
+
+
+@pytest.mark.parametrize("sizes", [(39, 41, 40, 42, 41), (40, 42, 41, 43, 42)])
+def test_a_node_with_another_op_has_a_plan_of_its_own(sizes: Sequence[int]) -> None:
+    graph = branching()
+    seen: set[str] = set()
+    with weft.load(graph, "cpu", shapes={"x": (sizes[0], 1, 24)}, passes=[square_where_even]) as session:
+        for n in sizes:
+            x = feeds(bind(graph, {"x": (n, 1, 24)}), seed=n)["x"]
+            soft, total = session.run(x)
+            flat = np.tanh(x)[:, 0] ** (1 if n % 2 else 2)
+            np.testing.assert_allclose(soft, np.exp(flat) / np.exp(flat).sum(1, keepdims=True), rtol=1e-5)
+            np.testing.assert_allclose(total, np.cumsum(np.tanh(x), 2), rtol=1e-4, atol=1e-5)
+            assert session.optimized is not None
+            seen.update(node.op.type for node in session.optimized.graph if node.outputs == ("flat",))
+    assert seen == {"Squeeze", "ReduceSumSquare"}
+
+
+@pytest.mark.parametrize("other", ["Exp", "Identity"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_pipeline_whose_node_becomes_another_op_computes_that(other: str, first: bool) -> None:
+    net = Net()
+    value = net.add("Neg", net.input("x", 4, 6))
+    flat = net.add("Flatten", value, axis=1)
+    graph = net.finish(net.add("Add", value, flat))
+    changed = graph.copy()
+    changed.nodes = [replace(n, op=op(other)) if n.op.type == "Flatten" else n for n in graph]
+    graphs = [graph, changed] if first else [changed, graph]
+    pipeline = Pipeline(Part("cpu", graphs[0]), CpuBackend(BackendInfo("cpu", 0)))
+    given = feeds(graph)
+    for k, now in enumerate(graphs):
+        pipeline.resize(Part("cpu", now), {}, now.outputs, first=k == 0)
+        pipeline.fill("x", given["x"])
+        pipeline.execute()
+        np.testing.assert_allclose(pipeline.tensor(now.outputs[0]).numpy(), outputs(now, given)[0], rtol=1e-6)
+    pipeline.close()
+
+
+def test_after_a_resize_that_failed_there_is_a_new_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, full = CpuBackend._allocate, [False]
+
+    def allocate(backend: CpuBackend, nbytes: int) -> Array:
+        if full[0]:
+            raise OutOfMemory(f"{nbytes} bytes cannot be allocated")
+        return usual(backend, nbytes)
+
+    monkeypatch.setattr(CpuBackend, "_allocate", allocate)
+    shapes = [cached(rows) for rows in (40, 41, 42)]
+    pipeline = Pipeline(Part("cpu", shapes[0]), CpuBackend(BackendInfo("cpu", 0)))
+    for k, graph in enumerate(shapes[:2]):
+        pipeline.resize(Part("cpu", graph), {}, graph.outputs, first=k == 0)
+    full[0] = True
+    with pytest.raises(OutOfMemory):
+        pipeline.resize(Part("cpu", shapes[2]), {}, graph.outputs, first=False)
+    full[0] = False
+    pipeline.resize(Part("cpu", shapes[2]), {}, graph.outputs, first=False)
+    given = feeds(shapes[2])
+    for name, value in given.items():
+        pipeline.fill(name, value)
+    pipeline.execute()
+    for name, wanted in zip(graph.outputs, outputs(shapes[2], given), strict=True):
+        np.testing.assert_allclose(pipeline.tensor(name).numpy(), wanted, rtol=1e-5, atol=1e-6)
+    pipeline.close()
+
+
+def test_a_buffer_is_freed_before_the_one_in_its_place_is_allocated(
+    called: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffers: list[ref[Array]] = []
+    held: list[int] = []
+    usual = CpuBackend._allocate
+
+    def allocate(backend: CpuBackend, nbytes: int) -> Array:
+        held.append(sum(buffer() is not None for buffer in buffers))
+        array = usual(backend, nbytes)
+        buffers.append(ref(array))
+        return array
+
+    monkeypatch.setattr(CpuBackend, "_allocate", allocate)
+    net = Net()
+    x = net.input("x", "N", 4, 6)
+    flat = net.add("Flatten", x, axis=1)  # lies where the input does
+    graph = net.finish(net.add("Softmax", net.add("Tanh", flat), axis=-1), net.add("Exp", flat))
+    with weft.load(graph, "cpu", shapes={"x": (40, 4, 6)}) as session:
+        kept = []
+        for n in (41, 42, 43, 90, 42):
+            before, held[:] = called["onAllocateBuffer"], []
+            session.resize({"x": (n, 4, 6)})
+            kept.append(called["onAllocateBuffer"] == before)
+            assert held == ([1] if kept[-1] else [0, 1]), n
+            ins, outs = session.input_arrays(), session.output_arrays()
+            ins["x"][...] = np.linspace(-1, 1, ins["x"].size).reshape(n, 4, 6)
+            session.run(ins, outputs=outs)
+        assert True in kept and False in kept

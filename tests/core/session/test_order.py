@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
 import weft
-from tests.helpers.fakes import AsynchronousBackend, Call, Creator, RecordingBackend, registered
+from tests.helpers.fakes import AsynchronousBackend, Call, Creator, Outputs, RecordingBackend, registered
 from tests.helpers.nets import Net, branching, feeds
 from tests.helpers.null_gpu import null_gpu
+from weft.core.contract.backend import Backend
+from weft.core.contract.lowered import Lowered
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
+from weft.core.graph.layout import Array
+from weft.core.graph.tensor import Tensor
 from weft.errors import DeviceLost, ExecutionError, WeftError
 
 # -- M11 -----------------------------------------------------------------------------------------------
@@ -151,6 +155,134 @@ def test_M11_outputs_that_nobody_reads_are_released_at_once() -> None:
     with weft.load(graph, device="acme"):
         log = said()
     assert log.index(("onReleaseBuffer", "p", "DYNAMIC")) < log.index(("onAcquireBuffer", "y", "DYNAMIC"))
+
+
+# -- M11, with a memory plan that may be kept -----------------------------------------------------------
+
+
+class Keeping(RecordingBackend):
+    """Keeps its memory plan where it has room, unless it is told not to; its executions serve one shape."""
+
+    room = True
+
+    @property
+    def keeps_plan(self) -> bool:
+        return True
+
+    def onSizesChanged(self, tensors: Sequence[Tensor]) -> bool:
+        self.note("onSizesChanged", *(t.name for t in tensors))
+        return self.room and super().onSizesChanged(tensors)
+
+
+ANEW = [*(("Execution.close", name) for name in NODES), *CREATE]
+CHANGED = ("onSizesChanged", "x", *NODES)
+
+
+def test_M11_a_kept_plan_calls_for_no_memory() -> None:
+    with registered(Creator(Keeping), "keeping"), weft.load(
+        diamond(), device="keeping", fallback="error", shapes={"x": (4, 3)}
+    ) as session:
+        assert said() == [("construct",), *CREATE, *RESIZE]
+        session.resize({"x": (5, 3)})
+        assert said() == [*ANEW, CHANGED, *(("onResize", name) for name in NODES)]
+        session.resize({"x": (5, 3)})
+        assert said() == [("onSizesChanged",)]
+        session.run(np.ones((5, 3), np.float32))
+        assert said() == RUN
+
+
+def test_M11_a_backend_that_needs_a_new_plan_is_cleared_after_it_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Keeping, "room", False)
+    with registered(Creator(Keeping), "keeping"), weft.load(
+        diamond(), device="keeping", fallback="error", shapes={"x": (4, 3)}
+    ) as session:
+        said()
+        session.resize({"x": (5, 3)})
+        assert said() == [*ANEW, CHANGED, ("onClearBuffer",), *RESIZE]
+        session.run(np.ones((5, 3), np.float32))
+        assert said() == RUN
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_M11_constants_and_executions_are_new_before_a_plan_is_kept(
+    room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Keeping, "room", room)
+    net = Net()
+    x = net.input("x", "N", 3)
+    size = net.add("Cast", net.add("Shape", x, start=0, end=1), to=weft.DType.FLOAT32, name="size")
+    graph = net.finish(net.add("Mul", x, size, name="y"))  # the size is a constant, another for each shape
+    with registered(Creator(Keeping), "keeping"), weft.load(
+        graph, device="keeping", fallback="error", shapes={"x": (4, 3)}
+    ) as session:
+        said()
+        session.resize({"x": (5, 3)})
+        log = said()
+    assert log[:7] == [
+        ("onAcquireBuffer", "size", "STATIC"),
+        ("onCopyBuffer", "size"),
+        ("onReleaseBuffer", "size", "STATIC"),
+        ("Execution.close", "y"),
+        ("onCreate", "y"),
+        ("onSizesChanged", "x", "y"),
+        ("onResize", "y") if room else ("onClearBuffer",),
+    ]
+    assert len(log) == 7 if room else log[7] == ("onResizeBegin",)
+
+
+class MapsInput(Keeping):
+    def onMapInput(self, tensor: Tensor) -> Array:
+        return np.zeros(tensor.shape, tensor.dtype.numpy)
+
+
+class MapsOutput(Keeping):
+    def onMapOutput(self, tensor: Tensor) -> Array:
+        return np.zeros(tensor.shape, tensor.dtype.numpy)
+
+
+class Lowers(Keeping):
+    def lower(self, graph: Graph) -> Graph | Lowered:
+        return Lowered(graph)
+
+
+@pytest.mark.parametrize("made", [MapsInput, MapsOutput, Lowers])
+def test_M11_no_plan_is_kept_with_mapped_arrays_or_a_lowered_part(made: type[Backend]) -> None:
+    with registered(Creator(made), "keeping"), weft.load(
+        diamond(), device="keeping", fallback="error", shapes={"x": (4, 3)}
+    ) as session:
+        said()
+        session.resize({"x": (5, 3)})
+        assert [call for call in said() if call[0] not in ("onLowered", "onCopyBuffer")] == AGAIN
+
+
+def test_M11_no_plan_is_kept_where_memory_is_limited() -> None:
+    with registered(Creator(Keeping), "keeping"), weft.load(
+        diamond(), device="keeping", memory="limit", shapes={"x": (4, 3)}
+    ) as session:
+        said()
+        session.resize({"x": (5, 3)})
+        log = said()
+    assert log[0] == ("onClearBuffer",) and CHANGED not in log
+
+
+def test_M11_no_plan_is_kept_with_inputs_in_the_memory_of_others() -> None:
+    class Begins(Keeping):
+        log: list[Call] = []
+
+        def why_not(self, inputs: object, outputs: Outputs, op: object) -> str | None:
+            return None if outputs[0].name == "a" else "only the first node is here"
+
+    with registered(Creator(Begins), "begins"), registered(Creator(Keeping), "keeping"), weft.load(
+        diamond(), device=["begins", "keeping"], shapes={"x": (4, 3)}
+    ) as session:
+        assert session.report.nodes_by_device == {"begins": 1, "keeping": 4}
+        said()
+        session.resize({"x": (5, 3)})
+        log = said()
+        (y,) = session.run(np.ones((5, 3), np.float32))
+    assert log[0] == ("onClearBuffer",) and "onSizesChanged" not in {call[0] for call in log}
+    assert ("onSizesChanged", "x", "a") in Begins.log
+    np.testing.assert_allclose(y, outputs(diamond(), {"x": np.ones((5, 3), np.float32)})[0], rtol=1e-6)
 
 
 # -- M12 -----------------------------------------------------------------------------------------------

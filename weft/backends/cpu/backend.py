@@ -140,9 +140,8 @@ class CpuBackend(HostBackend):
 
     def onSizesChanged(self, tensors: Sequence[Tensor]) -> bool:
         """Let tensors grow or shrink in their places, if there is room."""
-        for tensor, planned in self._planned.items():
-            tensor.memory = planned
-        self._planned.clear()
+        for tensor in [*self._planned]:
+            tensor.memory = self._planned.pop(tensor)  # not by way of a variable, which would keep the old buffer
         return self._refitted(tensors)
 
     @property

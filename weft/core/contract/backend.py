@@ -426,16 +426,24 @@ class Backend(ABC):
 
     @property
     def keeps_plan(self) -> bool:
-        """Tell whether a resize may call `onSizesChanged` in place of a new memory plan; False by default."""
+        """Tell whether a resize may call `onSizesChanged` in place of a new memory plan; False by default.
+
+        It does not where an input or output is mapped, an input imported, or the part lowered, or in memory mode LIMIT.
+        """
         return False
 
     def onSizesChanged(self, tensors: Sequence[Tensor]) -> bool:
-        """Give memory to the tensors that have another size than in the last resize; the nodes are the same.
+        """Give memory to the tensors whose shape, type or layout changed since the last resize; there may be none.
 
-        Called only if `keeps_plan`. Answer True if all others stay where they are: then no buffer is cleared, acquired
-        or released, and only executions that are new or have such a tensor get an `onResize`. False, with nothing
-        changed, asks for a new plan. An execution of the last plan may still be asked for its place, so a backend with
-        executions of others does not keep its plan.
+        Called only if `keeps_plan`, in place of `onClearBuffer`, for nodes with the names, types of ops, inputs and
+        outputs of the last resize. Before it, constants that changed are acquired, copied and released, and executions
+        that do not serve closed and made anew: an attribute that changes who shares memory must be answered with False.
+
+        Answer True if all other tensors stay where they are: then no buffer is cleared, acquired or released, nothing
+        is mapped, and only executions that are new or have a tensor that changed get an `onResize`, outside of
+        `onResizeBegin` and `onResizeEnd`. False, with no memory planned anew, asks for a new plan: `onClearBuffer`,
+        `onResizeBegin` and the rest of a resize follow. An execution of the last plan may still be asked for its place,
+        so a backend with executions of others does not keep its plan.
         """
         return False
 

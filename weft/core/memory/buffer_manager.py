@@ -151,11 +151,13 @@ class BufferManager:
 
     def renew_separate(self) -> None:
         """Free the DYNAMIC_SEPERATE slots of the plan and allocate them for the sizes that they have now."""
-        if self._apart is not None:
-            self._free(self._apart)
-            self._buffers = [buffer for buffer in self._buffers if buffer is not self._apart]
-        for slot in self._separate:
-            slot.buffer = None  # who holds the last reference to a buffer on the host frees it
+        old, self._apart = self._apart, None
+        if old is not None:
+            self._buffers = [buffer for buffer in self._buffers if buffer is not old]
+            for slot in self._separate:
+                slot.buffer = None
+            self._free(old)
+        del old  # who holds the last reference to a buffer on the host frees it
         self._place_separate()
 
     def _place_separate(self) -> None:

@@ -53,7 +53,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What follows from the names of a part's nodes and values, whatever their shapes."""
+    """What follows from the names of a part's nodes and values, whatever their shapes; and of which part it is."""
 
     nodes: Sequence[Node]
     inputs: Sequence[str]
@@ -70,13 +70,18 @@ class _Names:
     def hold(
         self, graph: Graph, inputs: Sequence[str], outputs: Sequence[str], imports: Collection[str]
     ) -> bool:
-        """Tell whether a part has these names."""
+        """Tell whether a part has these names, and the nodes have ops of the same types.
+
+        Types matter to a memory plan: some ops have their result lie where an input does.
+        """
         if (self.inputs, self.outputs) != (inputs, outputs) or self.imports != {*imports}:
             return False
         if len(self.nodes) != len(graph.nodes) or self.every_constant != graph.constants.keys():
             return False
         for a, b in zip(self.nodes, graph.nodes, strict=True):
-            if a is not b and (a.name, a.inputs, a.outputs) != (b.name, b.inputs, b.outputs):
+            if a is b:
+                continue
+            if (a.name, a.op.type, a.inputs, a.outputs) != (b.name, b.op.type, b.inputs, b.outputs):
                 return False
         return True
 
@@ -147,6 +152,8 @@ class Pipeline:
         """Whether outputs of the last run were left in arrays of the caller's."""
         self.running = False
         self._names: _Names | None = None
+        self._has_plan = False
+        """Whether there is a memory plan that the backend may be asked to keep."""
 
     # -- resize ----------------------------------------------------------------------------------------
 
@@ -160,12 +167,13 @@ class Pipeline:
         `imports` are tensors of other pipelines, by the names of the inputs that use their memory; `fetched` are the
         values that the host reads, of this part and of others.
         """
-        keeps = False
+        can_keep = self.backend.keeps_plan and not (self.thrifty or imports or part.lowered is not None)
+        keeps = can_keep and self._has_plan and self._planned(part, imports)
+        self._has_plan = False  # if this resize fails, tensors do not lie where the plan says
         if not first:
             self.wait()
-            keeps = self._may_keep_plan(part, imports)
             if not keeps:
-                self._clear()
+                self._drop_plan()
         if self.thrifty:
             self._drop_tasks()
         self.graph = part.graph
@@ -173,13 +181,12 @@ class Pipeline:
             self.graph = part.lowered.graph
             self._do("onLowered", part.lowered)
         names = self._named(part.graph.inputs, part.graph.outputs, imports)
-        changed, touched = self._create(names, keep_memory=keeps)
-        if keeps and self._keep_plan(changed, touched):
-            return
+        changed, touched = self._create(names)
         if keeps:
-            self._clear()
-            for tensor in self.tensors.values():
-                tensor.memory = None
+            if self._keep_plan(changed, touched):
+                self._has_plan = True
+                return
+            self._drop_plan()
         self.mapped = {}
         self.lends &= {*part.graph.inputs}  # arrays that were lent before the resize still come
         self._stores = False
@@ -188,18 +195,18 @@ class Pipeline:
         self._do("onResizeEnd")
         self._hold_memory(imports)
         self._called = [task for task in self.tasks if Recorded.is_called(task.execution)]
+        self._has_plan = can_keep and not self.mapped
         if self.thrifty:
             self._forget_constants()
 
-    def _may_keep_plan(self, part: Part, imports: Mapping[str, Tensor]) -> bool:
-        """Tell whether a part has the nodes and values of the last one, and the backend may keep what it planned."""
-        graph, last = part.graph, self._names
-        if not self.backend.keeps_plan or self.thrifty or imports or self.mapped or part.lowered is not None:
-            return False
-        return last is not None and last.hold(graph, graph.inputs, graph.outputs, imports)
+    def _planned(self, part: Part, imports: Collection[str]) -> bool:
+        """Tell whether the last part had the nodes and values of this one."""
+        graph = part.graph
+        return self._names is not None and self._names.hold(graph, graph.inputs, graph.outputs, imports)
 
     def _keep_plan(self, changed: Mapping[str, TensorForm], touched: Collection[int]) -> bool:
         """Have the backend keep its plan, if it can: only nodes that are new or have a changed tensor are resized."""
+        self._forget_memory()
         answer = self._call("onSizesChanged", [self.tensors[name] for name in changed])
         if not self._granted(answer, "onSizesChanged", "where it needs a new plan"):
             return False
@@ -236,6 +243,18 @@ class Pipeline:
         if answer is not None:
             what = f"the backend failed in {name} of network part {self.graph.name!r}"
             check_answers.done(answer, self._at(name), what)
+
+    def _drop_plan(self) -> None:
+        """Have the backend free all memory that is not STATIC, and hold no array of it, before there is a new plan."""
+        self._forget_memory()
+        self._clear()
+        for tensor in self.tensors.values():
+            tensor.memory = None
+
+    def _forget_memory(self) -> None:
+        """Hold no array of outputs: the last one who does frees its buffer."""
+        for task in self.tasks:
+            task.memory = ()
 
     def _clear(self) -> None:
         """Have the backend free all memory that is not STATIC."""
@@ -274,9 +293,7 @@ class Pipeline:
             return answer
         return check_answers.granted(answer, self._at(callback, node), otherwise)
 
-    def _create(
-        self, names: _Names, *, keep_memory: bool = False
-    ) -> tuple[Mapping[str, TensorForm], Collection[int]]:
+    def _create(self, names: _Names) -> tuple[Mapping[str, TensorForm], Collection[int]]:
         """Have the backend make an execution for each node that no existing one serves.
 
         Return the forms that tensors had before if they changed, and the positions of the nodes that are new or have
@@ -284,7 +301,7 @@ class Pipeline:
         """
         before = {t.node.name: t for t in self.tasks}
         replaced = self._place_constants(names)
-        changed = self._reshape(replaced, keep_memory=keep_memory)
+        changed = self._reshape(replaced)
         users = names.users
         renewed = {k for name in replaced for k in users.get(name, ())}
         touched = renewed.union(*(users.get(name, ()) for name in changed))
@@ -323,7 +340,7 @@ class Pipeline:
         self.tasks = [made[node.name] for node in self.graph.nodes]
         return changed, touched
 
-    def _reshape(self, replaced: set[str], *, keep_memory: bool) -> dict[str, TensorForm]:
+    def _reshape(self, replaced: set[str]) -> dict[str, TensorForm]:
         """Give the tensors of the last shape the forms of this one, and return the old forms that changed.
 
         A tensor is replaced, and its name added, if it is of another constant.
@@ -340,8 +357,6 @@ class Pipeline:
                 changed[name] = _form(tensor)
                 tensor.shape, tensor.dtype, tensor.layout = spec.dims, dtype, layout
             tensor.constant = value
-            if not keep_memory:
-                tensor.memory = None
             kept[name] = tensor
         self.tensors = kept
         return changed
