@@ -166,6 +166,27 @@ def test_parts_of_images_along_each_axis_change_places(axis: int, device: str) -
     np.testing.assert_allclose(got[0], outputs(graph, fed)[0], rtol=rtol, atol=atol)
 
 
+@pytest.mark.parametrize("device", ["null", *GPUS])
+def test_parts_that_are_outputs_are_joined_in_the_memory_of_the_whole(device: str) -> None:
+    """The parts are copies, so nothing lies in the whole until they are joined there; meanwhile, nobody takes it."""
+    net = Net()
+    whole = net.add("Relu", net.input("x", 4, 64))
+    first, second = (net.add("Slice", whole, *map(np.array, ([a], [b], [1]))) for a, b in ((32, 64), (0, 32)))
+    joined = net.add("Concat", first, second, axis=1)
+    of_its_size = net.add("Softmax", net.add("Pad", net.add("Neg", first), np.array([0, 32, 0, 0])), axis=-1)
+    graph = net.finish(net.add("Softmax", joined, axis=-1), first, second, of_its_size)
+    if device == "null":
+        assert_plan_computes(graph)
+        return
+    fed = feeds(graph)
+    with weft.load(graph, device, fallback="error") as session:
+        got = session.run(fed)
+        assert kernels(session).count("move") == 2, "the concat moves nothing"
+    rtol, atol = tolerance(DType.FLOAT32, "reduction")
+    for mine, known in zip(got, outputs(graph, fed), strict=True):
+        np.testing.assert_allclose(mine, known, rtol=rtol, atol=atol)
+
+
 def test_a_moved_output_of_the_network_lies_side_by_side() -> None:
     net = Net()
     x = net.input("x", 2, 3, 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -228,6 +229,92 @@ def test_a_session_keeps_the_last_eight_sets(device: str, ways: None) -> None:
             recordings.append(opened(device).stats.live_recordings)
         added = np.diff(recordings).tolist()
         assert added[0] > 1 and added == [added[0]] * 8 + [0, 0]
+
+
+@pytest.mark.parametrize("ways", ["chunks"], indirect=True)
+@pytest.mark.parametrize("device", GPUS)
+def test_a_lent_array_that_is_sent_in_chunks_adds_its_chunks_alone(device: str, ways: None) -> None:
+    """The run itself is the same, wherever the chunks came from."""
+    with weft.load(network(), device, fallback="error") as session:
+        before = opened(device).stats.live_recordings
+        array = session.input_arrays()["a"]
+        array[...] = random(0)
+        check(dict(zip("yz", session.run(array, random(1)), strict=True)), random(0), random(1))
+        assert opened(device).stats.live_recordings == before + -(-array.nbytes // chunked_upload.CHUNK)
+
+
+@pytest.fixture(params=GPUS)
+def direct(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return a device that uploads all inputs from the caller's arrays, where these allow it."""
+    device: str = request.param
+    monkeypatch.setattr(pipeline_recording, "LEAST_DIRECT", 1)
+    for name, value in {"uploads_directly": True, "computes_on_uploads": False, "sends_ahead": False}.items():
+        monkeypatch.setattr(opened(device), name, value)
+    return device
+
+
+def recordings_of_runs(device: str, session: weft.Session, arrays: list[Array]) -> int:
+    """Return how many recordings two runs add to those of the load or the resize before."""
+    before = opened(device).stats.live_recordings
+    for _ in range(2):
+        check(dict(zip("yz", session.run(*arrays), strict=True)), arrays[0], arrays[1])
+    return opened(device).stats.live_recordings - before
+
+
+def test_a_load_records_what_runs_with_arrays_of_the_callers_need(direct: str) -> None:
+    with weft.load(network(), direct, fallback="error") as session:
+        assert recordings_of_runs(direct, session, [random(0), random(1)]) == 0
+
+
+def test_a_resize_records_what_the_runs_before_it_needed(direct: str) -> None:
+    """An array with other strides goes through the staging buffer; the first run with one cannot be foreseen."""
+    shapes = [(n, *SHAPE[1:]) for n in (2, 3, 4)]
+    with weft.load(network("N"), direct, shapes=dict.fromkeys("ab", SHAPE), fallback="error") as session:
+        for shape, added in zip(shapes, (1, 0, 0), strict=True):
+            session.resize(dict.fromkeys("ab", shape))
+            turned = np.asfortranarray(random(0, shape))
+            assert recordings_of_runs(direct, session, [turned, random(1, shape)]) == added
+        session.resize(dict.fromkeys("ab", shapes[0]))
+        plain = [random(0, shapes[0]), random(1, shapes[0])]
+        assert recordings_of_runs(direct, session, plain) == 1
+        session.resize(dict.fromkeys("ab", shapes[1]))
+        plain = [random(0, shapes[1]), random(1, shapes[1])]
+        assert recordings_of_runs(direct, session, plain) == 0
+
+
+def test_an_input_that_another_device_made_is_uploaded_from_there(direct: str) -> None:
+    with weft.load(network(), [direct, "cpu"], hints={"n_relu0": "cpu", "n_y": "cpu"}) as session:
+        assert session.report.subgraphs == ("cpu:0", f"{direct}:0")
+        pipeline = session.pipelines[1]
+        staging = pipeline.mapped[pipeline.graph.inputs[0]]
+        staging[...] = np.nan
+        assert recordings_of_runs(direct, session, [random(0), random(1)]) == 0
+        assert np.isnan(staging).all(), "the host copied nothing"
+
+
+def test_an_upload_beside_the_device_s_work_waits_for_the_run_before(
+    direct: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session waits before it fills inputs; a backend does not rely on that, for the run reads what is written."""
+    with weft.load(network(), direct, fallback="error") as session:
+        session.run(random(0), random(1))
+        (pipeline,) = session.pipelines
+        backend, a, device = pipeline.backend, pipeline.tensor("a"), opened(direct)
+        calls = list[str]()
+        for name in ("submit", "wait", "upload_beside"):
+            real = getattr(device, name)
+
+            def noting(*given: object, name: str = name, real: Callable[..., object] = real) -> object:
+                calls.append(name)
+                return real(*given)
+
+            monkeypatch.setattr(device, name, noting)
+        for _ in range(2):
+            assert backend.onFillInput(a, random(2))
+            backend.onExecuteBegin()
+            backend.onExecuteEnd()
+        assert backend.onWaitFinish()
+        assert calls == ["upload_beside", "submit", "wait"] * 2
 
 
 @pytest.mark.parametrize("device", GPUS)

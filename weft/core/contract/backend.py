@@ -470,8 +470,8 @@ class Backend(ABC):
     def onFillInput(self, tensor: Tensor, source: Array) -> bool:
         """Copy an array of the same shape and type into the array of `onMapInput`, or into the tensor if there is none.
 
-        An array of `onLendInput` need not be copied: this run may read it where it is. False leaves the copy to the
-        session.
+        It is the user's, or memory on the host in which another device has left the value. An array of `onLendInput`
+        need not be copied: this run may read it where it is. False leaves the copy to the session.
 
         The backend may start the upload at once: the previous run is done, and the same thread starts the next
         one, unless something fails first.

@@ -51,7 +51,7 @@ class PipelineCopy:
         """Wait for the value and copy it."""
         self.source.wait()
         with blame(self.name, "a copy between devices failed"):
-            copy_tensor(self.source.port(self.value), self.target.port(self.made))
+            self.target.take(self.made, self.source.port(self.value))
 
 
 class LoadedNetwork:

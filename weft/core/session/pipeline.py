@@ -21,7 +21,7 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Layout, Shape, to_storage
 from weft.core.graph.tensor import Tensor, same_value
 from weft.core.host.parallel_copy import copy_into
-from weft.core.host.tensor_copy import copy_tensor
+from weft.core.host.tensor_copy import copy_tensor, is_host
 from weft.core.placement.optimized_network import Part
 from weft.errors import LESS_MEMORY, BackendError, ExecutionError, OutOfMemory
 
@@ -605,6 +605,15 @@ class Pipeline:
                 raise
         if not self._granted(filled, "onFillInput", "where it leaves the copy to the session"):
             self._copy_in(name, array)
+
+    def take(self, name: str, source: Tensor) -> None:
+        """Copy an input from a tensor of another pipeline; on the host it may lie as the device wants it."""
+        tensor = self.tensor(name)
+        as_wanted = source.dtype is tensor.dtype and source.layout is tensor.layout is Layout.NCHW
+        if name in self.mapped and as_wanted and is_host(source):
+            self.fill(name, source.memory)
+        else:
+            copy_tensor(source, self.port(name))
 
     def _copy_in(self, name: str, array: Array) -> None:
         if name in self.mapped:

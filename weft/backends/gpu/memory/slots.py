@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -97,6 +98,8 @@ def touched(tensor: Tensor, bound: Binding | None = None) -> Binding:
 class Slots:
     """Gives the tensors of one pipeline their regions; a slot shared by views lives from the first to the last of them.
 
+    There may be a time between when none of them is in use: parts of a value that were copied may be joined again, and
+    what joins them lies in the value itself.
     Nodes of one dependency level run in parallel, so slots that die in a level, and scratch, are released after it.
     Levels that run on micro-batches run repeatedly, so slots that die in them are released after all of them.
     """
@@ -104,7 +107,10 @@ class Slots:
     manager: BufferManager
     views: Mapping[str, ValueView] = field(default_factory=dict)
     _root_bytes: dict[str, int] = field(default_factory=dict)
+    _sharers: Mapping[str, int] = field(default_factory=dict)
+    """How many values lie in the slot of a root, itself included."""
     _roots: dict[str, tuple[Slot, int]] = field(default_factory=dict)
+    """The slots of roots, and how many of their values were not released yet, whether they are acquired or will be."""
     _depth: dict[str, int] = field(default_factory=dict)
     _held: int = -1
     """The last level that runs on micro-batches."""
@@ -115,6 +121,8 @@ class Slots:
         """Set the values, views and levels of a rewritten network, and the last level that runs on micro-batches."""
         self.views, self._depth, self._held = views, depths(graph), last_divided
         self._root_bytes = {v.root: value_bytes(graph, v.root) for v in views.values()}
+        inside = Counter(v.root for v in views.values())
+        self._sharers = {root: 1 + count for root, count in inside.items()}
 
     def begin(self) -> None:
         """Begin a plan."""
@@ -136,9 +144,10 @@ class Slots:
         root = view.root if view else tensor.name
         if storage is StorageType.STATIC or root not in self._root_bytes:
             return Region(self.manager.acquire(max(tensor.nbytes, SMALLEST), storage))
-        held = self._roots.get(root)
-        slot, users = held or (self.manager.acquire(max(self._root_bytes[root], SMALLEST), storage), 0)
-        self._roots[root] = (slot, users + 1)
+        if root not in self._roots:
+            slot = self.manager.acquire(max(self._root_bytes[root], SMALLEST), storage)
+            self._roots[root] = slot, self._sharers[root]
+        slot, _ = self._roots[root]
         return Region(slot) if view is None else Region(slot, view.first, view.blocks, places=view.places)
 
     def adopt(self, tensor: Tensor, source: Tensor) -> bool:
@@ -147,7 +156,7 @@ class Slots:
         if self.root_name(tensor) != tensor.name or region.blocks or not region.places.is_identity:
             return False
         if tensor.name in self._root_bytes:
-            self._roots[tensor.name] = (region.slot, 1)
+            self._roots[tensor.name] = region.slot, self._sharers[tensor.name]
         tensor.memory = Region(region.slot)
         return True
 
@@ -170,9 +179,9 @@ class Slots:
         region: Region = tensor.memory
         root = self.root_name(tensor)
         if storage is not StorageType.STATIC and root in self._roots:
-            slot, users = self._roots[root]
-            self._roots[root] = (slot, users - 1)
-            if users > 1:
+            slot, left = self._roots[root]
+            self._roots[root] = slot, left - 1
+            if left > 1:
                 return
         after_level = storage is StorageType.DYNAMIC and self._depth
         if after_level or (storage is not StorageType.STATIC and self._level <= self._held):

@@ -71,8 +71,9 @@ class Uploaded(Enum):
     UPLOADED = "uploaded"
 
 
-_Key = TypeVar("_Key")
+T = TypeVar("T")
 _Memory = LentBuffer | Uploaded
+_Key = tuple[_Memory | None, ...]
 Chosen = Mapping[str, _Memory]
 """Memory of callers, by the names of inputs and outputs; a name that is missing has its port's."""
 
@@ -98,11 +99,16 @@ class PipelineRecording:
     """The callers' memory that the next run uses."""
     _streams: dict[tuple[str, LentBuffer | None], Stream] = field(default_factory=dict)
     """Work that begins before the run is submitted, by the names of inputs and the callers' memory of these, if any."""
-    _replays: dict[tuple[_Memory | None, ...], _Replay] = field(default_factory=dict)
-    """By the callers' memory of each port that is not streamed, which they keep; () for the usual one. The last used is
-    last."""
+    _replays: dict[_Key, _Replay] = field(default_factory=dict)
+    """By the memory that was chosen for each port that is not streamed, which they keep. The last used is last."""
     _usual: Chosen = field(default_factory=dict)
-    """What runs choose that are given arrays of the caller's own."""
+    """What runs choose that are given arrays of the caller's own. Their replay is recorded beforehand."""
+    _usual_key: _Key = ()
+    """The key of that replay, which is never dropped."""
+    _direct: frozenset[str] = frozenset()
+    """The inputs that are uploaded from the caller's array, if it has the bytes of the tensor."""
+    _staged: set[str] = field(default_factory=set)
+    """Those of them that went through the staging buffer in their last run; a resize expects that again."""
     _streamed: frozenset[str] = frozenset()
     """The inputs whose work begins before the run: they are uploaded in chunks, or divided into micro-batches."""
     _whole: dict[str, Port] = field(default_factory=dict)
@@ -176,9 +182,14 @@ class PipelineRecording:
         self._whole = {name: port for name, port in ports.items() if name not in self._streamed}
         for name in self._streamed:
             self._stream(name, None)
-        direct = [name for name in self._inputs if self._uploads_directly(name)]
-        self._usual = dict.fromkeys(direct, Uploaded.UPLOADED)
+        self._direct = frozenset(name for name in self._inputs if self._uploads_directly(name))
+        self._usual = dict.fromkeys(self._direct - self._staged, Uploaded.UPLOADED)
+        self._usual_key = self._key(self._usual)
         self._replay(self._usual)
+
+    def _key(self, chosen: Chosen) -> _Key:
+        """Return what tells the replays apart: a streamed input's memory is its stream's alone."""
+        return tuple([chosen.get(name) for name in self._whole])
 
     def _uploads_directly(self, name: str) -> bool:
         """Tell whether runs upload an input from the caller's array; taking times, they upload it where it counts."""
@@ -211,17 +222,17 @@ class PipelineRecording:
 
     def _replay(self, chosen: Chosen) -> _Replay:
         """Return the commands of a run with this memory, recorded when it is used first."""
-        usual = self._replays.get(()) if chosen == self._usual else None  # which no other thread drops
+        usual = self._replays.get(self._usual_key) if chosen == self._usual else None  # which no other thread drops
         if usual is not None:
             return usual
         with self._keeping:
             return self._kept_replay(chosen)
 
     def _kept_replay(self, chosen: Chosen) -> _Replay:
-        key = () if chosen == self._usual else tuple(chosen.get(name) for name in self._whole)
+        key = self._key(chosen)
         known = self._replays.pop(key, None)
         if known is None:
-            self._drop_replays(_oldest([key for key in self._replays if key]))
+            self._drop_replays(_oldest([other for other in self._replays if other != self._usual_key]))
             known = self._recorded(chosen, self.run.micro_batches.input in self._streamed)
         self._replays[key] = known
         return known
@@ -256,7 +267,7 @@ class PipelineRecording:
             stream.settle()
             stream.release()
 
-    def _drop_replays(self, keys: Iterable[tuple[_Memory | None, ...]]) -> None:
+    def _drop_replays(self, keys: Iterable[_Key]) -> None:
         for key in keys:
             self.device.release(self._replays.pop(key).handle)
 
@@ -279,9 +290,11 @@ class PipelineRecording:
         An array that was lent is uploaded from where it is. Others are uploaded at once, where that is faster, or
         copied to the staging buffer, and uploaded in chunks, where the input is.
         """
+        if self._running:
+            self.wait()  # uploads overtake a run that is under way, and it may read what they write
         name = tensor.name
         lent = self.heap.lent(source, tensor, MemoryKind.STREAM) if name in self._inputs else None
-        if lent is None and name in self._usual and _has_bytes_of(source, tensor):
+        if lent is None and name in self._direct and _has_bytes_of(source, tensor):
             own = _own(tensor)
             with self._noting_loss:
                 self.device.upload_beside(own.buffer, own.offset, source)
@@ -328,6 +341,8 @@ class PipelineRecording:
             try:
                 streams = [self._stream(name, _lent(chosen.get(name))) for name in self._streamed]
                 replay = self._replay(chosen)
+                if self._direct:
+                    self._staged = {name for name in self._direct if name not in chosen}
                 for stream in streams:
                     stream.finish()
                 self._running = True  # before the call: an interrupt during it must not leave the run without a wait
@@ -392,6 +407,7 @@ class PipelineRecording:
         self._inputs, self._outputs, self._whole, self._usual = {}, {}, {}, {}
         for port in ports:
             self.heap.free(port.buffer)
+        self._direct = frozenset()
         self.run.clear()
         self.imports, self.tuned, self.work = [], 0, {}
 
@@ -410,7 +426,7 @@ def _has_bytes_of(array: Array, tensor: Tensor) -> bool:
     return array.flags.c_contiguous and array.dtype == tensor.dtype.numpy and array.shape == tensor.shape
 
 
-def _oldest(keys: Sequence[_Key]) -> Sequence[_Key]:
+def _oldest(keys: Sequence[T]) -> Sequence[T]:
     """Return what makes room for one more among the uses of callers' memory, of which the last is last."""
     return keys[: max(len(keys) - MOST_KEPT + 1, 0)]
 
