@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from math import prod
 
@@ -101,6 +101,11 @@ class WgmmaTile(Warpgroups):
     stages: int
     wz: int = 1
     teams: int = 1
+
+    def __repr__(self) -> str:
+        """Return what tuning tables call it, which does not tell of a single team."""
+        shown = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "teams" or self.teams > 1)
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
     def registers(self) -> int:
