@@ -17,13 +17,16 @@ listed = ", ".join
 stop = "stop" if parted else "STEPS"
 begin, end = ("begin", "end") if parted else ("0", f"(STEPS + {wz - 1}) / {wz}")
 early = "(begin + early)" if parted else "early"
-meet = "BARRIER" if wz * teams == 1 else f'asm volatile("bar.sync %0, {threads};" :: "r"({"part_z" if wz > 1 else "team"} + 1) : "memory")'
+own = "team" if teams > 1 else "part_z"
+meet = "BARRIER" if wz * teams == 1 else f'asm volatile("bar.sync %0, {threads};" :: "r"({own} + 1) : "memory")'
 all_meet = meet if teams > 1 else "BARRIER"
 %>
 <%namespace name="parts" file="conv_wgmma.parts.mako"/>
-const int item = LOCAL_X, set = item / ${threads}, one = item % ${threads}, lane = item % 32, part = one / 128, chunk = item % 8;
-const int ${"team = set, part_z = 0" if teams > 1 else "part_z = set"};
-const uint ring = (uint)(ulong)tiles + set * ${slots * stage_bytes};
+const int item = LOCAL_X, ${own} = item / ${threads}, one = item % ${threads}, lane = item % 32, part = one / 128, chunk = item % 8;
+% if teams > 1:
+const int part_z = 0;
+% endif
+const uint ring = (uint)(ulong)tiles + ${own} * ${slots * stage_bytes};
 const uint a_to = one / 8 * 128 + ((chunk ^ (one / 8 & 7)) << 4);
 const ulong layout = (1UL << 62) | (64UL << 32) | (1UL << 16);
 % if parted:
