@@ -42,6 +42,7 @@ TEAMS = WgmmaTile(1, 16, 3, teams=2)
         (SLICED, 40, 40, 3, 1, True),  # two sets of a warpgroup, of which one has a step more
         (WIDE, 16, 36, 1, 1, False),  # one step; sixteen bytes cannot be stored
         (TEAMS, 40, 40, 3, 1, True),  # teams that take several tiles each
+        (replace(TEAMS, teams=3), 232, 40, 1, 1, False),  # three of them, without taps and with more steps than buffers
         (InParts(NARROW, 4), 40, 40, 3, 1, True),  # six steps in parts of two; the last has none
         (InParts(SLICED, 2), 40, 40, 3, 1, False),  # three rounds of two sets, of which the last part has one
         (InParts(WIDE, 3), 72, 72, 3, 1, True),  # eleven steps; eight channels an item

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from operator import is_
 from typing import Any, TypeVar
@@ -144,10 +145,11 @@ class _Folder:
         elif not form.moves_bits or not all(map(self._is_linear, (node.inputs[0], *outputs))):
             return None
         else:
-            move: GpuOp = form
-            made = lambda: move.moved_from(node.op, *described(self.graph, node))  # noqa: E731
-            found = self.kept.of("moved", self.graph, node, made)
+            found = self.kept.of("moved", self.graph, node, partial(self._moved, form, node))
         return found if found is not None and len(found) == len(outputs) else None
+
+    def _moved(self, form: GpuOp, node: Node) -> Sequence[IndexMap] | None:
+        return form.moved_from(node.op, *described(self.graph, node))
 
     def _unpacked(self, node: Node) -> Sequence[IndexMap] | None:
         """Return where the elements of an NCHW value lie in the packed one that it is made of."""
