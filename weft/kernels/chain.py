@@ -42,6 +42,8 @@ _CONSTANT_CACHE = "ld.global.nc"
 ROOM = "ROOM"
 """The constant that says how many vectors of 16 bytes of work-group memory a chain takes."""
 _BARRIER = re.compile(r"^(?!\s*#define BARRIER\b).*\bBARRIER\b", re.MULTILINE)
+LEAST_AHEAD = 1 << 18
+"""Bytes from which constants are brought near before their level; asking for fewer takes longer than it saves."""
 COUNTER = Arg("counter", DType.UINT32, "linear", written=True)
 
 
@@ -120,6 +122,8 @@ class Level:
     """The numbers of the chain's arguments, in the order of the launch's own."""
     waits: bool
     """Whether it needs all levels before it to be done; if not, it runs beside the one before it."""
+    ahead: tuple[int, ...] = ()
+    """The numbers of the arguments that are constants worth fetching before their turn."""
     shift: int = 0
     """The work-group of the chain that begins with the first group: those before it are busy with levels beside it."""
 
@@ -131,13 +135,15 @@ def chain_items(steps: Sequence[ChainedLaunch], caps: DeviceCaps) -> int:
 
 
 def chain_source(
-    levels: Sequence[Level], written: Sequence[bool], items: int, dialect: Dialect
+    levels: Sequence[Level], written: Sequence[bool], sizes: Sequence[int], items: int, dialect: Dialect
 ) -> tuple[KernelSource, dict[str, int | float]] | None:
     """Return the kernel of a chain and its constants, or None if the language cannot say it.
 
     `written` tells of each argument whether any level writes it; the counter is the first of those that are written.
+    `sizes` are the bytes of each.
     """
     args = tuple(Arg(f"memory{i}", DType.UINT8, "linear", w) for i, w in enumerate(written))
+    named = [a.name for a in args]
     first = written.index(True)
     args = (*args[:first], COUNTER, *args[first:])
     text = dialect.chain(levels, args, items)
@@ -148,6 +154,9 @@ def chain_source(
     values: dict[str, int | float] = dict(zip(LOCAL_SIZE, (items, 1, 1), strict=True))
     kinds.append((ROOM, "int"))
     values[ROOM] = max(room // 16, 1)
+    for i in sorted({i for level in levels for i in level.ahead}):
+        kinds.append((ahead_bytes(named[i]), "int"))
+        values[ahead_bytes(named[i])] = sizes[i]
     for number, level in enumerate(levels):
         step = level.step
         kinds += [(constant(number, name), kind) for name, kind in step.source.constants]
@@ -165,3 +174,8 @@ def chain_source(
 def constant(level: int, name: str) -> str:
     """Return the name that a constant of a level has in the chain."""
     return f"L{level}_{name}"
+
+
+def ahead_bytes(argument: str) -> str:
+    """Return the name of the constant that says how much of an argument is fetched before its level."""
+    return f"AHEAD_{argument}"

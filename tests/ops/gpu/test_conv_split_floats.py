@@ -6,6 +6,7 @@ The kernels for cooperative matrices and mma.sync run by value under emulation, 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,16 @@ from weft.core.graph.layout import Array
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, render
 from weft.ops.gpu.conv import split_floats, split_floats_wgmma
-from weft.ops.gpu.conv.halves import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights, undoing
+from weft.ops.gpu.conv.halves import (
+    ACTIVATION_BITS,
+    LANES,
+    LOW_BITS,
+    SIDE,
+    by_taps,
+    loss,
+    split_weights,
+    undoing,
+)
 from weft.ops.gpu.conv.split_floats import (
     TILES,
     SplitFigures,
@@ -48,7 +58,8 @@ def split_activations(x: Array) -> tuple[Array, Array]:
 
 def product(x: Array, w: Array) -> Array:
     """Return the product of split numbers; the sums are exact, or what IEEE says of infinities."""
-    (xh, xl), (wh, wl) = ([h.astype(np.float64) for h in halves] for halves in (split_activations(x), split_weights(w)))
+    both = split_activations(x), split_weights(w, 4)
+    (xh, xl), (wh, wl) = ([h.astype(np.float64) for h in halves] for halves in both)
     with np.errstate(all="ignore"):
         return np.asarray((xh @ wh.T + (xh @ wl.T + xl @ wh.T) / 2**LOW_BITS) * undoing(w))
 
@@ -70,10 +81,19 @@ def test_weights_come_back_whole() -> None:
     w[0, :9], w[5] = 0, 0
     factor = undoing(w).astype(np.float64)[:, None] * 2.0**-ACTIVATION_BITS
     for bits in (LOW_BITS, 0):
-        high, low = (half.astype(np.float64) for half in split_weights(w, bits))
+        high, low = (half.astype(np.float64) for half in split_weights(w, 4, bits))
         error = np.abs((high + low / 2**bits) * factor - w)
         assert (error <= np.abs(w) * 2.0**-21 + np.abs(w).max(axis=1, keepdims=True) * 2.0**-37).all()
         assert ((high == 0) == (w == 0)).all() and (np.sign(high) == np.sign(low)).all()
+
+
+@pytest.mark.parametrize("sums", [1, 2, 4])
+@pytest.mark.parametrize("held", [np.float16, np.float32])
+def test_weights_give_back_what_units_take_off_sums(held: type[np.floating[Any]], sums: int) -> None:
+    w = np.random.default_rng(2).standard_normal((40, 3000)).astype(held).astype(np.float32)
+    high, low = (half.astype(np.float64) for half in split_weights(w, sums))
+    back = (high + low / 2**LOW_BITS) * undoing(w).astype(np.float64)[:, None] * 2.0**-ACTIVATION_BITS
+    assert np.abs(back).sum() / np.abs(w).sum(dtype=np.float64) - 1 == pytest.approx(loss(sums), abs=1e-8)
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3e7])
@@ -109,7 +129,7 @@ def test_halves_of_a_step_lie_together(shape: tuple[int, ...], tile: SplitTile) 
     channels[..., LANES] = packed
     by_column = channels.reshape(*packed.shape[:4], tile.columns).transpose(2, 0, 4, 1, 3)
     found = by_column.reshape(2, tiles * tile.columns, -1)
-    for half, want in zip(found, split_weights(by_taps(weight)), strict=True):
+    for half, want in zip(found, split_weights(by_taps(weight), tile.kb // 4), strict=True):
         np.testing.assert_array_equal(half[: want.shape[0], : want.shape[1]], want)
         assert not half[want.shape[0] :].any() and not half[:, want.shape[1] :].any()
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.errors import BackendError
-from weft.kernels.chain import CHAIN, COUNTER, GRID, ROOM, SPREAD, Level, constant
+from weft.kernels.chain import CHAIN, COUNTER, GRID, ROOM, SPREAD, Level, ahead_bytes, constant
 from weft.kernels.source import LOCAL_SIZE, Arg
 
 LATE = "#ifndef LATE_CONSTANTS\n#define LATE_CONSTANTS\n#endif\n"
@@ -25,21 +25,40 @@ _MACRO = re.compile(r"^\s*#define (\w+)", re.MULTILINE)
 _REPLACED = (*LOCAL_SIZE, "LOCAL_X", "LOCAL_Y", "LOCAL_Z", "GROUP_X", "GROUP_Y", "GROUP_Z", "GROUPS_X", "BARRIER")
 _MEET = """\
 #ifdef __NV_CL_C_VERSION
-#define DEVICE_FENCE asm volatile("fence.acq_rel.gpu;" ::: "memory")
 #define PART_BARRIER(number, items) asm volatile("bar.sync %0, %1;" :: "r"(number), "r"(items) : "memory")
+// A load that acquires is cheaper than a fence after the loop.
+#define ARRIVE(counter, n) asm volatile("red.release.gpu.global.add.u32 [%0], %1;" :: "l"(counter), "r"(n) : "memory")
+#define COUNTED(now, counter) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory")
+#define SEEN
+// Bring constants into the cache that all units share, while the first subgroup waits.
+void bring(__global const uchar* from, const int bytes) {
+  const int items = (int)get_local_size(0) - 32, item = (int)get_local_id(0) - 32;
+  if (item >= 0)
+    for (int at = ((int)get_group_id(0) * items + item) * 128; at < bytes; at += (int)get_num_groups(0) * items * 128)
+      asm volatile("prefetch.global.L2 [%0];" :: "l"(from + at));
+}
 #else
-#define DEVICE_FENCE mem_fence(CLK_GLOBAL_MEM_FENCE)
+#define ARRIVE(counter, n) mem_fence(CLK_GLOBAL_MEM_FENCE); atomic_add(counter, n)
+#define COUNTED(now, counter) now = *counter
+#define SEEN mem_fence(CLK_GLOBAL_MEM_FENCE)
+#define bring(from, bytes)
 #endif
-// Wait until all work-groups are here. Together they add 2^31 to the counter, which begins with 0: its highest bit
+// Say that this work-group is here. Together they add 2^31 to the counter, which begins with 0: its highest bit
 // turns over, and the others are 0 again, so that nobody need reset it.
-void meet(volatile __global uint* counter) {
+void arrive(volatile __global uint* counter) {
   barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
   if (get_local_id(0) == 0) {
-    DEVICE_FENCE;
-    const uint others = (uint)get_num_groups(0) - 1u;
-    const uint before = atomic_add(counter, get_group_id(0) == 0 ? 0x80000000u - others : 1u);
-    while (((*counter ^ before) & 0x80000000u) == 0u) {}
-    DEVICE_FENCE;
+    const uint n = get_group_id(0) == 0 ? 0x80000001u - (uint)get_num_groups(0) : 1u;
+    ARRIVE(counter, n);
+  }
+}
+// Wait until all work-groups are here. `turn` is the highest bit of the counter before, where item 0 keeps it.
+void await(volatile __global uint* counter, uint* turn) {
+  if (get_local_id(0) == 0) {
+    uint now;
+    do { COUNTED(now, counter); } while (((now ^ *turn) & 0x80000000u) == 0u);
+    SEEN;
+    *turn ^= 0x80000000u;
   }
   barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
 }
@@ -85,14 +104,31 @@ def chain_text(levels: Sequence[Level], args: Sequence[Arg], items: int) -> str:
     given = "".join(f"#undef {name}\n" for name in _REPLACED)
     pairs = list(enumerate(zip(levels, parts, strict=True)))
     functions = "".join(_function(i, level, own, known, items) for i, (level, own) in pairs)
-    calls = "".join(_call(i, level, own, args, items) for i, (level, own) in pairs)
+    ahead = _ahead(levels, args)
+    calls = "".join(_call(i, level, own, args, items, ahead.get(i, ())) for i, (level, own) in pairs)
     params = ", ".join(f"{'volatile __global uint' if a is COUNTER else '__global uchar'}* {a.name}" for a in args)
     return (
         f"{prelude}{given}{_MEET}{functions}"
         f"__kernel __attribute__((reqd_work_group_size({items}, 1, 1)))\nvoid {CHAIN}({params}) {{\n"
         f"  __local uint4 room[{ROOM}] __attribute__((aligned(1024)));\n"
-        f"  const int item = (int)get_local_id(0), all = (int)get_num_groups(0);\n{calls}}}\n"
+        f"  const int item = (int)get_local_id(0), all = (int)get_num_groups(0);\n"
+        f"  uint turn = item == 0 ? *{COUNTER.name} & 0x80000000u : 0u;\n{calls}}}\n"
     )
+
+
+def _ahead(levels: Sequence[Level], args: Sequence[Arg]) -> dict[int, list[str]]:
+    """Return for levels that wait what to bring near meanwhile: what is read after the next wait.
+
+    So it is on its way for as long as a level takes. The first wait also brings what is read after itself.
+    """
+    named = [a.name for a in args if a is not COUNTER]
+    waiting = [i for i, level in enumerate(levels) if level.waits]
+    found, brought = dict[int, list[str]](), set[int]()
+    for i, end in zip(waiting, [*waiting[2:], len(levels), len(levels)], strict=False):
+        fresh = {n for level in levels[i:end] for n in level.ahead} - brought
+        brought |= fresh
+        found[i] = [f"{name}, {ahead_bytes(name)}" for name in (named[n] for n in sorted(fresh))]
+    return found
 
 
 def _function(number: int, level: Level, parts: _Parts, known: set[str], items: int) -> str:
@@ -125,12 +161,17 @@ def _barrier(level: Level, items: int) -> str:
     return f"PART_BARRIER(_slot + 1, {level.width})"
 
 
-def _call(number: int, level: Level, parts: _Parts, args: Sequence[Arg], items: int) -> str:
+def _call(
+    number: int, level: Level, parts: _Parts, args: Sequence[Arg], items: int, ahead: Sequence[str]
+) -> str:
     """Return the loop over the groups of a level, with what must be done before it."""
     step = level.step
     slots, shift, room = (constant(number, name) for name in SPREAD)
     groups = " * ".join(constant(number, name) for name in GRID)
-    before = "" if not number else "  meet(counter);\n" if level.waits else "  barrier(CLK_LOCAL_MEM_FENCE);\n"
+    before = "  barrier(CLK_LOCAL_MEM_FENCE);\n" if number else ""
+    if level.waits:
+        brought = "".join(f"bring({each}); " for each in ahead)
+        before = f"  arrive({COUNTER.name}); {brought}await({COUNTER.name}, &turn);\n"
     types = [p.rpartition("* ")[0].strip() for p in parts.params.split(", ")]
     named = [a.name for a in args if a is not COUNTER]
     given = ", ".join(f"({t.replace(' restrict', '')}*){named[a]}" for t, a in zip(types, level.args, strict=True))

@@ -14,12 +14,23 @@ from itertools import pairwise
 from weft.backends.gpu.memory.slots import Spot
 from weft.backends.gpu.recording.launches import PlannedChain, PlannedLaunch
 from weft.core.graph.tensor import Tensor
-from weft.kernels.chain import CHAIN, WARPGROUP_CHAIN, ChainedLaunch, Level, chain_items, chain_source
+from weft.kernels.chain import (
+    CHAIN,
+    LEAST_AHEAD,
+    WARPGROUP_CHAIN,
+    ChainedLaunch,
+    Level,
+    chain_items,
+    chain_source,
+)
 from weft.kernels.device_caps import DeviceCaps, Size3
 from weft.kernels.dialect import Dialect
 
 MOST_ROUNDS = 2
 """Rounds of groups of a launch in a chain: one more takes about as long as the launch that it saves."""
+LONGEST_BY_WARPGROUPS = 12.0
+"""Microseconds that a launch by warpgroups in a chain may take, at least: few of its groups fit a unit anyway, so that
+it loses little by having the groups of a chain."""
 LONGEST = 8
 """Launches of a chain: its kernel is built as a whole, in a time that grows with them."""
 
@@ -49,14 +60,17 @@ def find_chains(
 ) -> list[PlannedChain]:
     """Return the chains of a network whose nodes are given in the order in which they run.
 
-    The launches of a node stay alone if they are expected to take more than `longest` microseconds on average.
+    The launches of a node stay alone if they are expected to take more than `longest` microseconds on average, or
+    LONGEST_BY_WARPGROUPS if one of them is by warpgroups.
     """
     runs, run = list[_Run](), _Run()
     for section in sections:
         steps = [_step(launch) for launch in section.launches]
         if not section.launches:
             continue
-        short = section.microseconds <= longest * len(section.launches)
+        by_warpgroups = any(step.source.warpgroup for step in steps)
+        limit = max(longest, LONGEST_BY_WARPGROUPS) if by_warpgroups else longest
+        short = section.microseconds <= limit * len(section.launches)
         if not (short and _fit([*run.steps, *steps], caps)):
             runs, run = [*runs, run], _Run()
         if short and _fit(steps, caps):
@@ -118,9 +132,10 @@ def _chain(sections: Sequence[Section], caps: DeviceCaps, dialect: Dialect) -> P
     for owner, launch, step, after in zip(owners, launches, steps, waits, strict=True):
         busy = 0 if after else busy
         args = tuple(memory.number(owner.label, t) for t in (*launch.reads, *launch.writes))
-        levels.append(Level(step, step.width(caps), step.slots(items, caps), args, after, busy % groups))
+        ahead = tuple(memory.number(owner.label, t) for t in launch.reads if _is_far(t))
+        levels.append(Level(step, step.width(caps), step.slots(items, caps), args, after, ahead, busy % groups))
         busy += step.groups
-    made = chain_source(levels, memory.written, items, dialect)
+    made = chain_source(levels, memory.written, memory.sizes, items, dialect)
     if made is None:
         return None
     source, values = made
@@ -197,9 +212,20 @@ class _ChainArguments:
         """Return for each argument whether it is written."""
         return [key in self._written for key in self._order]
 
+    @property
+    def sizes(self) -> list[int]:
+        """Return the bytes of each argument."""
+        return [self.tensors[key].nbytes for key in self._order]
+
     def number(self, owner: str, tensor: Tensor) -> int:
         """Return the number of the argument for a tensor that a launch of a node accesses."""
         return self._order.index(_place(owner, tensor))
+
+
+def _is_far(tensor: Tensor) -> bool:
+    """Tell whether a level would wait for a tensor that the chain may fetch early: a constant of some size."""
+    spot: Spot = tensor.memory
+    return spot.is_constant and tensor.nbytes >= LEAST_AHEAD
 
 
 def _root(owner: str, tensor: Tensor) -> Hashable:

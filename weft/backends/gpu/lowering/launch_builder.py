@@ -53,7 +53,7 @@ class PlannedConstant:
         if spec is None:
             self._made = make()
             spec = TensorSpec(self._made.shape, DType.of(self._made.dtype))
-        self.tensor = Tensor(f"{label}.{key}", spec.dims, spec.dtype, layout, Spot(("constant", key)))
+        self.tensor = Tensor(f"{label}.{key}", spec.dims, spec.dtype, layout, Spot.of_constant(key))
 
     def take(self) -> Array:
         """Return the logical array; BackendError if it has another shape or type than the op announced."""

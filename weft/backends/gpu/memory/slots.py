@@ -20,6 +20,9 @@ from weft.kernels.template import PLACE
 SMALLEST = 16
 """Bytes of the smallest slot: even an empty tensor has an address, and drivers bind no empty range."""
 
+CONSTANT = "constant"
+"""The first part of the root of a constant."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spot:
@@ -40,6 +43,16 @@ class Spot:
         """Return where a value will lie."""
         view = views.get(name)
         return cls(name) if view is None else cls(view.root, view.first, view.blocks, places=view.places)
+
+    @classmethod
+    def of_constant(cls, key: str) -> Spot:
+        """Return where a constant of that key will lie, which its node made."""
+        return cls((CONSTANT, key))
+
+    @property
+    def is_constant(self) -> bool:
+        """Tell whether a constant will lie there."""
+        return isinstance(self.root, tuple) and self.root[0] == CONSTANT
 
     def is_of(self, name: str, view: ValueView | None) -> bool:
         """Tell whether this is what `of` returns for a value with this view, or with none."""

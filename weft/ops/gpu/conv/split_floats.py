@@ -137,7 +137,8 @@ def pack_weights(half: Array, tile: SplitTile) -> Array:
 
 def packed_weights(weight: Array, tile: SplitTile) -> Array:
     """Return weights with hi and lo of a step side by side, as the logical array whose NC4HW4 form that is."""
-    both = np.stack([pack_weights(half, tile) for half in split_weights(by_taps(weight))], axis=2)
+    halves = split_weights(by_taps(weight), PACK * tile.kb // SIDE)
+    both = np.stack([pack_weights(half, tile) for half in halves], axis=2)
     return both.reshape(1, -1, PACK).transpose(0, 2, 1)
 
 

@@ -156,7 +156,7 @@ def pack_planes(weight: Array, cols: int, planes: int, turns: int) -> Array:
     Columns, and each sixteen elements along K, are ordered so that a work-item gets four adjacent channels. The eight
     pieces of a column are swizzled: piece c lies at c xor (column mod 8).
     """
-    high, low = split_weights(by_taps(weight), LOW_BITS if planes == 2 else 0)
+    high, low = split_weights(by_taps(weight), STEP // SIDE, LOW_BITS if planes == 2 else 0)
     co, depth = high.shape
     steps, across = -(-depth // (STEP * turns)) * turns, -(-co // cols)
     full = np.zeros((planes, across * cols, steps * STEP), np.float16)
