@@ -18,7 +18,7 @@ from weft.core.graph.tensor import TensorSpec
 from weft.errors import InputError
 
 
-def spec(*shape: int, dtype: DType = DType.FLOAT32) -> TensorSpec:
+def spec(*shape: int | str, dtype: DType = DType.FLOAT32) -> TensorSpec:
     return TensorSpec(shape, dtype)
 
 
@@ -93,6 +93,17 @@ def test_a_file_that_is_no_input_is_answered_with_advice(tmp_path: Path) -> None
         cut.write_bytes(whole[:count])
         with pytest.raises(InputError, match="is cut off"):
             read(cut, spec(4, 4), Preparation())
+
+
+def test_a_dimension_has_the_size_of_its_name_in_another_input(tmp_path: Path) -> None:
+    specs = {"ids": spec("batch", "words"), "mask": spec("words"), "rest": spec("other", "batch")}
+    graph = Graph("g", list(specs), ["ids"], [], dict(specs), {})
+    arrays, remarks = collect(graph, {}, {"ids": (2, 7)}, Preparation())
+    assert [arrays[name].shape for name in specs] == [(2, 7), (7,), (1, 2)]
+    assert "for 'mask': random numbers, float32[7]" in remarks[1]
+    np.save(tmp_path / "mask.npy", np.zeros(5, np.float32))
+    arrays, _ = collect(graph, {"mask": str(tmp_path / "mask.npy")}, {}, Preparation())
+    assert [arrays[name].shape for name in specs] == [(1, 5), (5,), (1, 1)]
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.UINT8, DType.INT64, DType.BOOL])

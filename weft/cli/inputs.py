@@ -67,28 +67,59 @@ def collect(
             why=f"its inputs are {', '.join(graph.inputs)}" if graph.inputs else "it has none",
             fix="name one of these in --input and --shape" if graph.inputs else "leave --input and --shape out",
         )
-    rng = np.random.default_rng(SEED)
-    arrays, remarks = {}, []
     for name in graph.inputs:
-        spec = graph.specs[name]
-        if isinstance(spec, SequenceSpec):
+        if isinstance(spec := graph.specs[name], SequenceSpec):
             raise InputError(
                 f"the input {name!r} is a {spec}, and the commands give tensors",
                 where=f"network {graph.name!r}",
                 fix=f"run it from Python: weft.load(model).run({{{name!r}: [array, array]}})",
             )
-        if name in shapes:
-            spec = TensorSpec(shapes[name], spec.dtype)
+    given = {name: _given(graph.specs[name], name, files[name], shapes, how) for name in graph.inputs if name in files}
+    filled = fill_shapes(graph, {**shapes, **{name: array.shape for name, array in given.items()}})
+    rng = np.random.default_rng(SEED)
+    arrays, remarks = {}, []
+    for name in graph.inputs:
+        spec = TensorSpec(filled[name], graph.specs[name].dtype)
         try:
-            arrays[name] = read(Path(files[name]), spec, how) if name in files else _random(spec, rng)
+            arrays[name] = given[name] if name in given else _random(spec, rng)
         except MemoryError as e:
             raise MemoryError(f"for the input {name!r}: {e}") from None
         if name not in files:
-            filled = TensorSpec(arrays[name].shape, spec.dtype)
-            remarks.append(f"no --input for {name!r}: random numbers, {filled}, seed {SEED}")
-        elif name in shapes and arrays[name].shape != shapes[name]:
-            raise _contradiction(name, shapes[name], files[name], arrays[name].shape)
+            remarks.append(f"no --input for {name!r}: random numbers, {spec}, seed {SEED}")
     return arrays, remarks
+
+
+def named_sizes(graph: Graph, given: Mapping[str, Shape]) -> dict[str, int]:
+    """Return the sizes of the dimensions with a name that shapes of some inputs tell.
+
+    Of two that contradict each other the first one counts here; loading says what is wrong.
+    """
+    sizes: dict[str, int] = {}
+    for name in graph.inputs:
+        for dim, size in zip(graph.specs[name].shape, given.get(name, ()), strict=False):
+            if isinstance(dim, str):
+                sizes.setdefault(dim, size)
+    return sizes
+
+
+def fill_shapes(graph: Graph, given: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Return the given shapes, and for every other input one with the sizes that these tell, or else 1."""
+    sizes = named_sizes(graph, given)
+    filled = dict(given)
+    for name in graph.inputs:
+        if name not in given:
+            filled[name] = tuple(d if isinstance(d, int) else sizes.get(d, 1) for d in graph.specs[name].shape)
+    return filled
+
+
+def _given(spec: TensorSpec, name: str, file: str, shapes: Mapping[str, Shape], how: Preparation) -> Array:
+    try:
+        array = read(Path(file), TensorSpec(shapes.get(name, spec.shape), spec.dtype), how)
+    except MemoryError as e:
+        raise MemoryError(f"for the input {name!r}: {e}") from None
+    if array.shape != shapes.get(name, array.shape):
+        raise _contradiction(name, shapes[name], file, array.shape)
+    return array
 
 
 def _contradiction(name: str, shape: Shape, file: str, found: Shape) -> InputError:
@@ -101,9 +132,8 @@ def _contradiction(name: str, shape: Shape, file: str, found: Shape) -> InputErr
 
 
 def _random(spec: TensorSpec, rng: np.random.Generator) -> Array:
-    """Return floats in 0..1 (complex ones too), integers of 0 and 1; dimensions that are not bound are 1."""
-    shape = tuple(d if isinstance(d, int) else 1 for d in spec.shape)
-    dtype = spec.dtype.numpy
+    """Return floats in 0..1 (complex ones too), integers of 0 and 1."""
+    shape, dtype = spec.dims, spec.dtype.numpy
     try:
         if spec.dtype.is_integer or spec.dtype is DType.BOOL:
             bits = rng.integers(0, 2, shape, np.int8)

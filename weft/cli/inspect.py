@@ -10,6 +10,7 @@ import typer
 
 import weft.ops  # noqa: F401  (registers the ops)
 from weft.cli.console import error, line, note, table
+from weft.cli.inputs import fill_shapes, named_sizes
 from weft.cli.model import is_optimized, read_model, read_optimized
 from weft.cli.options import (
     MODEL_HELP,
@@ -128,7 +129,7 @@ def inspect(
         _describe(graph, nodes)
     if graph.symbols():
         _note_open(graph, parse_shapes(shape))
-    bound = bind(graph, {**_ones(graph), **parse_shapes(shape)})
+    bound = bind(graph, fill_shapes(graph, parse_shapes(shape)))
     config = BackendConfig(precision=precision, fusing=fusing, winograd=winograd)
     options = OptimizerOptions(config, resolved(registry, parse_hints(hint)), limits=limits)
     own = parse_backend_options(backend_option)
@@ -141,7 +142,7 @@ def inspect(
 
 def _others(graph: Graph, choices: list[DeviceChoice], config: BackendConfig, shapes: dict[str, Shape]) -> None:
     """Print how many of the supported nodes each device takes, as far as their shapes do not follow from the others."""
-    bound = bind(graph, {**_ones(graph), **shapes})
+    bound = bind(graph, fill_shapes(graph, shapes))
     known: list[Node] = []
     for node in bound.nodes:
         if all(i in bound.specs for i in node.inputs if i):
@@ -181,13 +182,10 @@ def _describe(graph: Graph, nodes: bool) -> None:
     table(("op", "nodes"), [(op, str(n)) for op, n in counts.most_common()], numbers=("nodes",))
 
 
-def _ones(graph: Graph) -> dict[str, Shape]:
-    """Return the shapes of the inputs with 1 for every dimension that the model leaves open."""
-    return {i: tuple(d if isinstance(d, int) else 1 for d in graph.specs[i].shape) for i in graph.inputs}
-
-
 def _note_open(graph: Graph, shapes: dict[str, Shape]) -> None:
-    left = [i for i in graph.inputs if not graph.specs[i].is_static and i not in shapes]
+    known = named_sizes(graph, shapes)
+    unknown = {i: [d for d in graph.specs[i].shape if isinstance(d, str) and d not in known] for i in graph.inputs}
+    left = [i for i, dims in unknown.items() if dims and i not in shapes]
     if left:
         note(f"sizes that the model leaves open are taken as 1 for {', '.join(left)}; --shape gives others")
 

@@ -70,8 +70,9 @@ def _shape(otherwise: str) -> Any:
 
 
 _OPEN = ". Without it, sizes that the model leaves open are"
-ShapeOption = Annotated[list[str] | None, _shape(f"{_OPEN} those of its --input, or else 1")]
-OnlyShapeOption = Annotated[list[str] | None, _shape(f"{_OPEN} 1")]
+_ELSE = "of another input that names them, or else 1"
+ShapeOption = Annotated[list[str] | None, _shape(f"{_OPEN} those of its --input, or {_ELSE}")]
+OnlyShapeOption = Annotated[list[str] | None, _shape(f"{_OPEN} those {_ELSE}")]
 NeededShapeOption = Annotated[list[str] | None, _shape("; needed where the model leaves sizes open")]
 HintOption = Annotated[
     list[str] | None,
