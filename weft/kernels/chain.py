@@ -42,8 +42,8 @@ _CONSTANT_CACHE = "ld.global.nc"
 ROOM = "ROOM"
 """The constant that says how many vectors of 16 bytes of work-group memory a chain takes."""
 _BARRIER = re.compile(r"^(?!\s*#define BARRIER\b).*\bBARRIER\b", re.MULTILINE)
-LEAST_AHEAD = 1 << 18
-"""Bytes from which constants are brought near before their level; asking for fewer takes longer than it saves."""
+LEAST_PREFETCHED = 1 << 18
+"""Bytes of the smallest constant that is prefetched; for a smaller one that takes longer than it saves."""
 COUNTER = Arg("counter", DType.UINT32, "linear", written=True)
 
 
@@ -122,8 +122,8 @@ class Level:
     """The numbers of the chain's arguments, in the order of the launch's own."""
     waits: bool
     """Whether it needs all levels before it to be done; if not, it runs beside the one before it."""
-    ahead: tuple[int, ...] = ()
-    """The numbers of the arguments that are constants worth fetching before their turn."""
+    prefetched: tuple[int, ...] = ()
+    """The numbers of the arguments that are prefetched before its turn."""
     shift: int = 0
     """The work-group of the chain that begins with the first group: those before it are busy with levels beside it."""
 
@@ -154,9 +154,9 @@ def chain_source(
     values: dict[str, int | float] = dict(zip(LOCAL_SIZE, (items, 1, 1), strict=True))
     kinds.append((ROOM, "int"))
     values[ROOM] = max(room // 16, 1)
-    for i in sorted({i for level in levels for i in level.ahead}):
-        kinds.append((ahead_bytes(named[i]), "int"))
-        values[ahead_bytes(named[i])] = sizes[i]
+    for i in sorted({i for level in levels for i in level.prefetched}):
+        kinds.append((prefetched_bytes(named[i]), "int"))
+        values[prefetched_bytes(named[i])] = sizes[i]
     for number, level in enumerate(levels):
         step = level.step
         kinds += [(constant(number, name), kind) for name, kind in step.source.constants]
@@ -176,6 +176,6 @@ def constant(level: int, name: str) -> str:
     return f"L{level}_{name}"
 
 
-def ahead_bytes(argument: str) -> str:
-    """Return the name of the constant that says how much of an argument is fetched before its level."""
-    return f"AHEAD_{argument}"
+def prefetched_bytes(argument: str) -> str:
+    """Return the name of the constant that says how many bytes of an argument are prefetched."""
+    return f"PREFETCHED_{argument}"

@@ -1,6 +1,6 @@
 ## Convolution in fp32 as an implicit GEMM on cooperative matrices of halves: rows are output pixels, columns output
 ## channels, K runs over taps and blocks of four input channels; the work is divided as in `conv_matrix.glsl.mako`.
-## A step stages ${kb} blocks of K, each number as two halves, hi and lo (`split.py`): weights are packed so, activations
+## A step stages ${kb} blocks of K, each number as two halves, hi and lo (`halves.py`): weights are packed so, activations
 ## are split here. The sums of a step, hi lo + lo hi and then hi hi, are added up outside of the matrix units, whose own
 ## sums are rounded toward zero.
 <%

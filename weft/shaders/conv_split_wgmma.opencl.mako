@@ -1,7 +1,7 @@
 ## Convolution in fp32 as an implicit GEMM on Hopper's warpgroup matrix instructions (wgmma, PTX ISA 8.0, sm_90a): see
 ## `conv_wgmma.opencl.mako`. ${wm} x ${wz} warpgroups hold 64 x ${cols} sums each; ${wz} take turns in K, in steps of 64.
 ## An item loads four adjacent channels of two pixels for every 16 along K. They are its fragment of A, because the
-## channels of the weights are permuted to match (`halves.LANES`). It splits them in registers (`split.py`), while the
+## channels of the weights are permuted to match (`halves.LANES`). It splits them in registers (`halves.py`), while the
 ## halves of the weights pass through ${stages} buffers that cp.async prefetches. With two planes of weights the small
 ## products are summed first and then scaled; with three the third includes the scale. Sums leave the matrix units, which
 ## round toward zero, after each step.

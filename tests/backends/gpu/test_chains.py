@@ -33,7 +33,7 @@ from weft.core.graph.interpreter import outputs
 from weft.core.graph.tensor import TensorSpec
 from weft.core.registry.backend_registry import registry
 from weft.errors import CompileError
-from weft.kernels.chain import LEAST_AHEAD
+from weft.kernels.chain import LEAST_PREFETCHED
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.source import KernelSource
 
@@ -159,14 +159,14 @@ def test_a_launch_by_warpgroups_may_take_longer() -> None:
     x = net.conv(net.input("x", 1, 256, 28, 28), 256, 3, pads=(1, 1, 1, 1), name="long")
     graph, chained = net.finish(net.conv(net.conv(x, 64), 64)), []
     with chaining() as device:
-        device.longest_chained = 2.0
+        device.longest_chained = 6.0
         for precision in ("high", "low"):
             launches = listing(weft.optimize(graph, "null", precision=precision, fallback="error")).launches
             chained.append({node for launch in launches for node, _ in launch.levels})
     assert "n_long" not in chained[0] and "n_long" in chained[1]
 
 
-def test_large_constants_are_fetched_while_a_level_before_theirs_is_awaited() -> None:
+def test_large_constants_are_prefetched_while_a_level_before_theirs_is_awaited() -> None:
     net = Net()
     x = net.input("x", 1, 256, 7, 7)
     for i, channels in enumerate((256, 1024, 64, 512)):
@@ -175,11 +175,11 @@ def test_large_constants_are_fetched_while_a_level_before_theirs_is_awaited() ->
         (chain,) = listing(weft.optimize(net.finish(x), "null", fallback="error")).launches
     assert isinstance(chain, PlannedChain)
     weights = [max(t.nbytes for t in level.reads if t.memory.is_constant) for level in chain.launches[1:5]]
-    assert [n >= LEAST_AHEAD for n in weights] == [True, True, True, False], "as this test is made"
-    steps = re.findall(r"(level_\d+|await|bring)\(", chain.source.text.partition("void chain(")[2])
-    assert steps[:8] == ["level_0", "bring", "bring", "await", "level_1", "bring", "await", "level_2"]
-    assert "bring" not in steps[8:]
-    assert sorted(v for name, v in chain.values.items() if name.startswith("AHEAD")) == sorted(weights[:3])
+    assert [n >= LEAST_PREFETCHED for n in weights] == [True, True, True, False], "as this test is made"
+    steps = re.findall(r"(level_\d+|await|prefetch_l2)\(", chain.source.text.partition("void chain(")[2])
+    assert steps[:8] == ["level_0", "prefetch_l2", "prefetch_l2", "await", "level_1", "prefetch_l2", "await", "level_2"]
+    assert "prefetch_l2" not in steps[8:]
+    assert sorted(v for name, v in chain.values.items() if name.startswith("PREFETCHED")) == sorted(weights[:3])
 
 
 def test_groups_of_odd_sizes_join_where_items_may_repeat_each_other() -> None:

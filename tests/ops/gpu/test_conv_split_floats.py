@@ -22,7 +22,7 @@ from weft.backends.gpu.selftest import verdict_store
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.core.graph.dtypes import DType
-from weft.core.graph.layout import Array
+from weft.core.graph.layout import PACK, Array
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, render
 from weft.ops.gpu.conv import split_floats, split_floats_wgmma
@@ -32,8 +32,8 @@ from weft.ops.gpu.conv.halves import (
     LOW_BITS,
     SIDE,
     by_taps,
-    loss,
     split_weights,
+    truncation,
     undoing,
 )
 from weft.ops.gpu.conv.split_floats import (
@@ -58,7 +58,7 @@ def split_activations(x: Array) -> tuple[Array, Array]:
 
 def product(x: Array, w: Array) -> Array:
     """Return the product of split numbers; the sums are exact, or what IEEE says of infinities."""
-    both = split_activations(x), split_weights(w, 4)
+    both = split_activations(x), split_weights(w, truncation(w.shape[1], STEP))
     (xh, xl), (wh, wl) = ([h.astype(np.float64) for h in halves] for halves in both)
     with np.errstate(all="ignore"):
         return np.asarray((xh @ wh.T + (xh @ wl.T + xl @ wh.T) / 2**LOW_BITS) * undoing(w))
@@ -81,19 +81,34 @@ def test_weights_come_back_whole() -> None:
     w[0, :9], w[5] = 0, 0
     factor = undoing(w).astype(np.float64)[:, None] * 2.0**-ACTIVATION_BITS
     for bits in (LOW_BITS, 0):
-        high, low = (half.astype(np.float64) for half in split_weights(w, 4, bits))
+        high, low = (half.astype(np.float64) for half in split_weights(w, truncation(500, STEP), bits))
         error = np.abs((high + low / 2**bits) * factor - w)
         assert (error <= np.abs(w) * 2.0**-21 + np.abs(w).max(axis=1, keepdims=True) * 2.0**-37).all()
         assert ((high == 0) == (w == 0)).all() and (np.sign(high) == np.sign(low)).all()
 
 
-@pytest.mark.parametrize("sums", [1, 2, 4])
+@pytest.mark.parametrize("step", [16, 32, 64])
 @pytest.mark.parametrize("held", [np.float16, np.float32])
-def test_weights_give_back_what_units_take_off_sums(held: type[np.floating[Any]], sums: int) -> None:
-    w = np.random.default_rng(2).standard_normal((40, 3000)).astype(held).astype(np.float32)
-    high, low = (half.astype(np.float64) for half in split_weights(w, sums))
+def test_weights_make_up_for_truncated_sums(held: type[np.floating[Any]], step: int) -> None:
+    w = np.random.default_rng(2).standard_normal((40, 3072)).astype(held).astype(np.float32)
+    lost = truncation(w.shape[1], step)
+    high, low = (half.astype(np.float64) for half in split_weights(w, lost))
     back = (high + low / 2**LOW_BITS) * undoing(w).astype(np.float64)[:, None] * 2.0**-ACTIVATION_BITS
-    assert np.abs(back).sum() / np.abs(w).sum(dtype=np.float64) - 1 == pytest.approx(loss(sums), abs=1e-8)
+    assert np.abs(back).sum() / np.abs(w).sum(dtype=np.float64) - 1 == pytest.approx(lost[0], abs=1e-8)
+
+
+def test_sums_of_fewer_products_lose_less() -> None:
+    one, two, four = (truncation(n, STEP)[0] for n in (16, 20, 64))
+    assert 0 < one < two < four
+    assert set(truncation(64 + 4, STEP)[64:]) == {one} and set(truncation(64 + 4, STEP)[:64]) == {four}
+
+
+@pytest.mark.parametrize("made_up_for", [True, False])
+def test_units_that_are_not_known_to_truncate_are_not_made_up_for(made_up_for: bool) -> None:
+    weight = np.full((16, 64, 1, 1), 0.75, np.float32)
+    tile = TILES[0]
+    packed = packed_weights(weight, tile, made_up_for).transpose(0, 2, 1).reshape(-1, 2, PACK * tile.kb * tile.columns)
+    assert (packed[:, 1].max() > 2.0**-24) == made_up_for, "0.75 is a half, so that its low half is as small as can be"
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3e7])
@@ -122,14 +137,15 @@ def test_a_tile_is_shared_out_evenly_and_fits(tile: SplitTile) -> None:
 @pytest.mark.parametrize("tile", TILES, ids=repr)
 def test_halves_of_a_step_lie_together(shape: tuple[int, ...], tile: SplitTile) -> None:
     weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    flat = packed_weights(weight, tile).transpose(0, 2, 1).reshape(-1)
+    flat = packed_weights(weight, tile, truncates=True).transpose(0, 2, 1).reshape(-1)
     tiles = -(-shape[0] // tile.columns)
     packed = flat.reshape(tiles, -1, 2, 4 * tile.kb, tile.columns // SIDE, SIDE)
     channels = np.zeros_like(packed)
     channels[..., LANES] = packed
     by_column = channels.reshape(*packed.shape[:4], tile.columns).transpose(2, 0, 4, 1, 3)
     found = by_column.reshape(2, tiles * tile.columns, -1)
-    for half, want in zip(found, split_weights(by_taps(weight), tile.kb // 4), strict=True):
+    rows = by_taps(weight)
+    for half, want in zip(found, split_weights(rows, truncation(rows.shape[1], 4 * tile.kb)), strict=True):
         np.testing.assert_array_equal(half[: want.shape[0], : want.shape[1]], want)
         assert not half[want.shape[0] :].any() and not half[:, want.shape[1] :].any()
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.errors import BackendError
-from weft.kernels.chain import CHAIN, COUNTER, GRID, ROOM, SPREAD, Level, ahead_bytes, constant
+from weft.kernels.chain import CHAIN, COUNTER, GRID, ROOM, SPREAD, Level, constant, prefetched_bytes
 from weft.kernels.source import LOCAL_SIZE, Arg
 
 LATE = "#ifndef LATE_CONSTANTS\n#define LATE_CONSTANTS\n#endif\n"
@@ -23,15 +23,15 @@ _SHARED = re.compile(r"^  __local (\w+) (\w+)\[(.*)\](?: __attribute__\(\(aligne
 _FUNCTION = re.compile(r"^\w[\w ]* \*?(\w+)\([^;]*\{", re.MULTILINE)
 _MACRO = re.compile(r"^\s*#define (\w+)", re.MULTILINE)
 _REPLACED = (*LOCAL_SIZE, "LOCAL_X", "LOCAL_Y", "LOCAL_Z", "GROUP_X", "GROUP_Y", "GROUP_Z", "GROUPS_X", "BARRIER")
-_MEET = """\
+_WAITING = """\
 #ifdef __NV_CL_C_VERSION
 #define PART_BARRIER(number, items) asm volatile("bar.sync %0, %1;" :: "r"(number), "r"(items) : "memory")
 // A load that acquires is cheaper than a fence after the loop.
 #define ARRIVE(counter, n) asm volatile("red.release.gpu.global.add.u32 [%0], %1;" :: "l"(counter), "r"(n) : "memory")
 #define COUNTED(now, counter) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory")
 #define SEEN
-// Bring constants into the cache that all units share, while the first subgroup waits.
-void bring(__global const uchar* from, const int bytes) {
+// Fetch constants into the cache that all units share, while the first subgroup waits.
+void prefetch_l2(__global const uchar* from, const int bytes) {
   const int items = (int)get_local_size(0) - 32, item = (int)get_local_id(0) - 32;
   if (item >= 0)
     for (int at = ((int)get_group_id(0) * items + item) * 128; at < bytes; at += (int)get_num_groups(0) * items * 128)
@@ -41,7 +41,7 @@ void bring(__global const uchar* from, const int bytes) {
 #define ARRIVE(counter, n) mem_fence(CLK_GLOBAL_MEM_FENCE); atomic_add(counter, n)
 #define COUNTED(now, counter) now = *counter
 #define SEEN mem_fence(CLK_GLOBAL_MEM_FENCE)
-#define bring(from, bytes)
+#define prefetch_l2(from, bytes)
 #endif
 // Say that this work-group is here. Together they add 2^31 to the counter, which begins with 0: its highest bit
 // turns over, and the others are 0 again, so that nobody need reset it.
@@ -104,11 +104,11 @@ def chain_text(levels: Sequence[Level], args: Sequence[Arg], items: int) -> str:
     given = "".join(f"#undef {name}\n" for name in _REPLACED)
     pairs = list(enumerate(zip(levels, parts, strict=True)))
     functions = "".join(_function(i, level, own, known, items) for i, (level, own) in pairs)
-    ahead = _ahead(levels, args)
-    calls = "".join(_call(i, level, own, args, items, ahead.get(i, ())) for i, (level, own) in pairs)
+    prefetches = _prefetches(levels, args)
+    calls = "".join(_call(i, level, own, args, items, prefetches.get(i, ())) for i, (level, own) in pairs)
     params = ", ".join(f"{'volatile __global uint' if a is COUNTER else '__global uchar'}* {a.name}" for a in args)
     return (
-        f"{prelude}{given}{_MEET}{functions}"
+        f"{prelude}{given}{_WAITING}{functions}"
         f"__kernel __attribute__((reqd_work_group_size({items}, 1, 1)))\nvoid {CHAIN}({params}) {{\n"
         f"  __local uint4 room[{ROOM}] __attribute__((aligned(1024)));\n"
         f"  const int item = (int)get_local_id(0), all = (int)get_num_groups(0);\n"
@@ -116,18 +116,18 @@ def chain_text(levels: Sequence[Level], args: Sequence[Arg], items: int) -> str:
     )
 
 
-def _ahead(levels: Sequence[Level], args: Sequence[Arg]) -> dict[int, list[str]]:
-    """Return for levels that wait what to bring near meanwhile: what is read after the next wait.
+def _prefetches(levels: Sequence[Level], args: Sequence[Arg]) -> dict[int, list[str]]:
+    """Return for levels that wait what to prefetch meanwhile: what is read after the next wait.
 
-    So it is on its way for as long as a level takes. The first wait also brings what is read after itself.
+    So it has the time of a level to arrive. The first wait also prefetches what is read after itself.
     """
     named = [a.name for a in args if a is not COUNTER]
     waiting = [i for i, level in enumerate(levels) if level.waits]
-    found, brought = dict[int, list[str]](), set[int]()
+    found, fetched = dict[int, list[str]](), set[int]()
     for i, end in zip(waiting, [*waiting[2:], len(levels), len(levels)], strict=False):
-        fresh = {n for level in levels[i:end] for n in level.ahead} - brought
-        brought |= fresh
-        found[i] = [f"{name}, {ahead_bytes(name)}" for name in (named[n] for n in sorted(fresh))]
+        fresh = {n for level in levels[i:end] for n in level.prefetched} - fetched
+        fetched |= fresh
+        found[i] = [f"{name}, {prefetched_bytes(name)}" for name in (named[n] for n in sorted(fresh))]
     return found
 
 
@@ -162,7 +162,7 @@ def _barrier(level: Level, items: int) -> str:
 
 
 def _call(
-    number: int, level: Level, parts: _Parts, args: Sequence[Arg], items: int, ahead: Sequence[str]
+    number: int, level: Level, parts: _Parts, args: Sequence[Arg], items: int, prefetches: Sequence[str]
 ) -> str:
     """Return the loop over the groups of a level, with what must be done before it."""
     step = level.step
@@ -170,8 +170,8 @@ def _call(
     groups = " * ".join(constant(number, name) for name in GRID)
     before = "  barrier(CLK_LOCAL_MEM_FENCE);\n" if number else ""
     if level.waits:
-        brought = "".join(f"bring({each}); " for each in ahead)
-        before = f"  arrive({COUNTER.name}); {brought}await({COUNTER.name}, &turn);\n"
+        fetched = "".join(f"prefetch_l2({each}); " for each in prefetches)
+        before = f"  arrive({COUNTER.name}); {fetched}await({COUNTER.name}, &turn);\n"
     types = [p.rpartition("* ")[0].strip() for p in parts.params.split(", ")]
     named = [a.name for a in args if a is not COUNTER]
     given = ", ".join(f"({t.replace(' restrict', '')}*){named[a]}" for t, a in zip(types, level.args, strict=True))

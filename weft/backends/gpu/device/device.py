@@ -135,7 +135,7 @@ class GpuDevice(ABC):
     """Whether launches of one level run in parallel; if not, merging two launches is worth some wasted work."""
     longest_chained: float = field(default=8.0, init=False)
     """Microseconds of the longest launches that share one: the longer it is, the more a launch loses in a chain, whose
-    groups are few and do not run beside other launches."""
+    groups are few and do not run beside other launches. Those by warpgroups may be half as long again."""
     reads_all_sizes: bool = field(default=False, init=False)
     """Whether kernels read all constants but the local size when they run, whatever shapes there were."""
     remarks: tuple[str, ...] = field(default=(), init=False)

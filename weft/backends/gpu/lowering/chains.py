@@ -16,7 +16,7 @@ from weft.backends.gpu.recording.launches import PlannedChain, PlannedLaunch
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chain import (
     CHAIN,
-    LEAST_AHEAD,
+    LEAST_PREFETCHED,
     WARPGROUP_CHAIN,
     ChainedLaunch,
     Level,
@@ -26,12 +26,12 @@ from weft.kernels.chain import (
 from weft.kernels.device_caps import DeviceCaps, Size3
 from weft.kernels.dialect import Dialect
 
-MOST_ROUNDS = 2
-"""Rounds of groups of a launch in a chain: one more takes about as long as the launch that it saves."""
-LONGEST_BY_WARPGROUPS = 12.0
-"""Microseconds that a launch by warpgroups in a chain may take, at least: few of its groups fit a unit anyway, so that
-it loses little by having the groups of a chain."""
-LONGEST = 8
+MOST_WAVES = 2
+"""Waves of groups of a launch in a chain: one more takes about as long as the launch that it saves."""
+LONGER_BY_WARPGROUPS = 1.5
+"""How many times longer a launch by warpgroups may be: few of its groups fit a unit anyway, so that it loses little by
+having the groups of a chain."""
+MOST_LEVELS = 8
 """Launches of a chain: its kernel is built as a whole, in a time that grows with them."""
 
 
@@ -61,7 +61,7 @@ def find_chains(
     """Return the chains of a network whose nodes are given in the order in which they run.
 
     The launches of a node stay alone if they are expected to take more than `longest` microseconds on average, or
-    LONGEST_BY_WARPGROUPS if one of them is by warpgroups.
+    LONGER_BY_WARPGROUPS times that if one of them is by warpgroups.
     """
     runs, run = list[_Run](), _Run()
     for section in sections:
@@ -69,7 +69,7 @@ def find_chains(
         if not section.launches:
             continue
         by_warpgroups = any(step.source.warpgroup for step in steps)
-        limit = max(longest, LONGEST_BY_WARPGROUPS) if by_warpgroups else longest
+        limit = longest * LONGER_BY_WARPGROUPS if by_warpgroups else longest
         short = section.microseconds <= limit * len(section.launches)
         if not (short and _fit([*run.steps, *steps], caps)):
             runs, run = [*runs, run], _Run()
@@ -94,14 +94,14 @@ def _fit(steps: Sequence[ChainedLaunch], caps: DeviceCaps) -> bool:
         return False
     items = chain_items(steps, caps)
     slots = [step.slots(items, caps) for step in steps]
-    most = caps.likely_units * MOST_ROUNDS
+    most = caps.likely_units * MOST_WAVES
     return all(n and step.groups <= most * n for n, step in zip(slots, steps, strict=True))
 
 
 def _pieces(sections: Sequence[Section]) -> list[list[Section]]:
     """Return the sections cut into pieces of about the same number of launches, none too long."""
     count = sum(len(section.launches) for section in sections)
-    each = -(-count // max(-(-count // LONGEST), 1))
+    each = -(-count // max(-(-count // MOST_LEVELS), 1))
     pieces: list[list[Section]] = []
     room = 0
     for section in sections:
@@ -117,7 +117,7 @@ def _chain(sections: Sequence[Section], caps: DeviceCaps, dialect: Dialect) -> P
     """Return the chain of some sections, or None if they stay launches of their own."""
     owners = [section for section in sections for _ in section.launches]
     launches = [launch for section in sections for launch in section.launches]
-    if len(launches) < 2 or len(launches) > LONGEST:
+    if len(launches) < 2 or len(launches) > MOST_LEVELS:
         return None
     memory = _ChainArguments()
     for owner, launch in zip(owners, launches, strict=True):
@@ -132,8 +132,8 @@ def _chain(sections: Sequence[Section], caps: DeviceCaps, dialect: Dialect) -> P
     for owner, launch, step, after in zip(owners, launches, steps, waits, strict=True):
         busy = 0 if after else busy
         args = tuple(memory.number(owner.label, t) for t in (*launch.reads, *launch.writes))
-        ahead = tuple(memory.number(owner.label, t) for t in launch.reads if _is_far(t))
-        levels.append(Level(step, step.width(caps), step.slots(items, caps), args, after, ahead, busy % groups))
+        prefetched = tuple(memory.number(owner.label, t) for t in launch.reads if _is_prefetched(t))
+        levels.append(Level(step, step.width(caps), step.slots(items, caps), args, after, prefetched, busy % groups))
         busy += step.groups
     made = chain_source(levels, memory.written, memory.sizes, items, dialect)
     if made is None:
@@ -222,10 +222,10 @@ class _ChainArguments:
         return self._order.index(_place(owner, tensor))
 
 
-def _is_far(tensor: Tensor) -> bool:
-    """Tell whether a level would wait for a tensor that the chain may fetch early: a constant of some size."""
+def _is_prefetched(tensor: Tensor) -> bool:
+    """Tell whether a chain prefetches what a level reads: a constant that is large enough."""
     spot: Spot = tensor.memory
-    return spot.is_constant and tensor.nbytes >= LEAST_AHEAD
+    return spot.is_constant and tensor.nbytes >= LEAST_PREFETCHED
 
 
 def _root(owner: str, tensor: Tensor) -> Hashable:

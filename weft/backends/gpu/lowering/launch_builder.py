@@ -238,7 +238,7 @@ class NodeBuilder(KernelBuilder):
     def scratch(self, shape: tuple[int, ...], dtype: DType, layout: Layout = Layout.NCHW) -> Tensor:
         """Return a tensor that has memory while this node runs."""
         number = len(self.scratches)
-        tensor = Tensor(f"{self._label}.scratch{number}", shape, dtype, layout, Spot(("scratch", number)))
+        tensor = Tensor(f"{self._label}.scratch{number}", shape, dtype, layout, Spot.of_scratch(number))
         self.scratches.append(tensor)
         return tensor
 

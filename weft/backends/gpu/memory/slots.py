@@ -20,8 +20,8 @@ from weft.kernels.template import PLACE
 SMALLEST = 16
 """Bytes of the smallest slot: even an empty tensor has an address, and drivers bind no empty range."""
 
-CONSTANT = "constant"
-"""The first part of the root of a constant."""
+CONSTANT, SCRATCH = "constant", "scratch"
+"""The first part of the root of a constant, and of scratch memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,11 @@ class Spot:
     def of_constant(cls, key: str) -> Spot:
         """Return where a constant of that key will lie, which its node made."""
         return cls((CONSTANT, key))
+
+    @classmethod
+    def of_scratch(cls, number: int) -> Spot:
+        """Return where scratch memory of that number will lie, which its node asked for."""
+        return cls((SCRATCH, number))
 
     @property
     def is_constant(self) -> bool:

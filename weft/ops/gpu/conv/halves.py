@@ -2,8 +2,9 @@
 
 After Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32
 theoretical peak performance" (2022): a = hi + lo / 2^11 with both in fp16, and a b = hi hi + (hi lo + lo hi) / 2^11.
-As there, sums leave the matrix units, which round toward zero, after a few steps and are added up in fp32. What that
-takes off on average is given back by the weights: it is the same share of every sum, so layers would add it up.
+As there, sums leave the matrix units, which round toward zero, after a few steps and are added up in fp32. Truncation
+takes the same share off every sum, on average, and the layers of a deep network would add it up. So the weights are
+larger by that share where it was measured.
 
 Activations are split by the kernels, scaled by 2^-8 so that magnitudes up to 1.6e7 fit fp16. What they lose is at
 most 2^-23 of themselves, and 2^-28 (4e-9) where they are smaller than 2^-6.
@@ -21,10 +22,9 @@ ACTIVATION_BITS = 8
 """Activations are divided by 2 to this power before they are split."""
 LOW_BITS = 11
 """The low part is multiplied by 2 to this power, so that fp16 holds all of its bits."""
-TAKEN = 0.24 * 2.0**-23
-"""What matrix units take off a sum when they round it toward zero, on average, as a share of it. Fitted on Hopper: the
-errors of EfficientNet-B0, MobileNetV3-L, DeepLabV3 and a YOLO are least for 0.6 to 0.7 * 2^-23 in `loss`, whose four
-sums are most of what these networks compute."""
+TRUNCATION = 0.24 * 2.0**-23
+"""The share of a sum that Hopper's matrix units take off on average, as they round it toward zero. Fitted: the errors
+of EfficientNet-B0, MobileNetV3-L, DeepLabV3 and a YOLO are least for 0.6 to 0.7 * 2^-23 in a step of four sums."""
 TOP = 15
 """The largest weight of an output channel is scaled to just below 2 to this power."""
 _TINY = np.float16(2.0**-24)
@@ -46,28 +46,30 @@ def shifts(rows: Array) -> Array:
     return powers
 
 
-def loss(sums: int) -> float:
-    """Return what so many sums, one on top of the other, lose on average, as a share of the last one.
+def truncation(depth: int, step: int) -> Array:
+    """Return for each element along K the share of its product that truncation takes off, on average.
 
-    They grow like a random walk.
+    A kernel adds the products of a step in its matrix units, SIDE at a time, one sum on top of the other. The sums grow
+    like a random walk, and each is truncated.
     """
-    return TAKEN * sum(sqrt(n / sums) for n in range(1, sums + 1))
+    in_step = np.minimum(step, depth - np.arange(depth) // step * step)
+    shares = [TRUNCATION * sum(sqrt(n / sums) for n in range(1, sums + 1)) for sums in range(step // SIDE + 1)]
+    lost: Array = np.array(shares)[-(-in_step // SIDE)]
+    return lost
 
 
-def split_weights(rows: Array, sums: int, low_bits: int = LOW_BITS) -> tuple[Array, Array]:
+def split_weights(rows: Array, lost: Array | float = 0.0, low_bits: int = LOW_BITS) -> tuple[Array, Array]:
     """Return fp16 arrays hi and lo of rows of fp32 weights, each row scaled by 2^shift: hi + lo / 2^low_bits.
 
-    They are larger by the `loss` of `sums`: how many matrix products a kernel adds before it takes their sum out.
-
-    hi is rounded toward zero, and neither is zero unless the weight is: both have its sign, so that an infinite
-    activation gives infinity and not NaN.
+    The low halves make up for the share `lost` (`truncation`), by element along K. hi is rounded toward zero, and
+    neither is zero unless the weight is: both have its sign, so that an infinite activation gives infinity and not NaN.
     """
     scaled = rows * np.ldexp(np.float32(1), shifts(rows))[:, None]
     with np.errstate(all="ignore"):
         # An fp32 without its last 13 bits is a half, unless it is very small.
         high = (scaled.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float16)
         high = np.where((high == 0) & (scaled != 0), np.copysign(_TINY, scaled).astype(np.float16), high)
-        rest = scaled - high.astype(np.float32) + scaled * np.float32(loss(sums))
+        rest = scaled - high.astype(np.float32) + scaled * np.asarray(lost, np.float32)
         low = (rest * np.float32(2.0**low_bits)).astype(np.float16)
         bad = np.nonzero((high != 0) & ((low == 0) | np.isnan(low) | (np.signbit(low) != np.signbit(high))))
         low[bad] = np.copysign(_TINY, high[bad])

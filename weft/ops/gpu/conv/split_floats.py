@@ -20,7 +20,16 @@ from weft.kernels.self_test_cases import SelfTestCase
 from weft.kernels.source import SUBGROUP
 from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
-from weft.ops.gpu.conv.halves import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights, undoing
+from weft.ops.gpu.conv.halves import (
+    ACTIVATION_BITS,
+    LANES,
+    LOW_BITS,
+    SIDE,
+    by_taps,
+    split_weights,
+    truncation,
+    undoing,
+)
 from weft.ops.gpu.conv.matrix import MatrixTile, effort_of, fitting, packed_size, with_most_reuse
 from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem, vectors_spec
 from weft.ops.gpu.conv.wgmma import STEP
@@ -135,10 +144,14 @@ def pack_weights(half: Array, tile: SplitTile) -> Array:
     return full.reshape(tiles, tile.columns, steps, step).transpose(0, 2, 3, 1)
 
 
-def packed_weights(weight: Array, tile: SplitTile) -> Array:
-    """Return weights with hi and lo of a step side by side, as the logical array whose NC4HW4 form that is."""
-    halves = split_weights(by_taps(weight), PACK * tile.kb // SIDE)
-    both = np.stack([pack_weights(half, tile) for half in halves], axis=2)
+def packed_weights(weight: Array, tile: SplitTile, truncates: bool) -> Array:
+    """Return weights with hi and lo of a step side by side, as the logical array whose NC4HW4 form that is.
+
+    `truncates` tells whether the matrix units are known to round toward zero.
+    """
+    rows = by_taps(weight)
+    lost = truncation(rows.shape[1], PACK * tile.kb) if truncates else 0.0
+    both = np.stack([pack_weights(half, tile) for half in split_weights(rows, lost)], axis=2)
     return both.reshape(1, -1, PACK).transpose(0, 2, 1)
 
 
@@ -180,7 +193,8 @@ class SplitConv(Algorithm[ConvProblem, ConvPlan, SplitTile]):
     def launch(self, plan: ConvPlan, tile: SplitTile) -> None:
         """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
         k, p = plan.k, plan.problem
-        pack = partial(packed_weights, plan.weight, tile)
+        truncates = plan.problem.caps.warpgroup_units  # measured on these alone
+        pack = partial(packed_weights, plan.weight, tile, truncates)
         spec = vectors_spec(2 * packed_size(p, tile), DType.FLOAT16)
         packed = k.constant(f"split.{tile.columns}.{tile.kb}", pack, Layout.NC4HW4, spec)
         tiles, across = -(-p.pixels // tile.rows), -(-p.channels_out // tile.columns)

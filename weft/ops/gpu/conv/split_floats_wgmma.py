@@ -18,7 +18,15 @@ from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import PIECE
 from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.gpu.conv import split_floats
-from weft.ops.gpu.conv.halves import ACTIVATION_BITS, LANES, LOW_BITS, SIDE, by_taps, split_weights
+from weft.ops.gpu.conv.halves import (
+    ACTIVATION_BITS,
+    LANES,
+    LOW_BITS,
+    SIDE,
+    by_taps,
+    split_weights,
+    truncation,
+)
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 from weft.ops.gpu.conv.split_floats import SplitFigures, is_much, scales_back
 from weft.ops.gpu.conv.wgmma import (
@@ -156,8 +164,9 @@ def pack_planes(weight: Array, cols: int, planes: int, turns: int) -> Array:
     Columns, and each sixteen elements along K, are ordered so that a work-item gets four adjacent channels. The eight
     pieces of a column are swizzled: piece c lies at c xor (column mod 8).
     """
-    high, low = split_weights(by_taps(weight), STEP // SIDE, LOW_BITS if planes == 2 else 0)
-    co, depth = high.shape
+    rows = by_taps(weight)
+    co, depth = rows.shape
+    high, low = split_weights(rows, truncation(depth, STEP), LOW_BITS if planes == 2 else 0)
     steps, across = -(-depth // (STEP * turns)) * turns, -(-co // cols)
     full = np.zeros((planes, across * cols, steps * STEP), np.float16)
     full[0, :co, :depth], full[1, :co, :depth] = high, low

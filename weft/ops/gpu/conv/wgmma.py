@@ -28,8 +28,6 @@ ROWS = 64
 """Rows of sums that a warpgroup holds."""
 STEP = 64
 """Elements along K of a step: 128 bytes, the widest row that can be swizzled."""
-CHAINED_STEPS = 8
-"""Steps along K of a launch of two rounds of groups that is short enough for a chain."""
 RASTER = 8
 """Tiles of rows that pass through the columns together, so that their operands stay in the cache."""
 SHARED = WARPGROUP_MEMORY
@@ -231,13 +229,9 @@ def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int =
 def _apart(
     caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int, tile: WgmmaTile, groups: int
 ) -> WgmmaTile:
-    """Return a tile of which `groups` fit a multiprocessor: in teams, if it would run alone beside many more.
-
-    Not where launches share one and its few steps suit that, which saves more: no chain takes teams.
-    """
+    """Return a tile of which `groups` fit a multiprocessor: in teams, if it would run alone beside many more."""
     teams = min(groups, REGISTERS // tile.all_registers)
-    rounds = 2 if caps.resident_groups and steps <= CHAINED_STEPS else 1
-    few = -(-pixels // tile.rows) * -(-channels // tile.cols) <= rounds * caps.compute_units
+    few = -(-pixels // tile.rows) * -(-channels // tile.cols) <= caps.compute_units
     return tile if few or parts > 1 or teams < 2 or not tile.is_alone(caps, steps) else replace(tile, teams=teams)
 
 
