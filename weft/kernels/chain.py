@@ -31,15 +31,15 @@ ITEMS = 256
 """Work-items of a chain's work-groups where groups of launches may run side by side in one."""
 GRID = ("GRID_X", "GRID_Y", "GRID_Z")
 """The constants that are the grid of a level."""
-SPREAD = ("CHAIN_SLOTS", "CHAIN_SHIFT", "CHAIN_ROOM")
-"""The constants that say how a level is spread: `Level.slots`, `Level.shift` and `ChainedLaunch.room`."""
+SPREAD = ("CHAIN_SLOTS", "CHAIN_SHIFT", "CHAIN_BYTES")
+"""The constants that say how a level is spread: `Level.slots`, `Level.shift` and `ChainedLaunch.local_bytes`."""
 BARRIERS = 15
 """Barriers of a part of a group, beside that of all its items: PTX has sixteen of both kinds."""
 _OWN_BARRIERS = "bar.sync"
 """Barriers in a kernel's own text have the numbers that barriers of parts would have."""
 _CONSTANT_CACHE = "ld.global.nc"
 """Loads that are right only for what no work-item writes while the kernel runs: in a chain a level before may."""
-ROOM = "ROOM"
+SHARED_VECTORS = "SHARED_VECTORS"
 """The constant that says how many vectors of 16 bytes of work-group memory a chain takes."""
 _BARRIER = re.compile(r"^(?!\s*#define BARRIER\b).*\bBARRIER\b", re.MULTILINE)
 LEAST_PREFETCHED = 1 << 18
@@ -84,7 +84,7 @@ class ChainedLaunch:
         return 1024 if self.source.warpgroup else 128
 
     @cached_property
-    def room(self) -> int:
+    def local_bytes(self) -> int:
         """Return the bytes of work-group memory of a group."""
         arrays = (shared_bytes(kind, size, self.values) for kind, size in self.source.shared)
         return sum(-(-n // self.alignment) * self.alignment for n in arrays)
@@ -106,7 +106,7 @@ class ChainedLaunch:
             return 0
         side_by_side = min(items // width, BARRIERS) if self.meets else items // width
         most = WARPGROUP_MEMORY if self.source.warpgroup and caps.warpgroup_units else caps.local_memory
-        return min(side_by_side, most // self.room) if self.room else side_by_side
+        return min(side_by_side, most // self.local_bytes) if self.local_bytes else side_by_side
 
 
 @dataclass(frozen=True)
@@ -150,10 +150,10 @@ def chain_source(
     if text is None:
         return None
     kinds: list[tuple[str, ConstantKind]] = [(name, "int") for name in LOCAL_SIZE]
-    room = max(level.slots * level.step.room for level in levels)
+    taken = max(level.slots * level.step.local_bytes for level in levels)
     values: dict[str, int | float] = dict(zip(LOCAL_SIZE, (items, 1, 1), strict=True))
-    kinds.append((ROOM, "int"))
-    values[ROOM] = max(room // 16, 1)
+    kinds.append((SHARED_VECTORS, "int"))
+    values[SHARED_VECTORS] = max(taken // 16, 1)
     for i in sorted({i for level in levels for i in level.prefetched}):
         kinds.append((prefetched_bytes(named[i]), "int"))
         values[prefetched_bytes(named[i])] = sizes[i]
@@ -162,12 +162,12 @@ def chain_source(
         kinds += [(constant(number, name), kind) for name, kind in step.source.constants]
         values |= {constant(number, name): step.values[name] for name, _ in step.source.constants}
         own = dict(zip(GRID, step.grid, strict=True))
-        own |= dict(zip(SPREAD, (level.slots, level.shift, step.room), strict=True))
+        own |= dict(zip(SPREAD, (level.slots, level.shift, step.local_bytes), strict=True))
         kinds += [(constant(number, name), "int") for name in own]
         values |= {constant(number, name): value for name, value in own.items()}
     subgroup = max(level.step.source.subgroup for level in levels)
     warpgroup = any(level.step.source.warpgroup for level in levels)
-    shared = (("uint4", ROOM),)
+    shared = (("uint4", SHARED_VECTORS),)
     return KernelSource(CHAIN, text, args, tuple(kinds), shared, subgroup, warpgroup), values
 
 

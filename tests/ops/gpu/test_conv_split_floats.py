@@ -44,7 +44,7 @@ from weft.ops.gpu.conv.split_floats import (
     legal_tiles,
     packed_weights,
 )
-from weft.ops.gpu.conv.wgmma import STEP
+from weft.ops.gpu.conv.warpgroups import STEP
 
 
 def split_activations(x: Array) -> tuple[Array, Array]:

@@ -18,9 +18,8 @@ from weft.ops.conv import Conv
 from weft.ops.gpu.conv import split_floats_wgmma, wgmma
 from weft.ops.gpu.conv.problem import ConvPlan
 from weft.ops.gpu.conv.split_k import InParts, tile_and_parts
+from weft.ops.gpu.conv.warpgroups import REGISTERS, SHARED
 from weft.ops.gpu.conv.wgmma import (
-    REGISTERS,
-    SHARED,
     WgmmaConv,
     WgmmaFigures,
     WgmmaTile,

@@ -103,13 +103,13 @@ def _pieces(sections: Sequence[Section]) -> list[list[Section]]:
     count = sum(len(section.launches) for section in sections)
     each = -(-count // max(-(-count // MOST_LEVELS), 1))
     pieces: list[list[Section]] = []
-    room = 0
+    left = 0
     for section in sections:
-        if len(section.launches) > room:
+        if len(section.launches) > left:
             pieces.append([])
-            room = max(each, len(section.launches))
+            left = max(each, len(section.launches))
         pieces[-1].append(section)
-        room -= len(section.launches)
+        left -= len(section.launches)
     return pieces
 
 

@@ -32,7 +32,7 @@ from weft.ops.gpu.conv.halves import (
 )
 from weft.ops.gpu.conv.matrix import MatrixTile, effort_of, fitting, packed_size, with_most_reuse
 from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem, vectors_spec
-from weft.ops.gpu.conv.wgmma import STEP
+from weft.ops.gpu.conv.warpgroups import STEP
 from weft.ops.gpu.conv.winograd import WINS
 
 

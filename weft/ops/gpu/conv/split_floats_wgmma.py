@@ -29,7 +29,7 @@ from weft.ops.gpu.conv.halves import (
 )
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 from weft.ops.gpu.conv.split_floats import SplitFigures, is_much, scales_back
-from weft.ops.gpu.conv.wgmma import (
+from weft.ops.gpu.conv.warpgroups import (
     FAILED,
     NO_WARPGROUPS,
     RASTER,
@@ -126,12 +126,12 @@ TILES = (
 
 def tiles(caps: DeviceCaps, channels: int, depth: int) -> list[SplitWgmmaTile]:
     """Return the tiles that fit the device, so many output channels, and so many elements along K."""
-    steps, room = -(-depth // STEP), caps.local_memory if NAME in caps.without else SHARED
+    steps, most = -(-depth // STEP), caps.local_memory if NAME in caps.without else SHARED
     return [
         t
         for t in TILES
         if t.items <= caps.max_local_items
-        and t.shared_bytes() <= room
+        and t.shared_bytes() <= most
         and t.cols < 2 * max(channels, 17)
         and steps >= 2 * t.wz - 1
     ]

@@ -12,7 +12,7 @@ import numpy as np
 from weft.core.graph.layout import PACK, Array
 from weft.core.graph.tensor import TensorSpec
 from weft.kernels.cost_model import Effort
-from weft.kernels.device_caps import WARPGROUP_MEMORY, DeviceCaps
+from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import PIECE
 from weft.kernels.self_test_cases import SelfTestCase
@@ -21,20 +21,19 @@ from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.implicit_gemm import ImplicitGemm
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 from weft.ops.gpu.conv.split_k import PARTS, InParts, Sums, TileWork, promising, tile_and_parts
+from weft.ops.gpu.conv.warpgroups import (
+    FAILED,
+    NO_WARPGROUPS,
+    RASTER,
+    REGISTERS,
+    RESERVED,
+    ROWS,
+    SHARED,
+    STEP,
+    Warpgroups,
+    within_limit,
+)
 
-GROUP = 128
-"""Work-items of a warpgroup."""
-ROWS = 64
-"""Rows of sums that a warpgroup holds."""
-STEP = 64
-"""Elements along K of a step: 128 bytes, the widest row that can be swizzled."""
-RASTER = 8
-"""Tiles of rows that pass through the columns together, so that their operands stay in the cache."""
-SHARED = WARPGROUP_MEMORY
-"""Bytes of work-group memory of a multiprocessor, which reserves a KiB for each work-group."""
-RESERVED = 1 << 10
-REGISTERS = 1 << 16
-"""Registers of a multiprocessor."""
 WIDTHS = (256, 128, 64, 32)
 """Columns of a tile besides those that divide the channels evenly."""
 UNIT = 16
@@ -69,23 +68,6 @@ class WgmmaFigures(AlgorithmFigures, section="conv_wgmma"):
     """Its share of the portable kernel's time."""
     little_cost: float
     """The same where there is little work, so that units wait."""
-
-
-class Warpgroups:
-    """A tile of `wm` x `wz` warpgroups, each with 64 pixels; `wz` of them share the pixels and take turns in K."""
-
-    wm: int
-    wz: int
-
-    @property
-    def rows(self) -> int:
-        """Return the pixels of a group."""
-        return ROWS * self.wm
-
-    @property
-    def items(self) -> int:
-        """Return the work-items of a group."""
-        return GROUP * self.wm * self.wz
 
 
 @dataclass(frozen=True)
@@ -154,16 +136,6 @@ def _cases() -> Sequence[SelfTestCase]:
     return [conv_case(x, w, stride) for x, w, stride in shapes]
 
 
-def within_limit(kind: SpecialKernel) -> SpecialKernel:
-    """Return the kind that replaces one that is wrong: the same within the work-group memory that a driver reports."""
-
-    def claimed(caps: DeviceCaps) -> bool:
-        return kind.claimed(caps) and kind.name in caps.without
-
-    title = f"{kind.title} within the limit of work-group memory"
-    return replace(kind, name=f"{kind.name}_small", title=title, claimed=claimed)
-
-
 def _has_units(caps: DeviceCaps) -> bool:
     return caps.warpgroup_units and caps.matrix_units
 
@@ -179,11 +151,6 @@ SPECIAL = register_special(
     )
 )
 SMALL = register_special(within_limit(SPECIAL))
-
-
-NO_WARPGROUPS = "the device has no warpgroup matrix instructions"
-FAILED = "the device's matrix instructions failed their self-test"
-"""Why kernels on warpgroups do not run where the device claims their hardware."""
 
 
 def steps_along(taps: int, channels: int) -> int:
@@ -205,14 +172,14 @@ def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int =
     """
     least = -(-channels // WIDTHS[0])
     even = [-(-channels // (UNIT * tiled)) * UNIT for tiled in (least, least + 1)]
-    room = _room(caps)
-    widest = ((room - RESERVED) // (2 * STEP * FEWEST) - ROWS) // UNIT * UNIT
+    shared = _most_shared(caps)
+    widest = ((shared - RESERVED) // (2 * STEP * FEWEST) - ROWS) // UNIT * UNIT
     widths = [w for w in dict.fromkeys((*even, *WIDTHS, min(widest, WIDTHS[0]))) if w < channels + UNIT]
     found: dict[WgmmaTile, None] = {}
     for cols in sorted(widths or [UNIT], reverse=True):
         for wm in (2, 1):
             for groups in (1, 2, 3):
-                stages = _stages(wm, cols, steps, room // groups)
+                stages = _stages(wm, cols, steps, shared // groups)
                 if stages >= FEWEST:
                     found[_apart(caps, pixels, channels, steps, parts, WgmmaTile(wm, cols, stages), groups)] = None
     for cols in dict.fromkeys(
@@ -220,7 +187,7 @@ def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int =
     ):
         if -(-pixels // ROWS) * -(-channels // cols) * parts <= caps.compute_units:
             for wz in SLICES:
-                stages = _stages(1, cols, -(-steps // wz), room // wz)
+                stages = _stages(1, cols, -(-steps // wz), shared // wz)
                 if stages >= FEWEST and steps >= FEWEST * wz:
                     found[WgmmaTile(1, cols, stages, wz)] = None
     return tuple(sorted(found, key=partial(_cost, caps, pixels, channels, steps, parts)))
@@ -235,7 +202,7 @@ def _apart(
     return tile if few or parts > 1 or teams < 2 or not tile.is_alone(caps, steps) else replace(tile, teams=teams)
 
 
-def _room(caps: DeviceCaps) -> int:
+def _most_shared(caps: DeviceCaps) -> int:
     """Return the bytes of work-group memory that a group may take, including the reserved ones.
 
     A driver that reports 48 KiB lets a kernel use all of a multiprocessor, unless the self-test found otherwise.
@@ -243,9 +210,9 @@ def _room(caps: DeviceCaps) -> int:
     return caps.local_memory + RESERVED if SPECIAL.name in caps.without else SHARED
 
 
-def _stages(wm: int, cols: int, steps: int, room: int) -> int:
+def _stages(wm: int, cols: int, steps: int, shared: int) -> int:
     """Return how many stages fit, but no more than are useful."""
-    return min((room - RESERVED) // (2 * STEP * (ROWS * wm + cols)), MOST, max(steps + 2, FEWEST))
+    return min((shared - RESERVED) // (2 * STEP * (ROWS * wm + cols)), MOST, max(steps + 2, FEWEST))
 
 
 def _cost(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int, tile: WgmmaTile) -> float:
