@@ -1,8 +1,8 @@
-"""Backends that are wrong in what they answer: which ops they take, how a graph is optimised, what they note."""
+"""Backends that are wrong in what they answer: which ops they take, how a graph is optimised, notes, statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -89,6 +89,36 @@ class MarksTensors(CpuBackend):
     def why_not(self, inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
         if op.type == "Erf":
             outputs[0].layout = Layout.NHWC
+        return None
+
+
+@fault("support", "why_not changed axis of the op", frozenset({"table"}))
+class EditsTheOpWhenAsked(CpuBackend):
+    def why_not(self, inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
+        if op.type == "Softmax":
+            object.__setattr__(op, "axis", len(outputs[0].shape) - 1)
+        return None
+
+
+@fault("support", "the reason is False", frozenset({"table"}))
+class AnswersNo(CpuBackend):
+    def why_not(self, inputs: Inputs, outputs: Outputs, op: Op) -> Any:
+        return False if op.type == "Softmax" else None
+
+
+@fault("support", "why_not raised RuntimeError", LOADS)
+class FailsWhenAsked(CpuBackend):
+    def why_not(self, inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
+        if op.type == "Softmax":
+            raise RuntimeError("asked in vain")
+        return None
+
+
+@fault("support", "why_not raised GeneratorExit", LOADS)
+class EndsGenerators(CpuBackend):
+    def why_not(self, inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
+        if op.type == "Softmax":
+            raise GeneratorExit
         return None
 
 
@@ -197,10 +227,54 @@ class CompilesIntoItself(CpuBackend):
         super().close()
 
 
-# -- creator -------------------------------------------------------------------------------------------------
+@fault("short-lived", "OptimizeSubgraph returned None", LOADS)
+class OptimizesToNothing(CpuBackend):
+    def OptimizeSubgraph(self, view: SubgraphView) -> Any:
+        return None
+
+
+@fault("order", "lowered its part to a graph that cannot run in its place", LOADS)
+class LowersOutOfOrder(CpuBackend):
+    def lower(self, graph: Graph) -> Graph:
+        graph.nodes.reverse()
+        return graph
+
+
+@fault("order", "was float32", LOADS)
+class LowersToAnotherLayout(CpuBackend):
+    def lower(self, graph: Graph) -> Graph:
+        graph.layouts = dict.fromkeys(graph.inputs, Layout.NHWC)
+        return graph
+
+
+# -- notes and statistics ------------------------------------------------------------------------------------
 
 
 @fault("creator", "notes() has")
 class NotesNothing(CpuBackend):
     def notes(self) -> Sequence[str]:
         return [""]
+
+
+@fault("creator", "notes() returned None", LOADS)
+class HasNoNotes(CpuBackend):
+    def notes(self) -> Any:
+        return None
+
+
+@fault("creator", "ValueError: no notes today", LOADS)
+class FailsAtNotes(CpuBackend):
+    def notes(self) -> Sequence[str]:
+        raise ValueError("no notes today")
+
+
+@fault("creator", "statistics() returned None", LOADS)
+class HasNoStatistics(CpuBackend):
+    def statistics(self) -> Any:
+        return None
+
+
+@fault("creator", "ValueError: the counters are broken", LOADS)
+class FailsAtStatistics(CpuBackend):
+    def statistics(self) -> Mapping[str, int]:
+        raise ValueError("the counters are broken")

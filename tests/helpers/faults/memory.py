@@ -10,7 +10,7 @@ import numpy as np
 from tests.helpers.faults.listing import LOADS, RUNS, Inputs, Outputs, Wrapped, Wrapping, fault
 from weft.backends.cpu.backend import CpuBackend
 from weft.core.contract.backend import Backend, Execution, StorageType
-from weft.core.graph.layout import Layout
+from weft.core.graph.layout import Array, Layout, convert
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 
@@ -99,6 +99,38 @@ class AnswersFalse(CpuBackend):
         return super().onReleaseBuffer(tensor, storage_type) and storage_type is StorageType.STATIC
 
 
+@fault("storage", "onAcquireBuffer of DYNAMIC memory returned None", LOADS | {"copies", "element types"})
+class AcquiresWithoutAnswer(CpuBackend):
+    def onAcquireBuffer(self, tensor: Tensor, storage_type: StorageType) -> Any:
+        super().onAcquireBuffer(tensor, storage_type)
+
+
+class _ReadsLate(Wrapped):
+    def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
+        constants = [t.constant if t is not None and t.backend is not None else None for t in inputs]
+        if self.backend.is_constant(inputs):
+            assert all(c is not None for c in constants[1:]), "the host's constant is gone"
+        super().onExecute(inputs, outputs)
+
+
+@fault("limit", "the host's constant is gone")
+class ReadsConstantsInRuns(Wrapping):
+    """It reads a constant from the host in a run; its memory is no host's, as far as Weft knows."""
+
+    execution, ops, host_memory = _ReadsLate, ("MatMul", "Conv"), False
+
+    def is_constant(self, inputs: Inputs) -> bool:
+        slots = [self._slots.get(t) for t in inputs[1:] if t is not None]
+        return bool(slots) and all(s is not None and s.storage is StorageType.STATIC for s in slots)
+
+    def canImport(self, source: Backend) -> bool:
+        return False
+
+    def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
+        stored = convert(src.memory, src.shape, src.layout, dst.layout, dst.dtype.numpy)
+        np.copyto(dst.memory, stored.reshape(dst.storage_shape))
+
+
 # -- leaks ---------------------------------------------------------------------------------------------------
 
 
@@ -134,6 +166,28 @@ class HoldsDeviceMemory(CpuBackend):
 
     def onResizeEnd(self) -> None:
         self.device.stats.live_bytes += 64
+
+
+@fault("leaks", "each session that was closed left")
+class KeepsABufferForEachTensor(CpuBackend):
+    kept: ClassVar[list[Array]] = []
+
+    def onAcquireBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
+        self.kept.append(np.ones(tensor.nbytes, np.uint8))
+        return super().onAcquireBuffer(tensor, storage_type)
+
+
+class _KeepsInputs(Wrapped):
+    kept: ClassVar[list[Array]] = []
+
+    def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
+        self.kept.extend(t.memory.copy() for t in inputs if t is not None)
+        super().onExecute(inputs, outputs)
+
+
+@fault("leaks", "each run left")
+class KeepsInputsOfRuns(Wrapping):
+    execution, ops = _KeepsInputs, ("Softmax",)
 
 
 # -- imports -------------------------------------------------------------------------------------------------

@@ -1,16 +1,25 @@
-"""Backends that are wrong in runs: what ops compute, the order of their work, threads."""
+"""Backends that are wrong in runs: what ops compute, outputs that nobody reads, the order of work, exits, threads."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import sys
+import threading
+from dataclasses import replace
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
 from tests.helpers.faults.listing import LOADS, RUNS, Inputs, Outputs, Wrapped, Wrapping, fault
 from weft.backends.cpu.backend import CpuBackend
+from weft.conformance.drive import Drive
 from weft.core.contract.backend import BackendInfo, Execution, StorageType
+from weft.core.contract.views import OptimizationViews, SubgraphView
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
+from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
+from weft.core.placement.optimized_network import PreCompiled, precompiled
 
 # -- ops -----------------------------------------------------------------------------------------------------
 
@@ -43,6 +52,17 @@ class ComputesInHalves(Wrapping):
     execution, ops = _InHalves, ("Gelu", "Erf")
 
 
+class _NoNaN(Wrapped):
+    def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
+        super().onExecute(inputs, outputs)
+        np.nan_to_num(outputs[0].memory, copy=False, posinf=np.inf, neginf=-np.inf)
+
+
+@fault("table", "instead of nan")
+class LosesNaN(Wrapping):
+    execution, ops = _NoNaN, ("Relu",)
+
+
 class _InPlace(Wrapped):
     def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
         super().onExecute(inputs, outputs)
@@ -67,6 +87,61 @@ class _WritesConstants(Wrapped):
 @fault("inputs", "differ", RUNS)
 class WritesIntoConstants(Wrapping):
     execution, ops = _WritesConstants, ("Add",)
+
+
+# -- outputs that nobody reads -------------------------------------------------------------------------------
+
+
+class _CountsItsTensors(Wrapped):
+    def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
+        x = inputs[0]
+        assert x is not None
+        if any(len(i.shape) != 2 for i in (x, *outputs)) or inputs[1:]:
+            super().onExecute(inputs, outputs)
+            return
+        for tensor, part in zip(outputs, np.array_split(x.memory, len(outputs)), strict=True):
+            tensor.memory.flat = np.resize(part, tensor.memory.size)
+
+
+@fault("outputs", "of output 0 differ")
+class SplitsByItsTensors(Wrapping):
+    """It divides by the number of tensors that it got, not by what the op says."""
+
+    execution, ops = _CountsItsTensors, ("Split",)
+
+
+class _Compiled(Execution):
+    def __init__(self, op: PreCompiled) -> None:
+        self.payload: Any = op.payload
+
+    def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
+        graph: Graph = self.payload
+        fed = {name: t.memory for name, t in zip(graph.inputs, inputs, strict=True) if t is not None}
+        with Drive(CpuBackend(BackendInfo("cpu")), graph) as drive:
+            for tensor, value in zip(outputs, drive.run(fed), strict=True):
+                tensor.memory.flat = np.resize(value, tensor.memory.size)
+
+
+@fault("outputs", "of output 0 differ")
+class CompilesWithTheFirstOutputs(CpuBackend):
+    """What it compiles has as many outputs as are read, and they are the first."""
+
+    def OptimizeSubgraph(self, view: SubgraphView) -> OptimizationViews:
+        views = OptimizationViews()
+        graph = view.graph.copy()
+        several = [n for n in graph.nodes if len(n.outputs) > 1]
+        if len(graph.nodes) == 1 and several:
+            (node,) = several
+            graph.nodes = [replace(node, outputs=(*graph.outputs, *(f"{node.name}.{o}" for o in node.outputs)))]
+            made = {name: graph.specs[o] for name, o in zip(graph.nodes[0].outputs, node.outputs, strict=False)}
+            count = len(node.outputs)
+            graph.nodes = [replace(graph.nodes[0], outputs=graph.nodes[0].outputs[:count])]
+            graph.specs = {**graph.specs, **made}
+            views.substitute(view, precompiled(view, self.info.id, graph))
+        return views.keep_rest(view)
+
+    def onCreate(self, inputs: Inputs, outputs: Outputs, op: Op) -> Execution | None:
+        return _Compiled(op) if isinstance(op, PreCompiled) else super().onCreate(inputs, outputs, op)
 
 
 # -- runs ----------------------------------------------------------------------------------------------------
@@ -215,6 +290,25 @@ class StaysBusyAfterAnError(CpuBackend):
         return True
 
 
+# -- exits ---------------------------------------------------------------------------------------------------
+
+
+class _Exits(Wrapped):
+    def onExecute(self, inputs: Inputs, outputs: Outputs) -> NoReturn:
+        sys.exit(3)
+
+
+@fault("short-lived", "SystemExit: 3", LOADS)
+class ExitsInRuns(Wrapping):
+    execution, ops = _Exits, ("Softmax",)
+
+
+@fault("copies", "it came out of onCopyBuffer", LOADS | {"element types", "storage"})
+class ExitsInCopies(CpuBackend):
+    def onCopyBuffer(self, src: Tensor, dst: Tensor) -> NoReturn:
+        raise SystemExit("no more copies")
+
+
 # -- threads -------------------------------------------------------------------------------------------------
 
 
@@ -250,3 +344,31 @@ class SharesScratch(Wrapping):
 
     def onExecuteEnd(self) -> None:
         self.flush()
+
+
+class _ByThread(Wrapped):
+    def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
+        super().onExecute(inputs, outputs)
+        if threading.current_thread() is not threading.main_thread() and outputs[0].dtype is DType.FLOAT32:
+            outputs[0].memory *= np.float32(1 + 2e-7)
+
+
+@fault("threads", "other bits")
+class DependsOnTheThread(Wrapping):
+    execution, ops = _ByThread, ("MatMul", "Softmax", "Conv")
+
+
+class _OfOneThread(Wrapped):
+    def __init__(self, op: Op, backend: Any) -> None:
+        super().__init__(op, backend)
+        self.mine = threading.local()
+        self.mine.scale = np.float32(1)
+
+    def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
+        super().onExecute(inputs, outputs)
+        outputs[0].memory *= self.mine.scale
+
+
+@fault("threads", "no attribute 'scale'")
+class BelongsToAThread(Wrapping):
+    execution, ops = _OfOneThread, ("Softmax",)
