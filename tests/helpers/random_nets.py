@@ -84,9 +84,22 @@ def _pool(draw: Draw, net: Net, values: list[str]) -> str:
 def _pad(draw: Draw, net: Net, values: list[str]) -> str:
     x = draw(st.sampled_from(values))
     amounts = [0, draw(st.sampled_from([0, 0, 1])), 1, 0, 0, 0, draw(st.integers(0, 1)), 1]
+    if net.shape(x)[1] > 1 and draw(st.booleans()):  # as many channels, but others
+        amounts[1], amounts[5] = draw(st.sampled_from([(1, -1), (-1, 1)]))
     more = [np.array(draw(st.sampled_from([0.0, 0.0, 2.0])), np.float32)] if draw(st.booleans()) else []
     padded = net.add("Pad", x, np.array(amounts), *more)
     return _conv(draw, net, [padded]) if draw(st.booleans()) else _pool(draw, net, [padded])
+
+
+def _taken(draw: Draw, net: Net, values: list[str]) -> str:
+    """Take some channels of a value, often whole blocks of four."""
+    x = draw(st.sampled_from(values))
+    channels = net.shape(x)[1]
+    first = draw(st.sampled_from(range(0, channels, 4)) if draw(st.booleans()) else st.integers(0, channels - 1))
+    last = min(channels, first + draw(st.sampled_from([1, 3, 4, 8])))
+    if draw(st.booleans()):
+        return net.add("Gather", x, np.arange(first, last), axis=1)
+    return net.add("Slice", x, np.array([first]), np.array([last]), np.array([1]))
 
 
 def _nothing(draw: Draw, net: Net, values: list[str]) -> str:
@@ -114,7 +127,7 @@ def _unread(draw: Draw, net: Net, values: list[str]) -> str:
 
 
 PLAIN: tuple[Step, ...] = (_conv, _conv, _batch_norm, _unary, _clip, _binary, _with_constant, _concat, _pool)
-MORE: tuple[Step, ...] = (_pad, _nothing, _through_shape, _softmax, _unread)
+MORE: tuple[Step, ...] = (_pad, _taken, _nothing, _through_shape, _softmax, _unread)
 
 
 @st.composite

@@ -74,9 +74,9 @@ class GpuOp(ABC):
         """Return whether the kernels can store fp32 in place of this fp16 output."""
         return False
 
-    def fits_channels(self, op: Any, inputs: Sequence[Shape | None], output: Shape) -> bool:
-        """Tell whether an op that wants EITHER can read and write NC4HW4 for these shapes."""
-        return len(output) >= 3
+    def fits_channels(self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
+        """Tell whether an op that wants EITHER can read and write NC4HW4 for these shapes and constants."""
+        return len(outputs[0].shape) >= 3
 
     def reads_planar(
         self, op: Any, inputs: Sequence[TensorSpec | None], output: TensorSpec, caps: DeviceCaps, split_products: bool

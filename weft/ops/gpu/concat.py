@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from weft.core.graph.index_map import IndexMap
-from weft.core.graph.layout import PACK, Layout, Shape, row_major
+from weft.core.graph.layout import PACK, Layout, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder
@@ -24,9 +24,10 @@ class ConcatOnGpu(GpuOp):
     any_place = True
     moves_bits = True
 
-    def fits_channels(self, op: Concat, inputs: Sequence[Shape | None], output: Shape) -> bool:
+    def fits_channels(self, op: Concat, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
         """Accept channel concats in which each input but the last fills whole blocks."""
-        return len(output) >= 3 and op.axis % len(output) == 1 and all(s and s[1] % PACK == 0 for s in inputs[:-1])
+        rank = len(outputs[0].shape)
+        return rank >= 3 and op.axis % rank == 1 and all(x and x.shape[1] % PACK == 0 for x in inputs[:-1])
 
     def joined_at(
         self, op: Concat, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]

@@ -43,9 +43,10 @@ class ElementwiseOnGpu(GpuOp):
             return f"{op.type} with these attributes and types has no GPU expression"
         return None
 
-    def fits_channels(self, op: Elementwise, inputs: Sequence[Shape | None], output: Shape) -> bool:
+    def fits_channels(self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
         """Accept operands that are broadcast along whole axes: batch, channels, or all spatial ones."""
-        return len(output) >= 3 and all(s is None or fits_packed(s, output) for s in inputs)
+        output = outputs[0].shape
+        return len(output) >= 3 and all(x is None or fits_packed(_packed_shape(x, output), output) for x in inputs)
 
     def launches(
         self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
@@ -69,6 +70,11 @@ class PReluOnGpu(ElementwiseOnGpu):
         if PRelu.by_channel(x.shape, slope.shape):
             return f"the slope {slope.name!r} does not broadcast"
         return super().why_not(op, inputs, outputs, caps)
+
+
+def _packed_shape(x: Tensor, output: Shape) -> Shape:
+    """Return the shape in which an operand is read beside an output: constants are packed with leading axes added."""
+    return x.shape if x.constant is None else (1,) * (len(output) - len(x.shape)) + x.shape
 
 
 def fits_packed(shape: Shape, output: Shape) -> bool:

@@ -8,7 +8,6 @@ from math import prod
 import numpy as np
 
 from weft.core.graph.dtypes import DType
-from weft.core.graph.layout import Shape
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
@@ -198,7 +197,7 @@ class PowOnGpu(ArithmeticOnGpu):
             return "GPU kernels compute powers of integers for exponents that are integers"
         return super().why_not(op, inputs, outputs, caps)
 
-    def fits_channels(self, op: Elementwise, inputs: Sequence[Shape | None], output: Shape) -> bool:
+    def fits_channels(self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
         """Refuse: the exponent may be of integers."""
         return False
 
@@ -251,9 +250,9 @@ class CastOnGpu(ElementwiseOnGpu):
         assert inputs[0] is not None
         return 0 if inputs[0].dtype.is_float else BITS
 
-    def fits_channels(self, op: Elementwise, inputs: Sequence[Shape | None], output: Shape) -> bool:
+    def fits_channels(self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
         """Accept conversions to floats: only floats can be in NC4HW4."""
-        return isinstance(op, Cast) and op.to.is_float and super().fits_channels(op, inputs, output)
+        return isinstance(op, Cast) and op.to.is_float and super().fits_channels(op, inputs, outputs)
 
     def launches(
         self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]

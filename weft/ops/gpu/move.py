@@ -141,9 +141,6 @@ class MoveOnGpu(GpuOp):
         x = inputs[0]
         assert x is not None
         for y, (shape, source) in zip(outputs, self.sources(op, inputs, outputs), strict=False):
-            if y.layout.packed:
-                launch_blocks(k, x, y, source.offset // prod(x.shape[2:]) // PACK)
-                continue
             if not k.lies_at(y, x, IndexMap.by_steps(shape, source.steps, source.offset)):
                 launch_move(k, x, y, shape, source, Strides(row_major(shape)))
 

@@ -44,10 +44,6 @@ class BatchNormOnGpu(GpuOp):
     laid_inputs = 1
     computes_double = True
 
-    def fits_channels(self, op: BatchNormalization, inputs: Sequence[Shape | None], output: Shape) -> bool:
-        """Accept any tensor with spatial axes."""
-        return len(output) >= 3
-
     def launches(
         self,
         op: BatchNormalization,
@@ -244,11 +240,11 @@ class ImageNormOnGpu(GpuOp):
     computes_double = True
 
     def fits_channels(
-        self, op: InstanceNormalization | GroupNormalization, inputs: Sequence[Shape | None], output: Shape
+        self, op: InstanceNormalization | GroupNormalization, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> bool:
         """Accept groups of one channel, or of whole blocks of channels."""
-        each = _channels_together(op, output)
-        return 0 not in output and (each == 1 or each % PACK == 0)
+        each = _channels_together(op, outputs[0].shape)
+        return 0 not in outputs[0].shape and (each == 1 or each % PACK == 0)
 
     def rounds(
         self, op: InstanceNormalization | GroupNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps

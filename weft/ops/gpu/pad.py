@@ -29,10 +29,12 @@ class PadOnGpu(GpuOp):
     moves_bits = True
     laid_inputs = 1
 
-    def fits_channels(self, op: Pad, inputs: Sequence[Shape | None], output: Shape) -> bool:
-        """Accept pads that leave batch and channels as they are."""
+    def fits_channels(self, op: Pad, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
+        """Accept pads that leave batch and channels as they are, which equal numbers of them do not show."""
         x = inputs[0]
-        return len(output) >= 3 and x is not None and x[:2] == output[:2] and 0 not in x
+        if x is None or len(x.shape) < 3 or 0 in x.shape:
+            return False
+        return all(pair == (0, 0) for pair in _pads(op, inputs)[:2])
 
     def launches(
         self, op: Pad, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
@@ -40,10 +42,7 @@ class PadOnGpu(GpuOp):
         """Launch over the output's axes, those without pads merged."""
         x, y = inputs[0], outputs[0]
         assert x is not None
-        given, value, axes = (*inputs, None, None, None)[1:4]
-        assert given is not None and given.constant is not None
-        known = None if axes is None or axes.constant is None else as_ints(axes.constant)
-        pads = op.pairs(len(x.shape), as_ints(given.constant), known)
+        value, pads = (*inputs, None)[2], _pads(op, inputs)
         computed = value is not None and value.constant is None
         fill = np.asarray(0 if value is None or value.constant is None else value.constant.reshape(()), x.dtype.numpy)
         packed = y.layout.packed
@@ -73,6 +72,14 @@ class PadOnGpu(GpuOp):
             raw=not packed,
             epilogue=False,
         )
+
+
+def _pads(op: Pad, inputs: Sequence[Tensor | None]) -> Pads:
+    """Return the elements added before and after each axis."""
+    x, given, _, axes = (*inputs, None, None)[:4]
+    assert x is not None and given is not None and given.constant is not None
+    known = None if axes is None or axes.constant is None else as_ints(axes.constant)
+    return op.pairs(len(x.shape), as_ints(given.constant), known)
 
 
 def join_axes(shape: Shape, pads: Pads) -> Walk:

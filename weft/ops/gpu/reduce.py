@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from math import prod
 from typing import Any
 
@@ -199,14 +198,12 @@ class ReduceOnGpu(GpuOp):
             return f"GPU kernels compute {op.type} in float32; {x.name!r} is {x.dtype.value}"
         return why_not_axes(x.shape, op.resolve(None if axes is None else axes.constant, len(x.shape)))
 
-    def fits_channels(self, op: Reduction, inputs: Sequence[Shape | None], output: Shape) -> bool:
-        """Accept only reductions that must be over the spatial axes, like a global pool."""
-        x = inputs[0]
-        if not isinstance(op, (ReduceMean, ReduceMax)) or x is None or len(x) < 3 or 0 in x:
+    def fits_channels(self, op: Reduction, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
+        """Accept only reductions over all spatial axes, like a global pool."""
+        x, axes = (*inputs, None)[:2]
+        if not isinstance(op, (ReduceMean, ReduceMax)) or x is None or len(x.shape) < 3 or 0 in x.shape:
             return False
-        if op.keepdims:
-            return output == x[:2] + (1,) * (len(x) - 2)
-        return [at for at in combinations(range(len(x)), 2) if (x[at[0]], x[at[1]]) == output] == [(0, 1)]
+        return op.resolve(None if axes is None else axes.constant, len(x.shape)) == tuple(range(2, len(x.shape)))
 
     def rounds(self, op: Reduction, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the rounds of each pass, and of a division of integers, bit by bit."""

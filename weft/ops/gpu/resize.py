@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from weft.core.graph.dtypes import DType
-from weft.core.graph.layout import PACK, Array, Shape, row_major
+from weft.core.graph.layout import PACK, Array, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
@@ -33,11 +33,8 @@ class ResizeOnGpu(GpuOp):
     def why_not(
         self, op: Resize, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Refuse to interpolate other types than numbers, and to resample batch or channels to the same size.
-
-        NC4HW4 hides that.
-        """
-        x, y = inputs[0], outputs[0]
+        """Refuse to interpolate other types than numbers, and parameters that are computed at run time."""
+        x = inputs[0]
         assert x is not None
         mixed = {DType.FLOAT32, DType.FLOAT16, *((DType.FLOAT64,) if caps.doubles else ()), *INTEGERS}
         if op.mode != "nearest" and x.dtype not in mixed:
@@ -45,9 +42,6 @@ class ResizeOnGpu(GpuOp):
             return f"GPU kernels interpolate {kinds}; {x.name!r} is {x.dtype.value}"
         if any(t is not None and t.constant is None for t in inputs[1:]):
             return "its scales, sizes or region are computed at run time"
-        channels = len(x.shape) > 2 and any(axis < 2 for axis in op.sampled(x.shape, _parameters(inputs)))
-        if channels and x.shape[:2] == y.shape[:2]:
-            return "it samples batch or channels anew without changing their number"
         return None
 
     def rounds(self, op: Resize, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
@@ -61,10 +55,12 @@ class ResizeOnGpu(GpuOp):
         widths = [op.taps(part, x.shape[part.axis]).indices.shape[1] for part in _plan(op, inputs)]
         return nested_rounds(*(max(widths) for _ in widths))
 
-    def fits_channels(self, op: Resize, inputs: Sequence[Shape | None], output: Shape) -> bool:
-        """Accept resizes that leave batch and channels unchanged."""
+    def fits_channels(self, op: Resize, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
+        """Accept resizes that leave batch and channels unchanged, which equal numbers of them do not show."""
         x = inputs[0]
-        return len(output) >= 3 and x is not None and x[:2] == output[:2]
+        if x is None or len(x.shape) < 3 or x.shape[:2] != outputs[0].shape[:2]:
+            return False
+        return min(op.sampled(x.shape, _parameters(inputs)), default=2) >= 2
 
     def launches(
         self, op: Resize, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]

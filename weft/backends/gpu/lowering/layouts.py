@@ -16,8 +16,9 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.index_map import IndexMap
-from weft.core.graph.layout import Layout, Shape, row_major
+from weft.core.graph.layout import Layout, row_major
 from weft.core.graph.op import Op, find_op
+from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import WantedLayout, find_gpu_op
 from weft.ops.relayout import Relayout
@@ -110,9 +111,11 @@ class _Assigner:
         packed = any(self.lies.get(i) is self.packed for i in node.inputs)
         specs = [self.source.specs[i] for i in (*node.inputs, *node.outputs) if i]
         packed = packed and all(s.dtype is not DType.FLOAT64 for s in specs)  # no kernel computes with fours of these
-        output = self.source.specs[node.outputs[0]].dims
-        shapes = [self._operand_shape(i, len(output)) for i in base_inputs(node.op, node.inputs)]
-        return self.packed if packed and op.fits_channels(base_op(node.op), shapes, output) else LINEAR
+        if not packed:
+            return LINEAR
+        inputs, outputs = described(self.source, node)
+        fits = op.fits_channels(base_op(node.op), base_inputs(node.op, inputs), outputs)
+        return self.packed if fits else LINEAR
 
     def _is_laid(self, node: Node, position: int) -> bool:
         """Tell whether a node reads an input in its layout; the operands of fused steps are in it."""
@@ -125,13 +128,6 @@ class _Assigner:
         name = node.inputs[0]
         alone = self._is_activation(name) and self.lies[name] is LINEAR and self.readers[name] == 1
         return alone and self.planar(self.source, node)
-
-    def _operand_shape(self, name: str, rank: int) -> Shape | None:
-        """Return the shape in which an op reads a value: constants are packed with leading axes added."""
-        if not name:
-            return None
-        dims = self.source.specs[name].dims
-        return dims if self._is_activation(name) else (1,) * (rank - len(dims)) + dims
 
     def _out(self, name: str, layout: Layout) -> str:
         """Return the name under which a node writes a value: a graph output keeps its name for its NCHW form."""
@@ -236,15 +232,19 @@ def find_views(graph: Graph, is_custom: IsCustom = lambda op: False) -> dict[str
 
 
 def blocks_taken(graph: Graph, node: Node) -> list[int] | None:
-    """Return the first channel block of each output of a node that only takes whole blocks of its first input.
+    """Return the first channel block of each output of a node that only takes whole blocks of its first input."""
+    return None if "" in node.outputs else first_blocks(node.op, *described(graph, node))
 
-    None for any other node. Channels that end with the input's may be no multiple of four.
+
+def first_blocks(op: Op, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> list[int] | None:
+    """Return the first channel block of each output of an op that only takes whole blocks of its first input.
+
+    None for any other op. Channels that end with the input's may be no multiple of four.
     """
-    form = find_gpu_op(node.op)
-    if form is None or not form.moves_bits or type(node.op) is Fused or "" in node.outputs:
+    form = find_gpu_op(op)
+    if form is None or not form.moves_bits or form.wanted_layout is WantedLayout.EITHER or type(op) is Fused:
         return None
-    inputs, outputs = described(graph, node)
-    maps = form.moved_from(node.op, inputs, outputs)
+    maps = form.moved_from(op, inputs, outputs)
     x = inputs[0]
     if x is None or maps is None or len(maps) != len(outputs) or len(x.shape) < 3 or 0 in x.shape:
         return None

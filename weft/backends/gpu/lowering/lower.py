@@ -26,6 +26,7 @@ from weft.backends.gpu.lowering.layouts import (
     base_inputs,
     base_op,
     find_views,
+    first_blocks,
     packed_layout,
     splits_products,
     values_read,
@@ -52,6 +53,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import find_gpu_op
 from weft.kernels.launch import INDEX_MAPS
 from weft.kernels.verdict import Verdicts
+from weft.ops.gpu.move import launch_blocks
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def plan_node(
         node=node, split_products=target.split_products, thrifty=target.thrifty, winograd=target.config.winograd,
         earlier=earlier,
     )  # fmt: skip
-    if not launches_nothing(outputs):
+    if not launches_nothing(outputs) and not _launched_as_blocks(op, builder, inputs, outputs):
         form.launches(base_op(op), builder, base_inputs(op, inputs), outputs)
     if builder.undeclared:
         kept.keep_specs(label, op, weights, {**known, **builder.undeclared})
@@ -174,6 +176,20 @@ def plan_node(
         inputs, outputs, builder.launched, builder.scratches, list(builder.constants.values()), builder.choices,
         builder.taken,
     )  # fmt: skip
+
+
+def _launched_as_blocks(
+    op: Op, builder: NodeBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+) -> bool:
+    """Copy packed outputs that are channel blocks of the input, unless they lie there; tell whether they are such.
+
+    The kernels of the op itself reach NCHW alone.
+    """
+    blocks = first_blocks(op, inputs, outputs) if outputs[0].layout.packed else None
+    for y, first in zip(outputs, blocks or (), strict=False):
+        assert inputs[0] is not None
+        launch_blocks(builder, inputs[0], y, first)
+    return blocks is not None
 
 
 def tuned_plan(

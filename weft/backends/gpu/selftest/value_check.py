@@ -16,6 +16,7 @@ from weft.backends.gpu.lowering.lower import Target
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.tuning.node_bench import NodeBench
 from weft.core.contract.backend import BackendConfig, BackendInfo
+from weft.core.graph.described import described
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node, infer_shapes
 from weft.core.graph.interpreter import outputs
@@ -198,8 +199,7 @@ def _lies_packed(form: GpuOp, node: Node, graph: Graph) -> bool:
     """Tell whether an op runs on images in blocks of channels, if all of its inputs can be such."""
     if form.wanted_layout is not WantedLayout.EITHER:
         return form.wanted_layout is WantedLayout.CHANNELS
-    shapes = [graph.specs[i].dims if i else None for i in node.inputs]
-    return form.fits_channels(node.op, shapes, graph.specs[node.outputs[0]].dims)
+    return form.fits_channels(node.op, *described(graph, node))
 
 
 def difference(case: SelfTestCase, runtime: GpuRuntime) -> tuple[float, list[str]]:
