@@ -74,10 +74,17 @@ def missing_reason(op_type: str, opset: int) -> str:
     return f"ONNX has this op since opset {first}"
 
 
+def _anew(op_type: str, withdrawn: int) -> str:
+    """Say which opset has an op again that one withdrew."""
+    later = ((v, schema_of(op_type, v)) for v in range(withdrawn + 1, NEWEST_OPSET + 1))
+    again = next((v for v, schema in later if schema is not None and not schema.deprecated), None)
+    return f", and opset {again} has it anew: export the model at that" if again else ""
+
+
 def check_node(node: NodeProto, schema: Schema) -> str | None:
     """Return why a node is not what its opset asks for, or None."""
     if schema.deprecated:
-        return f"opset {schema.since_version} withdrew this op"
+        return f"opset {schema.since_version} withdrew this op{_anew(node.op_type, schema.since_version)}"
     for what, names, least, most in (
         ("inputs", node.input, schema.min_input, schema.max_input),
         ("outputs", node.output, schema.min_output, schema.max_output),

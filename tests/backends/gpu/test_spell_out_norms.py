@@ -1,0 +1,66 @@
+"""Batch norms that no weights could take: the kernel before them computes them as it stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import weft
+from tests.helpers.launches import kernels
+from tests.helpers.nets import Net, feeds
+from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
+
+GPUS = ("opencl", "vulkan")
+Between = Callable[[Net, str], str]
+
+
+def normalized(between: Between, *, twice: bool = False, known: bool = True, rank: int = 4) -> Graph:
+    """Return a convolution, what comes between, a batch norm and a reader; `twice`: something else reads its input."""
+    net = Net()
+    x = net.conv(net.input("x", *(2, 8, 9, 7)[:rank]), 12, 3) if rank == 4 else net.input("x", 2, 12)
+    x = between(net, x)
+    c = net.shape(x)[1]
+    scale = net.random(c) if known else net.input("scale", c)
+    y = net.add("BatchNormalization", x, scale, net.random(c), net.random(c), net.random(c) ** 2 + 0.1, epsilon=0.01)
+    return net.finish(net.add("Relu", y), *([net.add("Neg", x)] if twice else []))
+
+
+def relu(net: Net, x: str) -> str:
+    return net.add("Relu", x)
+
+
+BETWEEN: dict[str, Between] = {
+    "an activation": relu,
+    "a sigmoid linear unit": lambda net, x: net.add("Mul", x, net.add("Sigmoid", x)),
+    "a pool": lambda net, x: net.add("MaxPool", x, kernel_shape=(2, 2)),
+}
+
+
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("between", BETWEEN)
+def test_it_takes_no_launch_of_its_own(between: str, device: str) -> None:
+    graph = normalized(BETWEEN[between])
+    fed = feeds(graph)
+    with weft.load(graph, device, fallback="error") as session:
+        (got,) = session.run(fed)
+        assert set(session.report.placement.values()) == {device} and "elementwise_c4" not in kernels(session)
+    np.testing.assert_allclose(got, outputs(graph, fed)[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("case", ["a concat", "read twice", "not known", "no image"])
+def test_others_stay_and_are_right(case: str, device: str) -> None:
+    graph = {
+        "a concat": lambda: normalized(lambda net, x: net.add("Concat", x, x, axis=1)),
+        "read twice": lambda: normalized(relu, twice=True),
+        "not known": lambda: normalized(relu, known=False),
+        "no image": lambda: normalized(relu, rank=2),
+    }[case]()
+    fed = feeds(graph)
+    with weft.load(graph, device, fallback="error") as session:
+        got = session.run(fed)
+    for found, want in zip(got, outputs(graph, fed), strict=True):
+        np.testing.assert_allclose(found, want, rtol=0, atol=1e-5)
