@@ -7,9 +7,9 @@ then: it costs a millisecond or two. In the long run each row runs by itself, an
 to tell which it was.
 
 Both GPUs render the same templates, and llvmpipe takes four times as long to compile one. So OpenCL shows each line of
-a template, and Vulkan that its dialect says right what they are made of: of each op and each kernel it has a row. Of a
-kernel that a row of these launches alone, it also has one for each element type that the kernel reads or writes, each
-function that it calls and every sign of each number; of a helper of other kernels, the rows of its own op show that.
+a template, and Vulkan shows its dialect: it runs a row of each op and of each kernel. If a row launches one kernel
+alone, Vulkan also runs a row for each element type that the kernel reads or writes, each function that it calls and
+every sign of each number. For a helper of other kernels, the rows of its own op show that.
 """
 
 from __future__ import annotations

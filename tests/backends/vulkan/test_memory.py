@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 
 from tests.helpers.vulkan_kernels import SCALE, run, values
 from weft.backends.gpu.device.device import Binding, CopyCommand, MemoryKind
+from weft.backends.gpu.device.profiles import DeviceProfile
 from weft.backends.vulkan import memory as vulkan_memory
 from weft.backends.vulkan._vk import lib
 from weft.backends.vulkan.device import VulkanDevice
+from weft.backends.vulkan.memory_types import MemoryTypes
 from weft.backends.vulkan.transfer import LARGEST
 from weft.errors import BackendError, DeviceError, OutOfMemory
 
@@ -55,13 +58,18 @@ def test_host_buffers_are_mapped_bytes(device: VulkanDevice) -> None:
         ([(1, 0), (0xC7, 0), (7, 0), (6, 1), (10, 1)], (0, 2, 3, 4)),  # AMD's uncached type is passed over
     ],
 )
-def test_memory_types_are_chosen_by_kind(
-    device: VulkanDevice, types: list[tuple[int, int]], chosen: tuple[int, ...]
-) -> None:
-    memory = vulkan_memory.Memory(device.parts.context)
-    memory._types, memory._heaps, memory._largest_local = types, [1 << 37, 1 << 34, 1 << 28], 1 << 37
-    for kind, index in zip(MemoryKind, chosen, strict=True):
-        assert memory._candidates(kind, 0xFFFF)[0] == index
+def test_memory_types_are_chosen_by_kind(types: list[tuple[int, int]], chosen: tuple[int, ...]) -> None:
+    known = MemoryTypes.of(types, [1 << 37, 1 << 34, 1 << 28])
+    assert tuple(known.candidates(kind)[0].index for kind in MemoryKind) == chosen
+
+
+def test_a_profile_without_a_window_leaves_memory_of_the_device_or_of_the_host() -> None:
+    whole = MemoryTypes.of([(15, 0)], [1 << 30])
+    assert whole.writes_to_device and whole.is_unified
+    apart = whole.limited(replace(DeviceProfile(), window=False))
+    assert [(t.flags, t.index) for t in apart.types] == [(1, 0), (14, 0)] and not apart.writes_to_device
+    assert [apart.candidates(kind)[0].flags for kind in (MemoryKind.DEVICE, MemoryKind.UPLOAD)] == [1, 14]
+    assert not any(t.flags & 4 for t in whole.limited(replace(DeviceProfile(), coherent=False)).types)
 
 
 def test_out_of_memory_says_how_much_and_what_to_do(device: VulkanDevice) -> None:

@@ -186,6 +186,8 @@ def test_A10_a_session_that_was_refused_can_be_closed_and_its_unload_too(acme: W
 def test_A10_the_end_of_a_session_that_nobody_closed_is_told_later(
     acme: WithContext, refuses: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    gc.collect()
+    close_forgotten()  # what tests before this one left
     session = weft.load(chain("Relu"), "acme")
     id_ = session.id
     acme.answers["before_unload"] = not refuses

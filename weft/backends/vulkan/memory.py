@@ -1,4 +1,4 @@
-"""Buffers: which memory type each kind gets, and the errors when memory runs out."""
+"""Buffers, each with its own memory, and the errors when memory runs out."""
 
 from __future__ import annotations
 
@@ -16,17 +16,12 @@ from weft.backends.gpu.device.device import GpuBuffer, MemoryKind
 from weft.backends.gpu.device.profiles import DeviceProfile
 from weft.backends.vulkan._vk import NULL, WHOLE_SIZE, Arena, check, failure, ffi, lib, vk, words
 from weft.backends.vulkan.context import Context
+from weft.backends.vulkan.memory_types import COHERENT, VISIBLE, MemoryType, MemoryTypes
 from weft.core.graph.layout import Array
 from weft.core.host.parallel_copy import copy_into
 from weft.errors import LESS_MEMORY, BackendError, DeviceError, OutOfMemory
 
 log = logging.getLogger("weft.vulkan")
-_LOCAL = 0x1
-_VISIBLE = 0x2
-_COHERENT = 0x4
-_CACHED = 0x8
-_SPECIAL = 0x10 | 0x20 | 0x40 | 0x80
-"""Memory types that are lazily allocated, protected or AMD's uncached: each needs a feature that is not enabled."""
 _USED_BY_ADDRESS, _HAS_ADDRESSES = 0x20000, 0x2
 """Flags of a buffer's usage and of an allocation, for which the vulkan package has no values."""
 _OUT_OF_MEMORY = (-1, -2)
@@ -49,38 +44,6 @@ class Block:
     """The bytes of a DEVICE buffer, if its memory is such that the host may write them in place."""
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """Suitable memory types: all flags of `required`, none of `forbidden`; if `whole`, in a heap as large as any."""
-
-    required: int
-    forbidden: int = 0
-    whole: bool = False
-
-
-_UPLOAD = (
-    _Choice(_LOCAL | _VISIBLE | _COHERENT, whole=True),
-    _Choice(_VISIBLE | _COHERENT, _LOCAL),
-    _Choice(_VISIBLE | _COHERENT),
-    _Choice(_VISIBLE),
-)
-_CHOICES = {
-    MemoryKind.DEVICE: (_Choice(_LOCAL, _VISIBLE), _Choice(_LOCAL)),
-    MemoryKind.UPLOAD: _UPLOAD,
-    # Host memory, through the CPU's caches: several threads write it faster than the bus takes it.
-    MemoryKind.STREAM: (
-        _Choice(_VISIBLE | _CACHED | _COHERENT, _LOCAL),
-        _Choice(_VISIBLE | _COHERENT, _LOCAL),
-        *_UPLOAD,
-    ),
-    MemoryKind.DOWNLOAD: (
-        _Choice(_VISIBLE | _CACHED | _COHERENT),
-        _Choice(_VISIBLE | _CACHED),
-        _Choice(_VISIBLE),
-    ),
-}
-
-
 class Memory:
     """Allocates and frees the buffers of a device, one allocation each: they are few and large."""
 
@@ -90,15 +53,10 @@ class Memory:
         self._lock = threading.Lock()
         self._live: dict[GpuBuffer, bool] = {}
         properties = context.physical.memory
-        self._heaps = [int(properties.memoryHeaps[i].size) for i in range(properties.memoryHeapCount)]
+        heaps = [int(properties.memoryHeaps[i].size) for i in range(properties.memoryHeapCount)]
         types = [properties.memoryTypes[i] for i in range(properties.memoryTypeCount)]
-        self._types = [(int(t.propertyFlags), int(t.heapIndex)) for t in types]
-        """Flags and heap of each type; a profile may reduce them."""
-        self._real: dict[int, int] = {}
-        """The driver's index of each of `_types`, if a profile changed them."""
+        self._types = MemoryTypes.of([(int(t.propertyFlags), int(t.heapIndex)) for t in types], heaps)
         self._largest_allocation = context.physical.caps().max_allocation
-        local = [self._heaps[heap] for flags, heap in self._types if flags & _LOCAL]
-        self._largest_local = max(local, default=0)
         self.max_count = int(context.physical.limits.maxMemoryAllocationCount)
         has_addresses = context.physical.imports_ptx
         self._addressed = _USED_BY_ADDRESS if has_addresses else 0
@@ -181,24 +139,15 @@ class Memory:
         """Return the driver's index of a coherent, cached memory type that takes the process's memory; -1 for none."""
         device, name = self._context.device, ffi.new("char[]", b"vkGetMemoryHostPointerPropertiesEXT")
         ask = ffi.cast("PFN_vkGetMemoryHostPointerPropertiesEXT", lib.vkGetDeviceProcAddr(device, name))
-        found, wanted = Arena().new("VkMemoryHostPointerPropertiesEXT"), _VISIBLE | _COHERENT | _CACHED
+        found = Arena().new("VkMemoryHostPointerPropertiesEXT")
         if ask(device, kind, pointer, found) != 0:
             return -1
-        offered = bits & int(found.memoryTypeBits)
-        fitting = (i for i, (flags, _) in enumerate(self._types) if flags & (wanted | _SPECIAL) == wanted)
-        return next((real for i in fitting if offered >> (real := self._real.get(i, i)) & 1), -1)
+        taken = self._types.importing(bits & int(found.memoryTypeBits))
+        return -1 if taken is None else taken.index
 
     def pretend(self, profile: DeviceProfile, largest: int) -> None:
         """Apply a profile's limits to the memory types, and limit one allocation to `largest` bytes."""
-        self._profile, self._largest_allocation = profile, largest
-        types = []
-        for index, (flags, heap) in enumerate(self._types):
-            flags &= ~0 if profile.coherent else ~_COHERENT
-            apart = not profile.window and flags & _LOCAL and flags & _VISIBLE
-            parts = (flags & ~(_VISIBLE | _COHERENT | _CACHED), flags & ~_LOCAL) if apart else (flags,)
-            types += [(part, heap, index) for part in parts]
-        self._types = [(flags, heap) for flags, heap, _ in types]
-        self._real = dict(enumerate(index for *_, index in types))
+        self._profile, self._largest_allocation, self._types = profile, largest, self._types.limited(profile)
 
     def flush(self, buffers: Sequence[GpuBuffer]) -> None:
         """Make the host's writes to non-coherent memory visible to the device."""
@@ -237,13 +186,12 @@ class Memory:
     @property
     def writes_to_device(self) -> bool:
         """Tell whether UPLOAD memory is the device's own, all of it writable by the host."""
-        return any(self._matches(flags, heap, _CHOICES[MemoryKind.UPLOAD][0]) for flags, heap in self._types)
+        return self._types.writes_to_device
 
     @property
     def is_unified(self) -> bool:
         """Tell whether all memory that the host writes is the device's own, so that STREAM is no other than UPLOAD."""
-        kinds = (MemoryKind.STREAM, MemoryKind.UPLOAD)
-        return self.writes_to_device and len({self._candidates(kind, ~0)[0] for kind in kinds}) == 1
+        return self._types.is_unified
 
     def destroy(self) -> None:
         """Free every remaining buffer, but those in which callers still hold arrays."""
@@ -260,8 +208,7 @@ class Memory:
         """Refuse a size that no heap can hold, before the driver gets a request beyond its limits."""
         if size > self._largest_allocation:
             raise self._refusal(size, kind, f"one allocation has at most {_size(self._largest_allocation)}")
-        heap = max((self._heaps[h] for f, h in self._types if self._fits(f, h, kind)), default=0)
-        if size > heap:
+        if not self._types.candidates(kind) or size > self._types.heaps[self._types.largest_heap(kind)]:
             raise self._refusal(size, kind, "no heap of the device is that large")
         if len(self._live) >= self.max_count:
             raise OutOfMemory(
@@ -270,24 +217,6 @@ class Memory:
                 why=f"{len(self._live)} buffers are live and maxMemoryAllocationCount is {self.max_count}",
                 fix="close sessions that are not used any more",
             )
-
-    def _fits(self, flags: int, heap: int, kind: MemoryKind) -> bool:
-        return any(self._matches(flags, heap, choice) for choice in _CHOICES[kind])
-
-    def _matches(self, flags: int, heap: int, choice: _Choice) -> bool:
-        if choice.whole and self._heaps[heap] < self._largest_local:
-            return False
-        return flags & choice.required == choice.required and not flags & (choice.forbidden | _SPECIAL)
-
-    def _candidates(self, kind: MemoryKind, bits: int) -> list[int]:
-        """Return the memory types for `kind`, the best first; within a choice, in the driver's order."""
-        found: list[int] = []
-        for choice in _CHOICES[kind]:
-            for index, (flags, heap) in enumerate(self._types):
-                offered = bits >> self._real.get(index, index) & 1
-                if offered and self._matches(flags, heap, choice) and index not in found:
-                    found.append(index)
-        return found
 
     def _create(self, size: int, kind: MemoryKind) -> Block:
         device = self._context.device
@@ -304,34 +233,32 @@ class Memory:
             raise self._refusal(size, kind, words(result))
         check(result, "a buffer cannot be made", self._context.physical.name)
         try:
-            memory, index = self._memory(out[0], size, kind)
+            memory, taken = self._memory(out[0], size, kind)
         except Exception:
             lib.vkDestroyBuffer(device, out[0], NULL)
             raise
-        flags = self._types[index][0]
-        block = Block(out[0], memory, bool(flags & _COHERENT), bool(flags & _VISIBLE))
+        block = Block(out[0], memory, bool(taken.flags & COHERENT), bool(taken.flags & VISIBLE))
         result = lib.vkBindBufferMemory(device, out[0], memory, 0)
         if result != 0:
             self._destroy(block)
             raise failure(result, "memory cannot be bound to a buffer", self._context.physical.name)
         return self._with_address(block)
 
-    def _memory(self, buffer: Any, size: int, kind: MemoryKind) -> tuple[Any, int]:
-        """Return memory for a buffer and the index of its type; if a heap is full, the next choice is tried."""
+    def _memory(self, buffer: Any, size: int, kind: MemoryKind) -> tuple[Any, MemoryType]:
+        """Return memory for a buffer and its type; if a heap is full, the next choice is tried."""
         needs = ffi.new("VkMemoryRequirements*")
         lib.vkGetBufferMemoryRequirements(self._context.device, buffer, needs)
         out = ffi.new("VkDeviceMemory*")
         result = vk.VK_ERROR_OUT_OF_DEVICE_MEMORY
-        for index in self._candidates(kind, int(needs.memoryTypeBits)):
-            if needs.size > self._heaps[self._types[index][1]]:
+        for each in self._types.candidates(kind, int(needs.memoryTypeBits)):
+            if needs.size > self._types.heaps[each.heap]:
                 continue
-            real = self._real.get(index, index)
             arena = Arena()
-            flags = self._flags(arena)
-            info = arena.new("VkMemoryAllocateInfo", pNext=flags, allocationSize=needs.size, memoryTypeIndex=real)
+            sizes = {"allocationSize": needs.size, "memoryTypeIndex": each.index}
+            info = arena.new("VkMemoryAllocateInfo", pNext=self._flags(arena), **sizes)
             result = lib.vkAllocateMemory(self._context.device, info, NULL, out)
             if result == 0:
-                return out[0], index
+                return out[0], each
         if result in _OUT_OF_MEMORY:
             raise self._refusal(size, kind, words(result))
         raise failure(result, "device memory cannot be allocated", self._context.physical.name)
@@ -379,17 +306,15 @@ class Memory:
 
     def _refusal(self, size: int, kind: MemoryKind, reason: str) -> OutOfMemory:
         physical = self._context.physical
-        heap = max(
-            {h for f, h in self._types if self._fits(f, h, kind)}, key=lambda h: self._heaps[h], default=0
-        )
+        heap = self._types.largest_heap(kind)
         free = physical.available(heap)
         held = sum(b.nbytes for b in self._live)
-        room = f"its largest heap for it has {_size(self._heaps[heap])}"
-        room += f", {_size(free)} of it free" if free is not None else ""
+        largest = f"its largest heap for it has {_size(self._types.heaps[heap])}"
+        largest += f", {_size(free)} of it free" if free is not None else ""
         return OutOfMemory(
             f"{physical.name} has no room for a {kind.value} buffer of {_size(size)}",
             where=f"Vulkan device {physical.name}",
-            why=f"{reason}; {room}; this device holds {_size(held)} in {len(self._live)} buffers",
+            why=f"{reason}; {largest}; this device holds {_size(held)} in {len(self._live)} buffers",
             fix=f"{LESS_MEMORY}, or close other sessions and programs",
         )
 
