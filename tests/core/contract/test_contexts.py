@@ -187,7 +187,8 @@ def test_A10_the_end_of_a_session_that_nobody_closed_is_told_later(
     acme: WithContext, refuses: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     gc.collect()
-    close_forgotten()  # what tests before this one left
+    close_forgotten()  # what tests before this one left, and what is said of it
+    caplog.clear()
     session = weft.load(chain("Relu"), "acme")
     id_ = session.id
     acme.answers["before_unload"] = not refuses

@@ -358,6 +358,18 @@ def of_open_sizes(draw: st.DrawFn) -> tuple[Graph, dict[str, int]]:
     return graph, sizes
 
 
+def test_reshapes_that_undo_each_other_are_undone_for_open_sizes() -> None:
+    net = Net()
+    x = net.input("x", 3, 2, 2)
+    flat = net.add("Flatten", x, axis=0)
+    graph = net.finish(net.add("Reshape", net.add("Add", flat, flat), net.add("Shape", x)))
+    graph.specs = {"x": TensorSpec(("a", 2, "b"), graph.specs["x"].dtype)}
+    network = opened(graph, {"x": (3, 2, 2)})
+    assert network is not None
+    for a, b in ((3, 2), (5, 4), (2, 7)):
+        assert_serves(network, graph, {"x": (a, 2, b)})
+
+
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=SLOW)
 @given(of_open_sizes(), st.data())
 def test_prepared_once_is_what_each_size_gives(made: tuple[Graph, dict[str, int]], data: st.DataObject) -> None:

@@ -110,7 +110,7 @@ def chain_text(levels: Sequence[Level], args: Sequence[Arg], items: int) -> str:
     return (
         f"{prelude}{given}{_WAITING}{functions}"
         f"__kernel __attribute__((reqd_work_group_size({items}, 1, 1)))\nvoid {CHAIN}({params}) {{\n"
-        f"  __local uint4 shared[{SHARED_VECTORS}] __attribute__((aligned(1024)));\n"
+        f"  __local uint4 group_memory[{SHARED_VECTORS}] __attribute__((aligned(1024)));\n"
         f"  const int item = (int)get_local_id(0), all = (int)get_num_groups(0);\n"
         f"  uint turn = item == 0 ? *{COUNTER.name} & 0x80000000u : 0u;\n{calls}}}\n"
     )
@@ -145,11 +145,11 @@ def _function(number: int, level: Level, parts: _Parts, known: set[str], items: 
     own = (set(_MACRO.findall(parts.functions)) | set(_MACRO.findall(parts.body))) - known
     at, arrays = "0", []
     for kind, name, size in parts.shared:
-        arrays.append(f"  __local {kind}* {name} = (__local {kind}*)(_shared + {at});\n")
+        arrays.append(f"  __local {kind}* {name} = (__local {kind}*)(_memory + {at});\n")
         at += f" + ((int)sizeof({kind}) * ({size}) + {step.alignment - 1}) / {step.alignment} * {step.alignment}"
     return (
         "".join(f"#define {name} {text}\n" for name, text in macros.items())
-        + f"{parts.functions}\nvoid level_{number}({parts.params}, __local uchar* _shared, const int _slot, "
+        + f"{parts.functions}\nvoid level_{number}({parts.params}, __local uchar* _memory, const int _slot, "
         f"const int _item, const int _group) {{\n{''.join(arrays)}{parts.body}\n}}\n"
         + "".join(f"#undef {name}\n" for name in sorted({*macros, *own}))
     )
@@ -188,6 +188,6 @@ def _call(
     return (
         f"{before}  {{ // {step.source.entry}\n    {head}\n"
         f"    for (int group = first; {inside}group < {groups}; group += all * {slots}) {{\n"
-        f"      level_{number}({given}, (__local uchar*)shared + slot * {taken}, slot, {own}, group);\n"
+        f"      level_{number}({given}, (__local uchar*)group_memory + slot * {taken}, slot, {own}, group);\n"
         f"      {again}\n    }}\n  }}\n"
     )

@@ -33,7 +33,7 @@ def undo_reshapes(graph: Graph, context: PassContext) -> Graph:
         if node is None or not node.op.is_elementwise or readers[back.inputs[0]] != 1 or len(node.outputs) != 1:
             continue
         inner, outer = (graph.specs[o].dims for o in (node.outputs[0], back.outputs[0]))
-        if has_open_size((*inner, *outer)) or 0 in inner:
+        if 0 in inner:
             continue
         began = context.budget.clock()
         operands = [_operand(graph, makers, name, inner, outer) for name in node.inputs]
@@ -63,7 +63,9 @@ def _operand(
         found = graph.constants[name]
         if is_symbolic(found):
             return None
-        return name if found.size == 1 and found.ndim <= len(outer) else broadcast_reshape(found, inner, outer)
+        if found.size == 1 and found.ndim <= len(outer):
+            return name
+        return None if has_open_size((*inner, *outer)) else broadcast_reshape(found, inner, outer)
     maker = makers.get(name)
     if not name or maker is None or maker.op.type not in RESHAPES or graph.specs[name].dims != inner:
         return None
