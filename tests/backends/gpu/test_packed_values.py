@@ -58,6 +58,7 @@ def _between(added: Added) -> Graph:
     return net.finish(y, net.add("AveragePool", v, kernel_shape=(1, 1)))
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", GPUS)
 @pytest.mark.parametrize("case", [*WHOLE_BLOCKS, *OTHERS])
 def test_a_node_between_packed_values_is_right(case: str, device: str) -> None:

@@ -39,6 +39,7 @@ BETWEEN: dict[str, Between] = {
 }
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", GPUS)
 @pytest.mark.parametrize("between", BETWEEN)
 def test_it_takes_no_launch_of_its_own(between: str, device: str) -> None:
@@ -50,6 +51,7 @@ def test_it_takes_no_launch_of_its_own(between: str, device: str) -> None:
     np.testing.assert_allclose(got, outputs(graph, fed)[0], rtol=0, atol=1e-5)
 
 
+@pytest.mark.alike
 @pytest.mark.parametrize("device", GPUS)
 @pytest.mark.parametrize("case", ["a concat", "read twice", "not known", "no image"])
 def test_others_stay_and_are_right(case: str, device: str) -> None:
