@@ -527,17 +527,8 @@ def test_the_key_of_a_verdict_changes_with_the_driver() -> None:
         assert verdict_store.key_of(other) != before
 
 
-def test_the_key_of_a_verdict_changes_with_every_module_that_chooses_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: set[Path] = set()
-    own = Path.read_bytes
-
-    def noted(file: Path) -> bytes:
-        read.add(file)
-        return own(file)
-
-    monkeypatch.setattr(Path, "read_bytes", noted)
-    verdict_store._launchers.cache_clear()
-    verdict_store._launchers()
+def test_the_key_of_a_verdict_follows_from_every_module_that_chooses_launches() -> None:
+    read = set(verdict_store.launching_modules())
     forms = [type(form) for form in gpu_op._GPU_OPS.values() if type(form).__module__.startswith("weft.")]
     assert {Path(inspect.getfile(form)) for form in forms} <= read
     assert {Path(str(sys.modules[kind.module].__file__)) for kind in SHIPPED} <= read

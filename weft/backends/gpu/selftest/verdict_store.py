@@ -251,12 +251,16 @@ def _code(module: str) -> str:
     return hashlib.blake2b(Path(own).read_bytes() if own else b"", digest_size=16).hexdigest()
 
 
+def launching_modules() -> list[Path]:
+    """Return the files of all modules that choose launches or define what they compute."""
+    folders = (Path(folder) for package in (weft.backends.gpu, weft.kernels, weft.ops) for folder in package.__path__)
+    return [file for folder in folders for file in sorted(folder.rglob("*.py"))]
+
+
 @lru_cache(maxsize=1)
 def _launchers() -> str:
-    """Return the hash of all modules that choose launches or define what they compute."""
+    """Return the hash of all `launching_modules`."""
     hashed = hashlib.blake2b(digest_size=16)
-    for package in (weft.backends.gpu, weft.kernels, weft.ops):
-        for folder in package.__path__:
-            for file in sorted(Path(folder).rglob("*.py")):
-                hashed.update(file.read_bytes())
+    for file in launching_modules():
+        hashed.update(file.read_bytes())
     return hashed.hexdigest()
