@@ -60,13 +60,14 @@ def check_refused(refused: Set[str]) -> None:
         assert len(names) - len(refused) == TAKEN
 
 
+@pytest.mark.long
 def test_each_case_that_a_gpu_refuses_is_listed_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plan every case, in the short run on OpenCL: what Vulkan refuses of the op table is shown in tests/ops.
+    """Plan every case. In the short run tests/ops shows that a GPU refuses no row of the op table that it should take.
 
     What each pass made of these networks is checked where the CPU runs them, below.
     """
     monkeypatch.delenv("WEFT_CHECK_PASSES", raising=False)
-    for reasons in refusals_of_suite(["opencl", *(["vulkan"] if is_long() else [])]).values():
+    for reasons in refusals_of_suite(["opencl", "vulkan"]).values():
         assert all(reasons.values())
         check_refused(reasons.keys())
 

@@ -196,6 +196,7 @@ def kernels() -> Mapping[str, list[tuple[str, str]]]:
 TEMPLATES = sorted(f.stem for f in SHADERS.glob("*.mako") if "." not in f.stem)
 
 
+@pytest.mark.long
 def test_every_template_is_rendered() -> None:
     assert sorted(kernels()) == TEMPLATES
     texts = [text for group in kernels().values() for _, text in group]
