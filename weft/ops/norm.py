@@ -44,6 +44,12 @@ class BatchNormalization(Op):
     epsilon: float = 1e-5
     momentum: float = 0.9
 
+    def factor_and_shift(self, parameters: Sequence[Array]) -> tuple[Array, Array]:
+        """Return in float64 what each channel is multiplied by, and what is then added, for scale, B, mean and var."""
+        scale, shift, mean, var = (np.asarray(p, np.float64) for p in parameters)
+        factor = scale / np.sqrt(var + self.epsilon)
+        return factor, shift - mean * factor
+
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
         x = float_spec(given(inputs, 0), 1)

@@ -54,18 +54,15 @@ class BatchNormOnGpu(GpuOp):
         """Launch the multiply-add."""
         y, given = outputs[0], [t for t in inputs[1:5] if t is not None]
         shape = (1, y.shape[1], *[1] * (len(y.shape) - 2)) if len(y.shape) > 1 else given[0].shape
-        known = all(t.constant is not None for t in given)
-        parameters = _factor_and_shift(given, op.epsilon) if known else _launch_factor_and_shift(k, given, op.epsilon)
+        known, kind = [t.constant for t in given if t.constant is not None], computed(given[0].dtype).numpy
+        parameters: Sequence[Weights] = (
+            [each.astype(kind) for each in op.factor_and_shift(known)]
+            if len(known) == len(given)
+            else _launch_factor_and_shift(k, given, op.epsilon)
+        )
         names = ("factor", "shift")
         pair = [as_image(k, name, p, shape, y.layout) for name, p in zip(names, parameters, strict=True)]
         launch_expression(k, "({0} * {1} + {2})", [inputs[0], *pair], y)
-
-
-def _factor_and_shift(given: Sequence[Tensor], epsilon: float) -> Sequence[Weights]:
-    scale, shift, mean, var = (np.asarray(t.constant, np.float64) for t in given)
-    factor = scale / np.sqrt(var + epsilon)
-    kind = computed(given[0].dtype).numpy
-    return [each.astype(kind) for each in (factor, shift - mean * factor)]
 
 
 def _launch_factor_and_shift(k: KernelBuilder, given: Sequence[Tensor], epsilon: float) -> Sequence[Weights]:

@@ -30,7 +30,7 @@ class PadOnGpu(GpuOp):
     laid_inputs = 1
 
     def fits_channels(self, op: Pad, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
-        """Accept pads that leave batch and channels as they are, which equal numbers of them do not show."""
+        """Accept pads that leave batch and channels as they are; equal sizes alone do not show that."""
         x = inputs[0]
         if x is None or len(x.shape) < 3 or 0 in x.shape:
             return False

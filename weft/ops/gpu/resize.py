@@ -56,7 +56,7 @@ class ResizeOnGpu(GpuOp):
         return nested_rounds(*(max(widths) for _ in widths))
 
     def fits_channels(self, op: Resize, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
-        """Accept resizes that leave batch and channels unchanged, which equal numbers of them do not show."""
+        """Accept resizes that leave batch and channels unchanged; equal sizes alone do not show that."""
         x = inputs[0]
         if x is None or len(x.shape) < 3 or x.shape[:2] != outputs[0].shape[:2]:
             return False

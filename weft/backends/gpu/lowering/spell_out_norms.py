@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Array
 from weft.core.passes.fuse import CanFuse, fuse_groups
 from weft.ops.binary import Add, Mul
+from weft.ops.norm import BatchNormalization
 
 
 def spell_out_norms(graph: Graph, can_fuse: CanFuse, is_custom: IsCustom) -> Graph:
@@ -52,13 +52,10 @@ def spell_out_norms(graph: Graph, can_fuse: CanFuse, is_custom: IsCustom) -> Gra
 
 def _factor_and_shift(graph: Graph, node: Node) -> tuple[Array, Array] | None:
     """Return what a batch norm multiplies by and adds, in the type of its result; None if they are not known."""
-    op: Any = node.op
-    params = graph.input_constants(node)[1:5]
+    params = [p for p in graph.input_constants(node)[1:5] if p is not None]
     spec = graph.specs[node.outputs[0]]
-    if len(spec.shape) < 2 or any(p is None for p in params) or not spec.dtype.is_float:
+    if not isinstance(node.op, BatchNormalization) or len(params) < 4 or len(spec.shape) < 2:
         return None
-    scale, shift, mean, var = (np.asarray(p, np.float64) for p in params)
     with np.errstate(all="ignore"):
-        factor = scale / np.sqrt(var + op.epsilon)
-        made = tuple(each.astype(spec.dtype.numpy) for each in (factor, shift - mean * factor))
-    return (made[0], made[1]) if all(np.isfinite(each).all() for each in made) else None
+        factor, shift = (each.astype(spec.dtype.numpy) for each in node.op.factor_and_shift(params))
+    return (factor, shift) if np.isfinite(factor).all() and np.isfinite(shift).all() else None
