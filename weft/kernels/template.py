@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -50,7 +50,8 @@ class Operand:
 
     kind: "value", "earlier" (the variable that holds it), "float" (a constant's name), "same" (an argument at the
     stored place), "channel" (an argument with one element a channel), "pixel" (an argument with one pixel an image),
-    "trailing" (an argument repeated over the leading axes).
+    "trailing" (an argument repeated over the leading axes), "inner" (such a one, each element of which is also repeated
+    over the last axes).
     """
 
     kind: str
@@ -81,6 +82,8 @@ class KernelRequest:
     """Steps on what is loaded of an argument."""
     loaded_on: str = ""
     """The argument, by `fetch4`, or values that the template computes, by `apply`, to which the steps are applied."""
+    kept: tuple[tuple[int, str], ...] = ()
+    """The numbers of the steps before which the value is stored, too, and the arguments that get it."""
 
 
 class ArgWriter:
@@ -187,43 +190,48 @@ class ArgWriter:
         lines = [f"const int _i = {index};", f"real _v = {value};"]
         for s, step in enumerate(self._steps()):
             texts = [self._scalar_operand(o, s, lines) for o in step.operands]
-            lines += _step_lines(self._steps(), s, "real", "_v", texts)
-        # A narrower float than f32 would be rounded twice.
-        narrow = self._writer.double and (self.arg.dtype is DType.FLOAT16 or is_coded(self.arg.dtype))
-        stored = "odd_float(_v)" if narrow else "_v"
-        return "{ " + " ".join([*lines, self._dialect.store(self.arg, self._at("_i"), stored)]) + " }"
+            lines += _step_lines(self._steps(), s, "real", "_v", texts, self._kept())
+        for arg, stored in self._stored("_v"):
+            # A narrower float than f32 would be rounded twice.
+            narrow = self._writer.double and (arg.arg.dtype is DType.FLOAT16 or is_coded(arg.arg.dtype))
+            lines.append(self._dialect.store(arg.arg, arg._at("_i"), f"odd_float({stored})" if narrow else stored))
+        return "{ " + " ".join(lines) + " }"
 
     def _scalar_operand(self, o: Operand, step: int, lines: list[str]) -> str:
         if o.kind == "value":
             return "_v"
         if o.kind in ("float", "earlier"):
             return o.name
-        at = "_i" if o.kind == "same" else f"_i % {o.name}_SIZE"
+        at = {"same": "_i", "inner": f"_i / {o.name}_EACH % {o.name}_SIZE"}.get(o.kind, f"_i % {o.name}_SIZE")
         lines.append(f"const real _{o.name}{step} = {self._writer.args[o.name].load(at)};")
         return f"_{o.name}{step}"
 
     def store4(self, n: str, c4: str, hw: str, value: str) -> str:
         """Store four channels of one pixel, with the epilogue; lanes past the last channel become zero."""
         lines = [f"const int _n = {n}; const int _p = {hw};", *self._finished(c4, value, "")]
-        lines.append(self._dialect.store4(self.arg, self._place("_n", "_c", "_p"), "_v"))
+        for arg, stored in self._stored("_v", "_v"):
+            lines.append(self._dialect.store4(arg.arg, arg._place("_n", "_c", "_p"), stored))
         return "{ " + " ".join(lines) + " }"
 
     def store_vector(self, index: str, value: str) -> str:
         """Store vector `index` of an argument in fours, with the epilogue."""
         lines = [f"const int _i = {index}; f32x4 _v = {value};"]
         self._add_vector_steps(lines, "", "_v", "")
-        return "{ " + " ".join([*lines, self._dialect.store4(self.arg, self._at_four("_i"), "_v")]) + " }"
+        lines += (self._dialect.store4(a.arg, a._at_four("_i"), stored) for a, stored in self._stored("_v", "_v"))
+        return "{ " + " ".join(lines) + " }"
 
     def _add_vector_steps(self, lines: list[str], tag: str, v: str, c: str) -> None:
         for s, step in enumerate(self._steps()):
             texts = [self._vector_operand(o, f"{s}{tag}", v, c, lines) for o in step.operands]
-            lines += _step_lines(self._steps(), s, "f32x4", v, texts)
+            lines += _step_lines(self._steps(), s, "f32x4", v, texts, self._kept())
 
     def store8(self, n: str, c4: str, hw: str, first: str, second: str) -> str:
         """Store eight contiguous channels of one pixel, from an even block on, with the epilogue."""
         lines = [f"const int _n = {n}; const int _p = {hw};"]
         lines += [*self._finished(c4, first, ""), *self._finished(f"({c4}) + 1", second, "1")]
-        lines.append(self._dialect.store8(self.arg, self._place("_n", "_c", "_p"), "_v", "_v1"))
+        pairs = zip(self._stored("_v", "_v"), self._stored("_v1", "_v1"), strict=True)
+        for (arg, low), (_, high) in pairs:
+            lines.append(self._dialect.store8(arg.arg, arg._place("_n", "_c", "_p"), low, high))
         return "{ " + " ".join(lines) + " }"
 
     def _finished(self, c4: str, value: str, tag: str) -> list[str]:
@@ -232,8 +240,18 @@ class ArgWriter:
         lines = [f"const int {c} = {c4}; f32x4 {v} = {value};"]
         self._add_vector_steps(lines, tag, v, c)
         a = self.name
-        lines.append(f"if ({a}_C % 4 != 0 && {c} * 4 + 4 > {a}_C) {v} = first_lanes({v}, {a}_C - {c} * 4);")
+        for _, each in self._stored(v, v):
+            lines.append(f"if ({a}_C % 4 != 0 && {c} * 4 + 4 > {a}_C) {each} = first_lanes({each}, {a}_C - {c} * 4);")
         return lines
+
+    def _kept(self) -> Mapping[int, str]:
+        """Return the numbers of the steps before which the value is stored, and the arguments that get it."""
+        return dict(self._writer.request.kept) if self._steps() else {}
+
+    def _stored(self, last: str, tag: str = "") -> list[tuple[ArgWriter, str]]:
+        """Return the arguments that a store writes, with the variables: `last`, and those that steps have kept."""
+        kept = [(self._writer.args[name], f"_before{number}{tag}") for number, name in self._kept().items()]
+        return [(self, last), *kept]
 
     def _vector_operand(self, o: Operand, step: str, v: str, c: str, lines: list[str]) -> str:
         if o.kind == "value":
@@ -243,7 +261,9 @@ class ArgWriter:
         if o.kind == "float":
             return o.name
         operand = self._writer.args[o.name]
-        if self.arg.kind == "fours":
+        if o.kind == "inner":
+            text = f"SPLAT({operand.load(f'_i * 4 / {o.name}_EACH % {o.name}_SIZE')})"
+        elif self.arg.kind == "fours":
             text = operand.vector("_i" if o.kind == "same" else f"_i % ({o.name}_SIZE / 4)")
         else:
             text = operand.load4(*(("_n", c, "_p") if o.kind == "same" else ("0", c, "0")))
@@ -262,8 +282,10 @@ class ArgWriter:
     def finish1(self, value: str, loaded: Mapping[str, str]) -> str:
         """Return the body of a function that applies the epilogue to one element and returns it, without storing it.
 
-        `loaded` maps each argument of `operands` to the variable that holds its value at the element's place.
+        `loaded` maps each argument of `operands` to the variable that holds its value at the element's place. Such a
+        kernel keeps no values before the last (`KernelBuilder.keeps_values`).
         """
+        assert not self._kept()
         lines = [f"f32 _v = {value};"]
         names = {"": "_v", **loaded}  # the running value has no name, a constant its own
         for s, step in enumerate(self._steps()):
@@ -331,12 +353,23 @@ class ArgWriter:
         return request.steps if request.steps_on == self.name else ()
 
 
-def _step_lines(steps: Sequence[StepText], number: int, kind: str, variable: str, texts: Sequence[str]) -> list[str]:
-    """Return the lines of one step on a variable; they keep the value before it if a later step reads that."""
+def _step_lines(
+    steps: Sequence[StepText],
+    number: int,
+    kind: str,
+    variable: str,
+    texts: Sequence[str],
+    kept: Collection[int] = (),
+) -> list[str]:
+    """Return the lines of one step on a variable; they keep the value before it if a later step or a store reads it.
+
+    `kept` are the numbers of the steps before which the value is stored.
+    """
     step, name = steps[number], f"_before{number}"
     vector = kind == "f32x4"
-    is_read = any(o.name == name for later in steps[number + 1 :] for o in later.operands)
-    lines = [f"const {kind} {name}{variable if vector else ''} = {variable};"] if is_read else []
+    is_read = number in kept or any(o.name == name for later in steps[number + 1 :] for o in later.operands)
+    type_ = kind if number in kept else f"const {kind}"
+    lines = [f"{type_} {name}{variable if vector else ''} = {variable};"] if is_read else []
     if not vector:
         return [*lines, f"{variable} = {step.expr.format(*texts)};"]
     for lane in LANES:

@@ -17,7 +17,7 @@ from weft.core.graph.op import Constants, Op, OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
-from weft.ops.elementwise import widen
+from weft.ops.elementwise import FLOATS, Elementwise, check_type, misfit, widen
 from weft.ops.shape import given, many_axes, one_axis, optional, unfit
 
 STASH_FLOAT = 1
@@ -63,6 +63,41 @@ class BatchNormalization(Op):
         scale, shift, mean, var = (_column(given(inputs, k), x.ndim) for k in range(1, 5))
         factor = scale / np.sqrt(var + _scalar(self.epsilon, var))
         return np.asarray((widen(x) - mean) * factor + shift).astype(x.dtype, copy=False)
+
+
+@register_op
+@op_dataclass
+class ScaleShift(Elementwise):
+    """Multiply by the second input and add the third, both broadcast: a batch norm of known parameters on GPUs.
+
+    The two have the type in which kernels compute, whatever the first one is stored as.
+    """
+
+    type: ClassVar[str] = "weft::ScaleShift"
+    from_optimizing: ClassVar[bool] = True
+    arity: ClassVar[int] = 3
+    expr: ClassVar[str] = "{0} * {1} + {2}"
+
+    def compute(self, x: Array, factor: Array, shift: Array) -> Array:
+        """Return floats."""
+        return np.asarray(x * factor + shift)
+
+    @staticmethod
+    def factor_type(dtype: DType) -> DType:
+        """Return the type of the factor and the shift of a value of this type."""
+        return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
+
+    def check(self, specs: Sequence[TensorSpec]) -> None:
+        """Refuse factors and shifts of any other type."""
+        check_type(self, specs[0], FLOATS)
+        for spec in specs[1:]:
+            check_type(self, spec, frozenset({self.factor_type(specs[0].dtype)}), "the factor or the shift")
+
+    def shape(self, specs: Sequence[TensorSpec]) -> Shape:
+        """Return the shape of the first input, to which the others must broadcast."""
+        if super().shape(specs) != specs[0].dims:
+            raise misfit(self, f"{specs[1]} and {specs[2]} do not broadcast to {specs[0]}")
+        return specs[0].dims
 
 
 @register_op

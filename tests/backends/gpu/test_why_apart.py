@@ -57,8 +57,8 @@ def test_the_convolution_that_reads_it_has_a_reason_too() -> None:
 def test_a_value_that_is_a_result_or_an_input_is_said_to_be_one() -> None:
     net = Net()
     made = net.conv(net.input("x", 1, 4, 6, 6), 4, name="made")
-    why = _apart(net.finish(made, net.add("Add", made, net.input("z", 1, 4, 6, 6), name="y")))
-    assert "which is a result as well" in why["n_y"]
+    why = _apart(net.finish(made, net.add("Add", made, net.input("z", 1, 4, 1, 1), name="y")))
+    assert "which is a result as well: its operand 'z" in why["n_y"]
     assert "'z' is an input of this part of the network" in why["n_y"]
 
 

@@ -46,7 +46,7 @@ def test_there_are_no_parts_where_memory_is_short() -> None:
     with null_gpu() as device:
         device.caps = H200
         for thrifty, parts in ((False, [2, 3, 4, 8]), (True, [])):
-            made = NodeBuilder(device, Relu(), "n", (), thrifty=thrifty)
+            made = NodeBuilder(device, Relu(), "n", (), (), thrifty=thrifty)
             assert LONG.possible_parts(made.caps) == parts
 
 

@@ -21,7 +21,7 @@ from weft.backends.gpu.lowering.fusion import why_not_fused, why_not_joined
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.launch_builder import WrongKernel, choice_of
 from weft.backends.gpu.lowering.lower import GpuPlan, Target, label_of, lower, templates_of
-from weft.backends.gpu.lowering.spell_out_norms import spell_out_norms
+from weft.backends.gpu.lowering.scale_norms import scale_norms
 from weft.backends.gpu.lowering.support import why_not
 from weft.backends.gpu.memory.slots import SMALLEST, Region, Slots
 from weft.backends.gpu.recording.chunked_upload import worthwhile
@@ -130,7 +130,7 @@ class GpuBackend(Backend):
         views = OptimizationViews()
         if not self.info.config.fusing:
             return views.keep_rest(view)
-        turned = spell_out_norms(view.graph, self._can_fuse, self._is_custom)
+        turned = scale_norms(view.graph, self._is_custom)
         if INDEX_MAPS not in self.device.caps.without:
             turned = sum_rows(turned, self._is_custom)
         if turned is not view.graph:

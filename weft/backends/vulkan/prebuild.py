@@ -72,12 +72,14 @@ def write_requests(requests: Iterable[KernelRequest], path: Path = MANIFEST) -> 
 def _encode(r: KernelRequest) -> list[Any]:
     args = [_encode_arg(a) for a in r.args]
     row = [r.template, r.variant, args, r.ints, r.floats, _encode_steps(r.steps), r.steps_on]
-    return [*row, _encode_steps(r.loaded), r.loaded_on] if r.loaded else row
+    if r.loaded or r.kept:
+        row += [_encode_steps(r.loaded), r.loaded_on]
+    return [*row, r.kept] if r.kept else row
 
 
 def _decode(row: list[Any]) -> KernelRequest:
-    template, variant, args, ints, floats, steps, steps_on, *loads = row
-    loaded, loaded_on = loads or ([], "")
+    template, variant, args, ints, floats, steps, steps_on, *more = row
+    loaded, loaded_on = more[:2] or ([], "")
     return KernelRequest(
         template,
         tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in variant),
@@ -88,6 +90,7 @@ def _decode(row: list[Any]) -> KernelRequest:
         steps_on,
         _decode_steps(loaded),
         loaded_on,
+        tuple((number, name) for kept in more[2:] for number, name in kept),
     )
 
 

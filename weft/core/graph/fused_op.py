@@ -1,4 +1,7 @@
-"""One node that does the work of several: a base op, then element-wise steps on its result."""
+"""One node that does the work of several: a base op, then element-wise steps on its result.
+
+Values are numbered: the base makes number 0, step k makes number k + 1.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +56,11 @@ class Fused(Op):
     base: Op
     arity: int
     steps: tuple[Step, ...]
+    kept: tuple[int, ...] = ()
+    """The numbers of the values before the last that are results, too, behind the result of the last step."""
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec after the last step; a step keeps the shape, and the type unless it is a cast."""
+        """Return the specs of the results; a step keeps the shape, and the type unless it is a cast."""
         problem = self._problem(len(inputs))
         if problem:
             raise ModelError("a fused node is not well formed", why=problem)
@@ -68,9 +73,7 @@ class Fused(Op):
             if after.shape != spec.shape:
                 raise ModelError(f"the step {step.op.type} makes {after} of {spec}", why="a step changes no shape")
             specs.append(after)
-        last = specs[-1]
-        assert last is not None
-        return (last,)
+        return tuple(spec for number in (-1, *self.kept) if (spec := specs[number]) is not None)
 
     def _problem(self, inputs: int) -> str:
         """Return what is wrong with the parts of a node with `inputs` inputs, or ""."""
@@ -78,7 +81,9 @@ class Fused(Op):
             return "its base is itself a fused node"
         if not 0 <= self.arity <= inputs:
             return f"its base takes {self.arity} of {inputs} inputs"
-        unread = set(range(len(self.steps)))
+        if len(set(self.kept)) < len(self.kept) or not set(self.kept) <= set(range(len(self.steps))):
+            return f"it keeps the values {self.kept} of {len(self.steps)} steps"
+        unread = set(range(len(self.steps))) - set(self.kept)
         for number, step in enumerate(self.steps):
             if not step.op.is_elementwise:
                 return f"its step {step.op.type} is not element-wise"
@@ -88,17 +93,17 @@ class Fused(Op):
             unread -= {k for k in read if k is not None}
         return f"nothing reads what comes before its step {self.steps[min(unread)].op.type}" if unread else ""
 
-    def reference(self, *inputs: Array | None) -> Array:
-        """Return the result of the last step; each step rounds as if it were a separate node."""
+    def reference(self, *inputs: Array | None) -> Array | tuple[Array, ...]:
+        """Return the results; each step rounds as if it were a separate node."""
         first = self.base.reference(*inputs[: self.arity])
         made = [first[0] if isinstance(first, tuple) else first]
         for number, step in enumerate(self.steps):
             made.append(cast(Array, step.op.reference(*pick_operands(step, number, inputs, made))))
-        return made[-1]
+        return (made[-1], *(made[number] for number in self.kept)) if self.kept else made[-1]
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
         """Return the base op's operations, plus one for each element and step."""
-        return self.base.flops(inputs[: self.arity], outputs) + len(self.steps) * prod(outputs[0])
+        return self.base.flops(inputs[: self.arity], outputs[:1]) + len(self.steps) * prod(outputs[0])
 
     def __str__(self) -> str:
         return " + ".join([str(self.base), *(step.op.type for step in self.steps)])

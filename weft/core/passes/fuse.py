@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.core.graph.fused_op import RUNNING, Fused, Step, earlier
 from weft.core.graph.graph import Graph, Node, depths
@@ -140,4 +140,4 @@ def merge(base: Node, step: Node, values: Mapping[str, int]) -> Node:
             operands.append(len(inputs))
             inputs.append(name)
     steps = (*op.steps, Step(step.op, tuple(operands)))
-    return Node(base.name, Fused(op.base, op.arity, steps), tuple(inputs), step.outputs)
+    return Node(base.name, replace(op, steps=steps), tuple(inputs), step.outputs)

@@ -210,8 +210,8 @@ class _Folder:
             return False
         if places.is_identity or not self._is_linear(name):
             return places.is_identity
-        if position < 0 and len([o for o in node.outputs if o]) != 1:
-            return False
+        if position < 0 and len([o for o in node.outputs if o]) != 1 and type(node.op) is not Fused:
+            return False  # the results of a fused node are stored one like the other
         if position >= len(base_inputs(node.op, node.inputs)):
             position = -1  # what a fused step reads is loaded as the output is stored
         constant = [i in self.graph.constants for i in node.inputs]

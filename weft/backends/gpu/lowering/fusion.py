@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op
+from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op, is_of_channels
 from weft.backends.gpu.lowering.support import why_not
+from weft.core.graph.described import described
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused, Step, pick_operands
-from weft.core.graph.graph import Graph, Node, infer_node
+from weft.core.graph.graph import Graph, Names, Node, infer_node
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.core.passes.fuse import merge
+from weft.core.passes.fuse import MOST_STEPS, merge
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, WantedLayout, find_gpu_op
 from weft.ops.conv import Conv
@@ -29,8 +30,8 @@ def why_not_joined(
     """Return why `step` does not join the epilogue of `base`, which makes its operands at the positions `inside`.
 
     None if it joins: every other operand is a scalar constant, a value of the result's shape, or a constant along the
-    channels (if the kernel works in NC4HW4) or over the last axes (if it works in NCHW). A cast from fp16 to fp32 joins
-    if the base's kernels can store fp32.
+    channels (if the kernel works in NC4HW4), over the last axes (if in NCHW) or over neighbouring axes (if in either).
+    A cast from fp16 to fp32 joins if the base's kernels can store fp32.
     """
     op, first = step.op, None if is_custom(base.op) else find_gpu_op(base.op)
     if first is None or is_custom(op):
@@ -58,12 +59,41 @@ def why_not_joined(
     if not result.dtype.is_float or op.expression(tuple(bool(i) for i in step.inputs)) is None:
         return f"{op.type} of {result.dtype.value} has no expression that a kernel could apply as it stores"
     for k, name in enumerate(step.inputs):
-        if name and graph.specs[name].dtype is not result.dtype:
+        if name and not type_fits(graph, name, result.dtype):
             return f"its operand {name!r} is {graph.specs[name].dtype.value}, not {result.dtype.value}"
         if name and k not in inside and not _operand_fits(graph, first, name, result.dims):
             kind = "a constant" if name in graph.constants else "a value"
             return f"its operand {name!r}, {kind} of shape {graph.specs[name].dims}, would be broadcast"
     return None
+
+
+def join_steps(
+    graph: Graph,
+    names: Names,
+    base: Node,
+    node: Node,
+    values: Mapping[str, int],
+    is_custom: IsCustom,
+    most_buffers: int,
+) -> Node | str:
+    """Return a node that computes `base`, then `node`, which may have steps itself; or why there is none.
+
+    `values` numbers what `base` makes and `node` may read.
+    """
+    alone, steps = taken_apart(described(graph, node)[0], node.op, node.inputs, names.fresh)
+    alone.specs = {**graph.specs, **alone.specs}
+    alone.constants = graph.constants
+    number = len(base.op.steps) if isinstance(base.op, Fused) else 0
+    if number + len(steps) > MOST_STEPS:
+        return f"a kernel takes over at most {MOST_STEPS} steps"
+    known = dict(values)
+    for step in steps:
+        inside = frozenset(k for k, name in enumerate(step.inputs) if name in known)
+        if (reason := why_not_joined(alone, base, step, inside, is_custom, most_buffers)) is not None:
+            return reason
+        base = merge(base, step, known)
+        known[step.outputs[0]] = (number := number + 1)
+    return replace(base, outputs=node.outputs)
 
 
 def why_not_fused(
@@ -73,6 +103,8 @@ def why_not_fused(
 
     `Fused.infer` has checked that the inputs fit the node.
     """
+    if op.kept:
+        return "a device itself decides, as it plans the network, which values before the last step are kept"
     graph, nodes = taken_apart(inputs, op)
     base = nodes[0]
     spec = graph.specs[base.outputs[0]]
@@ -92,11 +124,11 @@ def why_not_fused(
 
 
 def taken_apart(
-    inputs: Sequence[Tensor | None], op: Op, names: Sequence[str] = ()
+    inputs: Sequence[Tensor | None], op: Op, names: Sequence[str] = (), fresh: Callable[[str], str] = str
 ) -> tuple[Graph, list[Node]]:
     """Return the nodes of which a node is made, and a graph with the specs and constants of their values.
 
-    `names` are the names of the inputs, by default in0, in1 ...
+    `names` are the names of the inputs, by default in0, in1 ...; `fresh` gives new names to the values made.
     """
     names = names or ["" if t is None else f"in{k}" for k, t in enumerate(inputs)]
     steps, arity = (op.steps, op.arity) if isinstance(op, Fused) else ((), len(names))
@@ -106,17 +138,23 @@ def taken_apart(
             graph.specs[name] = TensorSpec(tensor.shape, tensor.dtype)
             if tensor.constant is not None:
                 graph.constants[name] = tensor.constant
-    nodes = [Node("base", base_op(op), tuple(names[:arity]), ("made",))]
+    nodes = [Node("base", base_op(op), tuple(names[:arity]), (fresh("made"),))]
     infer_node(graph, nodes[0])
     for number, step in enumerate(steps):
         read = tuple(pick_operands(step, number, names, [node.outputs[0] for node in nodes]))
-        nodes.append(Node(f"step.{number}", step.op, read, (f"step.{number}",)))
+        nodes.append(Node(f"step.{number}", step.op, read, (fresh(f"step.{number}"),)))
         infer_node(graph, nodes[-1])
     return graph, nodes
 
 
 def _widens(before: TensorSpec, after: TensorSpec) -> bool:
     return before.dtype is DType.FLOAT16 and after.dtype is DType.FLOAT32 and before.dims == after.dims
+
+
+def type_fits(graph: Graph, name: str, wanted: DType) -> bool:
+    """Tell whether a kernel can read an operand beside values of a type: constants may have another float type."""
+    dtype = graph.specs[name].dtype
+    return dtype is wanted or (name in graph.constants and dtype.is_float and DType.FLOAT64 not in (dtype, wanted))
 
 
 def _operand_fits(graph: Graph, base: GpuOp, name: str, shape: tuple[int, ...]) -> bool:
@@ -129,9 +167,10 @@ def _operand_fits(graph: Graph, base: GpuOp, name: str, shape: tuple[int, ...]) 
         return False
     full = (1,) * (len(shape) - len(dims)) + dims
     if base.wanted_layout is WantedLayout.CHANNELS:
-        return dims != shape and all(d == (shape[a] if a == 1 else 1) for a, d in enumerate(full))
-    first = next(a for a, d in enumerate(full) if d != 1)
-    return base.wanted_layout is WantedLayout.LINEAR and full[first:] == shape[first:]
+        return dims != shape and is_of_channels(dims, shape)
+    axes = [a for a, d in enumerate(full) if d != 1]
+    first, end = axes[0], axes[-1] + 1 if base.wanted_layout is WantedLayout.EITHER else len(shape)
+    return base.wanted_layout is not WantedLayout.ALIAS and full[first:end] == shape[first:end]
 
 
 def convolves(graph: Graph) -> bool:

@@ -79,12 +79,19 @@ def _places(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     return {name: value for constants in packed for name, value in constants.items()}
 
 
+def _shaped(tensor: Tensor, target: Tensor) -> Tensor:
+    """Return a tensor with the shape of what a kernel stores: a linear value may be stored as another shape."""
+    return tensor if tensor.shape == target.shape else replace(tensor, shape=target.shape, layout=target.layout)
+
+
 @dataclass
 class _Steps:
     """Fused steps as a kernel has them: before its first store, or behind its loads."""
 
     steps: tuple[StepText, ...] = ()
     reads: dict[str, Tensor] = field(default_factory=dict)
+    single: set[str] = field(default_factory=set)
+    """The arguments among `reads` of which a vector of four takes one element."""
     ints: dict[str, int] = field(default_factory=dict)
     floats: dict[str, float] = field(default_factory=dict)
 
@@ -122,6 +129,7 @@ class NodeBuilder(KernelBuilder):
         op: Op,
         label: str,
         inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
         source: ChoiceSource | None = None,
         *,
         node: str = "",
@@ -137,6 +145,9 @@ class NodeBuilder(KernelBuilder):
             self.caps = replace(device.caps, without=device.caps.without | {SUM_PARTS})
         self._device, self._op, self._label, self._node = device, op, label, node or label
         self._inputs, self._source, self._known = inputs, source, known or {}
+        self._kept = dict(zip(op.kept, outputs[1:], strict=True)) if isinstance(op, Fused) else {}
+        self.keeps_values = bool(self._kept)
+        self._shape = outputs[0].shape if outputs else ()
         form = find_gpu_op(op)
         self._computes_double = self.caps.doubles and form is not None and form.computes_double
         self.launched: list[PlannedLaunch] = []
@@ -158,12 +169,15 @@ class NodeBuilder(KernelBuilder):
                 why="the self-test found it wrong on this device",
                 fix="put the node on another device with `hints`",
             )
-        writes, target, kinds = asked.writes, next(iter(asked.writes)), asked.kinds
-        fours = kinds.get(target) == "fours"
-        extra = self._epilogue(writes[target], fours) if asked.epilogue else _Steps()
+        target, kinds = next(iter(asked.writes)), asked.kinds
+        fours, written_to = kinds.get(target) == "fours", asked.writes[target]
+        extra = self._epilogue(written_to, fours) if asked.epilogue else _Steps()
+        kept = {f"kept{number}": _shaped(t, written_to) for number, t in self._kept.items() if asked.epilogue}
+        writes = {**asked.writes, **kept}
         before = _Steps() if asked.prologue is None else self._prologue(asked.prologue)
         if fours:
-            kinds = {**kinds, **dict.fromkeys(extra.reads, kinds[target])}
+            in_fours = (*extra.reads.keys() - extra.single, *kept)
+            kinds = {**kinds, **dict.fromkeys(in_fours, kinds[target])}
         sources = {n: self._on_device(n, t) for n, t in {**asked.reads, **extra.reads, **before.reads}.items()}
         args = [self._arg(n, t, kinds.get(n), asked.raw, False) for n, t in sources.items()]
         args += [self._arg(n, t, kinds.get(n), asked.raw, True) for n, t in writes.items()]
@@ -180,6 +194,7 @@ class NodeBuilder(KernelBuilder):
             target if extra.steps else "",
             before.steps,
             asked.prologue.on if asked.prologue is not None and before.steps else "",
+            tuple(zip(self._kept, kept, strict=False)),
         )
         source = render(request, self._device.dialect)
         sizes = dict(zip(LOCAL_SIZE, asked.local, strict=True))
@@ -276,7 +291,10 @@ class NodeBuilder(KernelBuilder):
         """Tell whether elements lie at their own indices, or with `count`, so many of them together."""
         if count == 1:
             return all(places_of(t).is_identity for t in tensors)
-        return all(places_of(t).keeps_together(count) for t in (*tensors, *self._step_operands()))
+        added = self._step_tensors()
+        each = [self._each(t.constant) for t in added if t.constant is not None and t.constant.size > 1]
+        whole = all(times == 1 or times % count == 0 for times in each)
+        return whole and all(places_of(t).keeps_together(count) for t in (*tensors, *added))
 
     def from_block(self, tensor: Tensor, shape: Shape, first: int) -> Tensor:
         """Return the part of a packed tensor that has a shape and begins at a channel block."""
@@ -293,24 +311,29 @@ class NodeBuilder(KernelBuilder):
         return replace(tensor, memory=replace(tensor.memory, places=IDENTITY)), *found
 
     def reads_rows(self, output: Tensor) -> bool:
-        """Tell whether each operand of the fused steps that has the output's shape is stored as rows of channels.
+        """Tell whether all that the fused steps read or keep in the output's shape is stored as rows of channels.
 
         Constants of the channels always are, and a value of another shape is stored like the output.
         """
-        same = [t for t in self._step_operands() if t.shape == output.shape and prod(t.shape) > 1]
+        same = [t for t in self._step_tensors() if t.shape == output.shape and prod(t.shape) > 1]
         return all(t.constant is None and is_packed(t) and self.rows(t) is not None for t in same)
 
     def joins_channels(self, channels: int) -> bool:
         """Tell whether each constant operand of the fused steps is a scalar or has one number for each channel."""
-        return all(t.constant is None or t.constant.size in (1, channels) for t in self._step_operands())
+        return all(t.constant is None or t.constant.size in (1, channels) for t in self._step_tensors())
 
     # -- parts ---------------------------------------------------------------------------------------------
 
-    def _step_operands(self) -> list[Tensor]:
-        """Return the inputs of the node that its fused steps read."""
+    def _step_tensors(self) -> list[Tensor]:
+        """Return the inputs of the node that its fused steps read, and the values before the last that are kept."""
         steps = self._op.steps if isinstance(self._op, Fused) else ()
         read = (self._inputs[i] for step in steps for i in step.operands if i >= 0)
-        return [t for t in read if t is not None]
+        return [*(t for t in read if t is not None), *self._kept.values()]
+
+    def _each(self, constant: Array) -> int:
+        """Return over how many elements of the result each of a constant is repeated, if it is broadcast to it."""
+        last = max((a for a, d in enumerate(constant.shape) if d != 1), default=0) - constant.ndim
+        return prod(self._shape[len(self._shape) + last + 1 :])
 
     def _arg(self, name: str, tensor: Tensor, given: ArgKind | None, raw: bool, written: bool) -> Arg:
         if prod(tensor.storage_shape) >= MAX_ELEMENTS:
@@ -383,14 +406,19 @@ class NodeBuilder(KernelBuilder):
             return Operand("same", name)
         if tensor.constant is None:
             assert prod(tensor.shape) == prod(target.shape), "only constants are broadcast in an epilogue"
-            # The target is a linear value that was reshaped, and so is this operand.
-            out.reads[name] = replace(tensor, shape=target.shape, layout=target.layout)
+            out.reads[name] = _shaped(tensor, target)
             return Operand("same", name)
         value = tensor.constant
         if target.layout.packed:
             shape = (1, value.size, *[1] * (len(target.shape) - 2))
             out.reads[name] = self.constant(f"epilogue{position}", lambda: value.reshape(shape), Layout.NC4HW4)
             return Operand("channel", name)
+        each = self._each(value)
+        if each > 1:
+            out.reads[name] = self.constant(f"epilogue{position}.inner", lambda: value.reshape(-1))
+            out.single.add(name)
+            out.ints |= {f"{name}_SIZE": value.size, f"{name}_EACH": each}
+            return Operand("inner", name)
         times = PACK if fours and value.size % PACK else 1  # so that no vector of four crosses the end of the operand
         key = f"epilogue{position}" + ("" if times == 1 else ".fours")
         out.reads[name] = self.constant(key, lambda: np.tile(value.reshape(-1), times))

@@ -16,7 +16,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.index_map import IndexMap
-from weft.core.graph.layout import Layout, row_major
+from weft.core.graph.layout import Layout, Shape, row_major
 from weft.core.graph.op import Op, find_op
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
@@ -41,6 +41,12 @@ Planar = Callable[[Graph, Node], bool]
 def base_inputs(op: Op, inputs: Sequence[T]) -> Sequence[T]:
     """Return the inputs of the base of a fused op: those behind them belong to its steps."""
     return inputs[: op.arity] if type(op) is Fused else inputs
+
+
+def is_of_channels(dims: Shape, shape: Shape) -> bool:
+    """Tell whether a constant that is broadcast to `shape` is a scalar or has one number for each channel."""
+    full = (1,) * (len(shape) - len(dims)) + dims
+    return prod(dims) == 1 or all(d == (shape[a] if a == 1 else 1) for a, d in enumerate(full))
 
 
 def splits_products(caps: DeviceCaps, precision: Precision) -> bool:
@@ -115,6 +121,9 @@ class _Assigner:
             return LINEAR
         inputs, outputs = described(self.source, node)
         fits = op.fits_channels(base_op(node.op), base_inputs(node.op, inputs), outputs)
+        added = inputs[len(base_inputs(node.op, inputs)) :]
+        known = [t.shape for t in added if t is not None and t.constant is not None]
+        fits = fits and all(is_of_channels(dims, outputs[0].shape) for dims in known)
         return self.packed if fits else LINEAR
 
     def _is_laid(self, node: Node, position: int) -> bool:

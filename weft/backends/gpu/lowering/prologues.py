@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-import numpy as np
-
-from weft.backends.gpu.lowering.fusion import bound_buffers, convolves, moved_operands
+from weft.backends.gpu.lowering.fusion import bound_buffers, convolves, moved_operands, type_fits
 from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op
-from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import RUNNING, Fused, Step, earlier, value_number
-from weft.core.graph.graph import Graph, Names, Node
-from weft.core.graph.layout import Array
+from weft.core.graph.graph import Graph, Node
 from weft.core.graph.op import Op
-from weft.core.graph.tensor import TensorSpec
 from weft.kernels.device_caps import DeviceCaps
-from weft.ops.binary import Add, Mul
 from weft.ops.conv import Conv
 from weft.ops.elementwise import Elementwise
 from weft.ops.gpu.conv.prologue import PrologueConv, why_no_prologue
-from weft.ops.norm import BatchNormalization
 
 CHEAP = frozenset({"fabs", "fmin", "fmax", "floor", "ceil", "rint"})
 """Functions that steps may call which each group of a convolution computes again."""
@@ -35,13 +28,13 @@ def fuse_prologues(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_pr
         return graph
     makers, readers = graph.producers(), graph.readers()
     gone: set[str] = set()
-    out, names = graph.copy(), Names(graph)
+    out = graph.copy()
     for k, node in enumerate(out.nodes):
         read = node.inputs[0] if node.inputs else ""
         maker = makers.get(read)
         if maker is None or readers[read] != 1 or maker.name in gone:
             continue
-        found = _prologue(graph, names, maker, node, is_custom, caps, split_products)
+        found = _prologue(graph, maker, node, is_custom, caps, split_products)
         if isinstance(found, str):
             continue
         conv, weights = base_op(node.op), base_inputs(node.op, node.inputs)[1:]
@@ -53,8 +46,6 @@ def fuse_prologues(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_pr
         inputs = (found.image, *weights, *found.operands, *node.inputs[1 + len(weights) :])
         out.nodes[k] = replace(node, op=made, inputs=inputs)
         gone.add(maker.name)
-        for name, value in found.constants.items():
-            out.constants[name], out.specs[name] = value, TensorSpec(value.shape, DType.of(value.dtype))
     out.nodes = [node for node in out.nodes if node.name not in gone]
     return out
 
@@ -63,12 +54,12 @@ def why_no_prologue_of(
     graph: Graph, maker: Node, node: Node, is_custom: IsCustom, caps: DeviceCaps, split_products: bool
 ) -> str | None:
     """Return why `node`, the only reader of `maker`, does not compute it as it loads; None if it is no convolution."""
-    found = _prologue(graph, Names(graph), maker, node, is_custom, caps, split_products)
+    found = _prologue(graph, maker, node, is_custom, caps, split_products)
     return found or None if isinstance(found, str) else None
 
 
 def _prologue(
-    graph: Graph, names: Names, maker: Node, node: Node, is_custom: IsCustom, caps: DeviceCaps, split_products: bool
+    graph: Graph, maker: Node, node: Node, is_custom: IsCustom, caps: DeviceCaps, split_products: bool
 ) -> _Found | str:
     """Return `maker` as steps for the convolution `node`, or why not; "" if `node` is no convolution."""
     conv, weights = base_op(node.op), base_inputs(node.op, node.inputs)[1:]
@@ -79,7 +70,7 @@ def _prologue(
     if any(i and i not in graph.constants for i in weights):
         return "its weights are computed in the run"
     spec, weight = graph.specs[maker.outputs[0]], graph.specs[weights[0]].dims
-    found = _Prologue(graph, names).of(maker, 1 + len(weights))
+    found = _Prologue(graph).of(maker, 1 + len(weights))
     if reason := why_no_prologue(conv, spec, weight, len(found.steps) if found else 1, caps, split_products):
         return reason
     if found is None:
@@ -95,41 +86,35 @@ class _Found:
     image: str
     steps: tuple[Step, ...]
     operands: tuple[str, ...]
-    constants: Mapping[str, Array]
-    """The constants among the operands that the graph does not have."""
 
 
 class _Prologue:
     """Takes a node apart into steps that a convolution can apply as it loads."""
 
-    def __init__(self, graph: Graph, names: Names) -> None:
-        self.graph, self.names = graph, names
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
         self.steps: list[Step] = []
         self.operands: list[str] = []
-        self.constants: dict[str, Array] = {}
 
     def of(self, node: Node, first: int) -> _Found | None:
         """Return the steps of a node, whose operands are inputs from position `first` on; None if it cannot be one."""
         graph, spec = self.graph, self.graph.specs[node.outputs[0]]
         base, inputs = base_op(node.op), base_inputs(node.op, node.inputs)
         read = [i for i in node.inputs if i]
-        if not spec.dtype.is_float or any(graph.specs[i].dtype is not spec.dtype for i in read):
+        if not spec.dtype.is_float or not all(type_fits(graph, i, spec.dtype) for i in read):
             return None
         images = {i for i in read if i not in graph.constants and graph.specs[i].dims == spec.dims}
         if len(images) != 1 or len(spec.dims) < 3 or len([o for o in node.outputs if o]) != 1:
             return None
         self.image, self.dims, self.first = images.pop(), spec.dims, first
-        if isinstance(base, BatchNormalization):
-            made = inputs[0] == self.image and self._normalize(base, inputs[1:])
-        else:
-            made = self._add(base, [(i, None) for i in inputs])
+        made = self._add(base, [(i, None) for i in inputs])
         before = len(self.steps)
         for number, step in enumerate(node.op.steps if isinstance(node.op, Fused) else ()):
             numbers = [value_number(i, number) for i in step.operands]
             values = [None if k is None else k + before for k in numbers]
             named = [node.inputs[i] if k is None else "" for i, k in zip(step.operands, numbers, strict=True)]
             made = made and self._add(step.op, list(zip(named, values, strict=True)))
-        return _Found(self.image, tuple(self.steps), tuple(self.operands), self.constants) if made else None
+        return _Found(self.image, tuple(self.steps), tuple(self.operands)) if made else None
 
     def _add(self, op: Op, operands: Sequence[tuple[str, int | None]]) -> bool:
         """Add a step on named inputs or on values by number, unless it is dear or an operand does not fit."""
@@ -161,16 +146,3 @@ class _Prologue:
         if name in self.graph.constants:
             return prod(dims) == 1 or full == (1, whole[1], *[1] * (len(whole) - 2))
         return dims == (*whole[:2], *[1] * (len(whole) - 2))
-
-    def _normalize(self, op: BatchNormalization, stored: Sequence[str]) -> bool:
-        """Add a batch norm as a factor and a summand for each channel."""
-        if any(i not in self.graph.constants for i in stored):
-            return False
-        scale, shift, mean, var = (self.graph.constants[i].astype(np.float64) for i in stored)
-        factor = scale / np.sqrt(var + op.epsilon)
-        for kind, value in ((Mul, factor), (Add, shift - mean * factor)):
-            name = self.names.fresh(f"{stored[0]}.{kind.type.lower()}")
-            # In fp32, as the batch norm's own launch has them: halves would add an error for each.
-            self.constants[name] = value.astype(np.float32).reshape(-1, *[1] * (len(self.dims) - 2))
-            self.steps.append(Step(kind(), (RUNNING, self._operand(name))))
-        return True

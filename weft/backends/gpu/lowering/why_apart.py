@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from weft.backends.gpu.lowering.fold_moves import FoldedMoves
-from weft.backends.gpu.lowering.fusion import taken_apart, why_not_joined
 from weft.backends.gpu.lowering.layouts import IsCustom, base_op
 from weft.backends.gpu.lowering.prologues import why_no_prologue_of
-from weft.core.graph.described import described
-from weft.core.graph.fused_op import Fused
+from weft.backends.gpu.lowering.second_outputs import why_not_where_made
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Layout
-from weft.core.passes.fuse import MOST_STEPS, merge
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import find_gpu_op
 
@@ -89,31 +87,13 @@ class _Reasons:
         if maker is None:
             return f"{name!r} is an input of this part of the network"
         by = f"{base_op(maker.op).type} {maker.name!r} makes {name!r}"
+        alone = replace(node, inputs=tuple(name if i == read else i for i in node.inputs))
+        others = self.readers[name] - (node.inputs.count(read) or 1)
         if name in self.results:
-            return f"{by}, which is a result as well"
-        others = self.readers[name] - (node.inputs.count(name) or 1)
-        if others > 0:
-            return f"{by}, which {others} other node{'s read' if others > 1 else ' reads'} too"
-        if len([o for o in maker.outputs if o]) != 1:
-            return f"{by} and other values"
-        return f"{by}: {self._why_not_joined(maker, node, read)}"
-
-    def _why_not_joined(self, maker: Node, node: Node, read: str) -> str:
-        """Return why a node, with all of its steps, does not join the node that makes `read`."""
-        graph, steps = taken_apart(described(self.graph, node)[0], node.op, node.inputs)
-        graph.specs |= self.graph.specs
-        base, number = maker, len(maker.op.steps) if isinstance(maker.op, Fused) else 0
-        if number + len(steps) > MOST_STEPS:
-            return f"a kernel takes over at most {MOST_STEPS} steps"
-        values = {read: number}
-        for step in steps:
-            inside = frozenset(k for k, name in enumerate(step.inputs) if name in values)
-            reason = why_not_joined(graph, base, step, inside, self.is_custom, self.caps.max_buffers)
-            if reason is not None:
-                return reason
-            base = merge(base, step, values)
-            values[step.outputs[0]] = (number := number + 1)
-        return "they were apart when steps were fused"
+            by += ", which is a result as well"
+        elif others > 0:
+            by += f", which {others} other node{'s read' if others > 1 else ' reads'} too"
+        return f"{by}: {why_not_where_made(self.graph, maker, alone, self.is_custom, self.caps)}"
 
     def _of_move(self, node: Node) -> str:
         packed = next((name for name in (*node.inputs, *node.outputs) if self._is_packed(name)), "")

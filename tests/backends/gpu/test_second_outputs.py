@@ -1,0 +1,115 @@
+"""A kernel that stores a value which several nodes read also computes the element-wise ones among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import weft
+from tests.helpers.launches import kernels
+from tests.helpers.nets import Net
+from tests.helpers.null_gpu import null_gpu
+from tests.helpers.random_nets import assert_right, assert_session_is_right
+from weft.core.graph.graph import Graph
+
+GPUS = ("opencl", "vulkan")
+
+
+def activated_beside_a_pool() -> Graph:
+    """A convolution whose image is pooled as it is and activated for another one."""
+    net = Net()
+    x = net.conv(net.input("x", 2, 3, 9, 7), 6, 3, name="image")
+    return net.finish(
+        net.conv(net.add("LeakyRelu", x, alpha=0.1), 5, 3), net.add("AveragePool", x, kernel_shape=(2, 2))
+    )
+
+
+def two_activations() -> Graph:
+    """Two activations of one convolution, which nothing reads itself."""
+    net = Net()
+    x = net.conv(net.input("x", 1, 8, 6, 6), 8, name="image")
+    return net.finish(net.conv(net.add("Sigmoid", x), 4, 3), net.conv(net.add("Tanh", x), 4, 3))
+
+
+def residual() -> Graph:
+    """A sum that the next sum reads as well as a norm and its activation, before a convolution of 3 x 3."""
+    net = Net()
+    x = net.conv(net.input("x", 1, 4, 8, 8), 8, name="stem")
+    for block in range(2):
+        known = [net.random(8), net.random(8), net.random(8), net.random(8) ** 2 + np.float32(0.5)]
+        normed = net.add("Relu", net.add("BatchNormalization", x, *known))
+        x = net.add("Add", x, net.conv(normed, 8, 3, pads=(1, 1, 1, 1)), name=f"sum{block}")
+    return net.finish(net.add("GlobalAveragePool", x), net.add("Sigmoid", x))
+
+
+def rows() -> Graph:
+    """A product of matrices whose result is added to, beside a product that reads it as it is."""
+    net = Net()
+    made = net.add("MatMul", net.input("x", 6, 8), net.random(8, 12), name="made")
+    changed = net.add("Add", net.add("Tanh", made), net.input("z", 6, 12))
+    return net.finish(net.add("MatMul", changed, net.random(12, 4)), net.add("MatMul", made, net.random(12, 4)))
+
+
+def a_result() -> Graph:
+    """A value that is a result of the network, and another computed from it."""
+    net = Net()
+    made = net.conv(net.input("x", 1, 3, 5, 5), 7, name="made")
+    return net.finish(made, net.add("HardSigmoid", made, name="y"))
+
+
+CASES: dict[str, tuple[Callable[[], Graph], int]] = {
+    "activated beside a pool": (activated_beside_a_pool, 3),
+    "two activations": (two_activations, 3),
+    "a residual sum": (residual, 4),
+    "rows": (rows, 3),
+    "a result": (a_result, 1),
+}
+"""Networks, and the launches that are left besides conversions of layouts."""
+
+
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("case", CASES)
+def test_an_element_wise_reader_takes_no_launch(case: str, device: str) -> None:
+    make, launches = CASES[case]
+    graph = make()
+    with weft.load(graph, device, fallback="error") as session:
+        made = [kernel for kernel in kernels(session) if kernel != "relayout"]
+        assert set(session.report.placement.values()) == {device}
+        assert_session_is_right(session, graph, 1e-5)
+    assert len(made) == launches and not [kernel for kernel in made if kernel.startswith("elementwise")]
+
+
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_right_in_fp16(case: str, device: str) -> None:
+    assert_right(CASES[case][0](), device, "low", 1e-2)
+
+
+def _launched(graph: Graph) -> dict[str, str]:
+    """Return the nodes that launch, each with why it is no part of another one, or ""."""
+    with null_gpu():
+        (part,) = weft.optimize(graph, "null", fallback="error").parts
+        assert part.lowered is not None
+        return {launch.node: "" for launch in part.lowered.launches} | dict(part.lowered.why_apart())
+
+
+def test_what_also_reads_what_is_computed_from_it_stays_apart() -> None:
+    net = Net()
+    x = net.add("MatMul", net.input("x", 6, 8), net.random(8, 6), name="made")
+    graph = net.finish(net.add("Mul", x, net.add("Transpose", x, perm=(1, 0)), name="y"))
+    assert "it also reads what is computed from that" in _launched(graph)["n_y"]
+
+
+def test_a_cycle_through_a_joined_node_is_seen() -> None:
+    """`late` joins `left`, which then waits for `right`: so nothing that follows from `left` may join `right`."""
+    net = Net()
+    x = net.input("x", 6, 4)
+    left, right = net.add("MatMul", x, net.random(4, 6), name="left"), net.add("MatMul", x, net.random(4, 6))
+    late = net.add("Mul", right, left, name="late")
+    ends = [net.add("Softmax", left), net.add("Softmax", right)]
+    after = net.add("Add", right, net.add("Transpose", left, perm=(1, 0)), name="after")
+    graph = net.finish(late, after, *ends)
+    assert_right(graph, "opencl", "high", 1e-5)
+    assert "n_late" not in _launched(graph) and "n_after" in _launched(graph)
