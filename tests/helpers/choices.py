@@ -63,6 +63,9 @@ ACTIVATIONS: Mapping[str, Callable[[Net, str], str]] = {
     "leaky ReLU": lambda net, v: chosen(net, "Greater", v, 0, v, scaled(net, v, 0.1)),
     "leaky ReLU by Less": lambda net, v: chosen(net, "Less", v, 0, scaled(net, v, 0.1), v),
     "limit": lambda net, v: chosen(net, "GreaterOrEqual", v, 0.75, 0.75, v),
+    "ReLU by zeros in the shape of x": lambda net, v: chosen(
+        net, "Greater", v, 0, v, net.constant(np.zeros(net.shape(v), net.graph.specs[v].dtype.numpy))
+    ),
     "threshold": lambda net, v: chosen(net, "LessOrEqual", v, 0.1, -2, v),
     "ELU": lambda net, v: chosen(net, "Greater", v, 0, v, _elu(net, v)),
     "SELU": lambda net, v: scaled(net, chosen(net, "Greater", v, 0, v, _elu(net, v)), 1.0507),

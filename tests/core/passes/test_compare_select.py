@@ -31,6 +31,14 @@ def net_of(dtype: DType = DType.FLOAT32) -> tuple[Net, str, str]:
     return net, net.input("x", 2, 3, 4, dtype=dtype), net.input("z", 3, 1, dtype=dtype)
 
 
+def assert_same_bits(before: Graph, after: Graph) -> None:
+    """Fail unless a well-formed graph puts out the same bits as another, NaN included."""
+    validate(after)
+    fed = feeds(before)
+    for got, want in zip(outputs(after, fed), outputs(before, fed), strict=True):
+        assert (got.shape, got.dtype, got.tobytes()) == (want.shape, want.dtype, want.tobytes())
+
+
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_are_found(name: str, dtype: DType) -> None:
@@ -141,6 +149,32 @@ def test_a_comparison_that_moves_bring_to_its_choice_is_found() -> None:
     assert_identical(graph, after)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (3, 1), (2, 3, 4)])
+def test_one_number_in_any_shape_becomes_a_scalar(shape: tuple[int, ...]) -> None:
+    net, x, z = net_of()
+    number = np.full(shape, np.nan, np.float32)
+    graph = net.finish(net.add("Where", net.add("Greater", x, np.zeros(shape, np.float32)), z, number))
+    after = fuse_compare_select(graph)
+    assert [value.shape for value in after.constants.values()] == [(), ()]
+    assert_same_bits(graph, after)
+
+
+def test_a_constant_that_differs_or_makes_the_shape_stays() -> None:
+    zeros = np.zeros((2, 3, 4), np.float32)
+    signed = zeros.copy()
+    signed[1, 2, 3] = -0.0
+    net, x, z = net_of()
+    graph = net.finish(net.add("Where", net.add("Equal", x, signed), x, zeros))
+    after = fuse_compare_select(graph)
+    assert sorted(value.shape for value in after.constants.values()) == [(), (2, 3, 4)]
+    assert_same_bits(graph, after)
+    net, x, z = net_of()
+    graph = net.finish(net.add("Where", net.add("Equal", z, zeros), z, zeros.copy()))
+    after = fuse_compare_select(graph)
+    assert sorted(value.shape for value in after.constants.values()) == [(), (2, 3, 4)], "one must give the shape"
+    assert_same_bits(graph, after)
+
+
 def test_the_pass_runs_before_moves_and_after_them() -> None:
     names = [p.name for p in PASSES]
     assert names.count("fuse_compare_select") == 2
@@ -153,10 +187,7 @@ def test_random_choices_keep_every_bit_and_add_no_node(graph: Graph) -> None:
     bound = fold_constants(graph)
     after = fuse_compare_select(bound)
     assert len(after.nodes) <= len(bound.nodes)
-    validate(after)
-    fed = feeds(graph)
-    for got, want in zip(outputs(after, fed), outputs(bound, fed), strict=True):
-        assert (got.shape, got.dtype, got.tobytes()) == (want.shape, want.dtype, want.tobytes())
+    assert_same_bits(bound, after)
     assert fuse_compare_select(after) is after
 
 

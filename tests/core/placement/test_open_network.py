@@ -138,14 +138,17 @@ def test_choices_between_open_sizes_and_by_floats() -> None:
     small = net.add("Mul", x, np.asarray(0.1, np.float32))
     net.add("Where", net.add("Greater", x, np.asarray(0, np.float32)), x, small, name="leaky")
     sizes = net.add("Shape", "leaky")
+    zeros, ones = net.add("ConstantOfShape", sizes), net.add("Expand", np.ones(1, np.float32), sizes)
+    net.add("Where", net.add("Greater", "leaky", zeros), "leaky", ones, name="above")
     repeats = net.add("Where", net.add("Greater", sizes, np.array(4)), np.array(1), np.array(2))
-    graph = net.finish(net.add("Tile", "leaky", repeats))
+    graph = net.finish(net.add("Tile", "above", repeats))
     network = opened(graph, {"x": (6, 3, 9, 5)})
     assert network is not None
     for shape in ((6, 3, 9, 5), (5, 3, 12, 5), (8, 3, 5, 5)):
         assert_serves(network, graph, {"x": shape})
-        ops = [n.op.type for n in prepare_network(bind(graph, {"x": shape}), Precision.HIGH).graph.nodes]
-        assert "weft::CompareSelect" in ops and "Where" not in ops
+        made = prepare_network(bind(graph, {"x": shape}), Precision.HIGH).graph
+        assert [n.op.type for n in made.nodes] == ["Mul", *["weft::CompareSelect"] * 2, "Tile"]
+        assert all(value.ndim == 0 for value in made.constants.values() if value.dtype == np.float32)
 
 
 def test_attention_over_an_open_batch() -> None:

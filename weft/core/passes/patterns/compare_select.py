@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from weft.core.graph.graph import Graph, Node, infer_node
+from weft.core.graph.graph import Graph, Node, infer_node, inferred
+from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.dead import without_dead_nodes
+from weft.core.passes.later_constants import only_element
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.patterns.reading import DEEPEST, Reader, make
 
@@ -27,7 +29,8 @@ class _Choice:
 def fuse_compare_select(graph: Graph, context: PassContext) -> Graph:
     """Replace Where(a > b, x, y), and other comparisons of floats, by one op if only such Wheres read the comparison.
 
-    a, b, x and y must have one type. Conditions may be joined by And and Or, and reversed by Not.
+    a, b, x and y must have one type. Conditions may be joined by And and Or, and reversed by Not. A constant that is
+    one number in any shape becomes a scalar.
     """
     if not Reader.has(graph, "Where"):
         return graph
@@ -108,4 +111,22 @@ class _Spelling:
             outputs = (name,)
         node = Node(name, op, (*comparison.inputs, x, y), outputs)
         infer_node(graph, node)
+        for value in dict.fromkeys(node.inputs):
+            scalar = self._scalar(value)
+            smaller = replace(node, inputs=tuple(scalar if i == value else i for i in node.inputs))
+            if inferred(graph, smaller)[0] == graph.specs[outputs[0]]:
+                node = smaller
         return node
+
+    def _scalar(self, value: str) -> str:
+        """Return a scalar constant in place of zeros in the shape of x, as exporters write them, else the value itself.
+
+        A kernel has scalars in its text, and reads nothing.
+        """
+        graph = self.reader.graph
+        number = only_element(graph.constants[value]) if value in graph.constants and graph.specs[value].shape else None
+        if number is None:
+            return value
+        name = self.reader.names.fresh(f"{value}.scalar")
+        graph.constants[name], graph.specs[name] = number, TensorSpec((), graph.specs[value].dtype)
+        return name
