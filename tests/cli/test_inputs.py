@@ -70,6 +70,66 @@ def test_a_shape_that_contradicts_the_array(cli: Cli, tmp_path: Path) -> None:
     assert "float32[2x4]" in cli(*given, "x=2,4").out
 
 
+def two_inputs(path: Path) -> Path:
+    """Write the sum of an input of n rows and one of n rows and m columns."""
+    nodes = [helper.make_node("Add", ["first", "second"], ["y"])]
+    return write_model(path, nodes, {"first": ("n", 1), "second": ("n", "m")}, ["y"])
+
+
+@pytest.mark.parametrize(
+    ("given", "shapes"),
+    [
+        (("n=3",), ("3x1", "3x1")),
+        (("n=3", "m=5"), ("3x1", "3x5")),
+        (("m=5", "first=2,1"), ("2x1", "2x5")),
+        (("m=5",), ("1x1", "1x5")),
+    ],
+)
+def test_a_size_may_be_given_by_the_name_of_its_dimension(
+    cli: Cli, tmp_path: Path, given: tuple[str, ...], shapes: tuple[str, str]
+) -> None:
+    model = two_inputs(tmp_path / "m.onnx")
+    said = cli("run", model, "-d", "cpu", *(part for each in given for part in ("--shape", each))).err
+    for name, shape in zip(("first", "second"), shapes, strict=True):
+        assert f"'{name}': random numbers, float32[{shape}]" in said
+
+
+def test_every_command_takes_named_dimensions(cli: Cli, tmp_path: Path) -> None:
+    model, sizes = two_inputs(tmp_path / "m.onnx"), ("--shape", "n=3", "--shape", "m=5")
+    for command, *more in (("bench", "-d", "cpu", "--iterations", "1"), ("compare", "-d", "cpu,opencl")):
+        assert "float32[3x5]" in cli(command, model, *more, *sizes).err
+    assert "sizes that the model leaves open are taken as 1 for second" in cli("inspect", model, *sizes[:2]).err
+    assert "leaves open" not in cli("inspect", model, *sizes).err
+    cli("optimize", model, "-d", "cpu", "-o", tmp_path / "m.weft", *sizes)
+    assert "float32[3x5]" in cli("run", tmp_path / "m.weft").err
+    assert "--shape second=3,1" in cli("optimize", model, "-d", "cpu", *sizes[:2], status=2).err
+
+
+def test_an_input_goes_before_a_dimension_of_its_name(cli: Cli, tmp_path: Path) -> None:
+    nodes = [helper.make_node("Identity", ["n"], ["y"])]
+    model = write_model(tmp_path / "m.onnx", nodes, {"n": ("n",)}, ["y"])
+    assert "'n': random numbers, float32[4]" in cli("run", model, "-d", "cpu", "--shape", "n=4").err
+
+
+def test_what_is_no_size_of_a_dimension_is_answered_with_an_example(cli: Cli, tmp_path: Path) -> None:
+    model = two_inputs(tmp_path / "m.onnx")
+    example = "--shape n=2 or, for the whole shape of an input, --shape first=2,1"
+    said = cli("inspect", model, "--shape", "n=2,1", status=2).err.replace("\n", " ")
+    assert "--shape n=2,1 gives a dimension 2 sizes" in said and "it is a dimension of first, second" in said
+    assert f"next: write one number, {example}" in said
+    for command in ("inspect", "run", "optimize"):
+        said = cli(command, model, "-d", "cpu", "--shape", "k=2", status=2).err.replace("\n", " ")
+        assert "the network has no input 'k'" in said and "the dimensions m, n" in said and "--shape m=2 or" in said
+
+
+def test_a_named_size_that_contradicts_a_shape_or_an_array(cli: Cli, tmp_path: Path) -> None:
+    model = two_inputs(tmp_path / "m.onnx")
+    np.save(tmp_path / "x.npy", np.zeros((2, 1), np.float32))
+    for more in (("--shape", "first=2,1"), ("-i", f"first={tmp_path / 'x.npy'}")):
+        said = cli("run", model, "-d", "cpu", "--shape", "n=3", *more, status=2).err
+        assert "'first' cannot have shape (2, 1): dimension 0 is 2 instead of 3" in said
+
+
 def test_a_file_that_is_no_input_is_answered_with_advice(tmp_path: Path) -> None:
     folder, archive, cut, picture = (tmp_path / name for name in ("a.npy", "b.npz", "c.npy", "d.png"))
     folder.mkdir()
@@ -98,11 +158,11 @@ def test_a_file_that_is_no_input_is_answered_with_advice(tmp_path: Path) -> None
 def test_a_dimension_has_the_size_of_its_name_in_another_input(tmp_path: Path) -> None:
     specs = {"ids": spec("batch", "words"), "mask": spec("words"), "rest": spec("other", "batch")}
     graph = Graph("g", list(specs), ["ids"], [], dict(specs), {})
-    arrays, remarks = collect(graph, {}, {"ids": (2, 7)}, Preparation())
+    arrays, remarks = collect(graph, {"ids": (2, 7)}, {}, Preparation())
     assert [arrays[name].shape for name in specs] == [(2, 7), (7,), (1, 2)]
     assert "for 'mask': random numbers, float32[7]" in remarks[1]
     np.save(tmp_path / "mask.npy", np.zeros(5, np.float32))
-    arrays, _ = collect(graph, {"mask": str(tmp_path / "mask.npy")}, {}, Preparation())
+    arrays, _ = collect(graph, {}, {"mask": str(tmp_path / "mask.npy")}, Preparation())
     assert [arrays[name].shape for name in specs] == [(1, 5), (5,), (1, 1)]
 
 

@@ -7,11 +7,14 @@ that an operand of a fused step must not be mistaken for one of its own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 
 import weft
+from tests.helpers.choices import ACTIVATIONS
+from tests.helpers.launches import planned_kernels
 from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import null_gpu
 from weft.conformance.cases.table import tolerance
@@ -34,6 +37,10 @@ def matrix(build: Callable[[Net, str], str]) -> weft.Graph:
 
 def two(net: Net, x: str) -> str:
     return net.input("z", *IMAGE)
+
+
+def _activated(name: str) -> weft.Graph:
+    return image(lambda net, x: ACTIVATIONS[name](net, net.conv(x, 4, 1)))
 
 
 TWO, THREE, TENTH, ZERO = (np.array(v, np.float32) for v in (2, 3, 0.1, 0))
@@ -86,6 +93,8 @@ FUSED: dict[str, Callable[[], weft.Graph]] = {
     ),
 }
 
+FUSED |= {f"conv, {name} by Where": partial(_activated, name) for name in ACTIVATIONS}
+
 
 def _nested(net: Net, a: str, b: str, parts: Callable[[str, str], tuple[str, str]]) -> str:
     return net.add("Concat", *parts(a, b), axis=1)
@@ -117,6 +126,17 @@ def test_a_product_and_all_that_follows_is_one_launch(name: str) -> None:
     assert part.lowered is not None
     launched = [launch for launch in part.lowered.launches if "relayout" not in launch.kernel]
     assert len(launched) == 1, launched
+
+
+def _between_convolutions(activation: Callable[[Net, str], str]) -> weft.Graph:
+    return image(lambda net, x: net.conv(activation(net, net.conv(x, 8, 3, pads=(1, 1, 1, 1))), 8, 3), channels=8)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_a_choice_between_convolutions_takes_as_many_launches_as_an_activation(name: str) -> None:
+    for precision in ("high", "low"):
+        plain = planned_kernels(_between_convolutions(lambda net, v: net.add("LeakyRelu", v)), precision)
+        assert planned_kernels(_between_convolutions(ACTIVATIONS[name]), precision) == plain
 
 
 @pytest.mark.covering

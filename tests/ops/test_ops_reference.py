@@ -294,7 +294,8 @@ def test_infer_refuses_but_never_crashes(name: str, specs: list[TensorSpec | Non
     """Give ops absurd inputs and attributes: they infer something or raise ModelError."""
     cls = op_types()[name]
     fields = cls.__dataclass_fields__.keys()
-    op = cls(**{k: v for k, v in {"axis": axis, "approximate": "?", "direction": "?"}.items() if k in fields})
+    absurd = {"axis": axis, "approximate": "?", "comparison": "?", "direction": "?"}
+    op = cls(**{k: v for k, v in absurd.items() if k in fields})
     constants = [None if s is None or sum(s.dims) > 9 else np.full(s.dims, 1, s.dtype.numpy) for s in specs]
     try:
         assert all(isinstance(s, TensorSpec) for s in op.infer(specs, constants))

@@ -17,7 +17,7 @@ import typer
 import weft
 from weft.cli.console import line, note, table, working
 from weft.cli.difference import Difference, difference, not_finite, tensors
-from weft.cli.inputs import Preparation, collect
+from weft.cli.inputs import Preparation, collect, shaped
 from weft.cli.measure import Timing, measure, milliseconds
 from weft.cli.model import read_model
 from weft.cli.options import (
@@ -40,7 +40,6 @@ from weft.cli.parsing import (
     parse_limits,
     parse_pairs,
     parse_precisions,
-    parse_shapes,
 )
 from weft.cli.rates import SPAN, Rates, measured
 from weft.cli.results import precision_notes
@@ -88,7 +87,7 @@ def bench(
     """
     graph = read_model(model, parse_limits(limit))
     files = parse_pairs(inputs, "--input", "x=x.npy")
-    arrays, remarks = collect(graph, files, parse_shapes(shape), Preparation())
+    arrays, remarks = collect(*shaped(graph, shape), files, Preparation())
     for remark in remarks:
         note(remark)
     order = [(names, each) for names in device_orders(device) for each in parse_precisions(precision)]

@@ -11,7 +11,7 @@ import typer
 
 from weft.cli.console import line, note, table, working
 from weft.cli.difference import difference, not_finite
-from weft.cli.inputs import Preparation, collect
+from weft.cli.inputs import Preparation, collect, shaped
 from weft.cli.model import read_model
 from weft.cli.options import (
     BackendOptionOption,
@@ -24,7 +24,7 @@ from weft.cli.options import (
     ShapeOption,
     WinogradOption,
 )
-from weft.cli.parsing import device_orders, parse_backend_options, parse_limits, parse_pairs, parse_shapes
+from weft.cli.parsing import device_orders, parse_backend_options, parse_limits, parse_pairs
 from weft.cli.results import precision_notes
 from weft.core.contract.backend import Precision
 from weft.core.graph.control_op import Value
@@ -65,7 +65,7 @@ def compare(
     graph = read_model(model, limits)
     orders = _two_runs(device, precision)
     files = parse_pairs(inputs, "--input", "x=x.npy")
-    arrays, remarks = collect(graph, files, parse_shapes(shape), Preparation())
+    arrays, remarks = collect(*shaped(graph, shape), files, Preparation())
     for remark in remarks:
         note(remark)
     bound = bind(graph, {name: a.shape for name, a in arrays.items()})

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weft.cli.parsing import parse_shapes
 from weft.core.graph.dtypes import DType
-from weft.core.graph.graph import Graph
+from weft.core.graph.graph import Graph, bind
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.tensor import SequenceSpec, TensorSpec
 from weft.errors import ConfigError, InputError, WeftError
@@ -57,16 +58,10 @@ def _numbers(text: str, option: str) -> tuple[float, ...]:
 
 
 def collect(
-    graph: Graph, files: Mapping[str, str], shapes: Mapping[str, Shape], how: Preparation
+    graph: Graph, shapes: Mapping[str, Shape], files: Mapping[str, str], how: Preparation
 ) -> tuple[dict[str, Array], list[str]]:
     """Return an array for every input of a network, and a remark on each that is not from a file."""
-    unknown = [name for name in (*files, *shapes) if name not in graph.inputs]
-    if unknown:
-        raise InputError(
-            f"the network has no input {', '.join(map(repr, unknown))}",
-            why=f"its inputs are {', '.join(graph.inputs)}" if graph.inputs else "it has none",
-            fix="name one of these in --input and --shape" if graph.inputs else "leave --input and --shape out",
-        )
+    _check_names(graph, [name for name in files if name not in graph.inputs])
     for name in graph.inputs:
         if isinstance(spec := graph.specs[name], SequenceSpec):
             raise InputError(
@@ -76,6 +71,8 @@ def collect(
             )
     given = {name: _given(graph.specs[name], name, files[name], shapes, how) for name in graph.inputs if name in files}
     filled = fill_shapes(graph, {**shapes, **{name: array.shape for name, array in given.items()}})
+    # Loading asks for the shapes of the arrays alone, and knows no sizes of dimensions that --shape names.
+    bind(graph, filled)
     rng = np.random.default_rng(SEED)
     arrays, remarks = {}, []
     for name in graph.inputs:
@@ -89,10 +86,57 @@ def collect(
     return arrays, remarks
 
 
+def shaped(graph: Graph, given: Sequence[str] | None) -> tuple[Graph, dict[str, Shape]]:
+    """Return the network with the sizes of dimensions that `--shape` names, and the shapes that it gives inputs."""
+    shapes, names = parse_shapes(given), graph.symbols()
+    _check_names(graph, [name for name in shapes if name not in graph.inputs and name not in names])
+    sizes = {name: shapes.pop(name) for name in [*shapes] if name not in graph.inputs}
+    if not sizes:
+        return graph, shapes
+    for name, size in sizes.items():
+        if len(size) != 1:
+            raise ConfigError(
+                f"--shape {name}={','.join(map(str, size))} gives a dimension {len(size)} sizes",
+                why=f"{name!r} is no input: it is a dimension of {', '.join(_inputs_of(graph, name))}",
+                fix=f"write one number, {_example(graph, name)}",
+            )
+    out = graph.copy()
+    for name in graph.inputs:
+        dims = (sizes[d][0] if isinstance(d, str) and d in sizes else d for d in graph.specs[name].shape)
+        out.specs[name] = replace(graph.specs[name], shape=tuple(dims))
+    return out, shapes
+
+
+def _check_names(graph: Graph, unknown: Sequence[str]) -> None:
+    """Raise InputError if there are names that the network does not know."""
+    if not unknown:
+        return
+    dims = sorted(graph.symbols())
+    why = f"its inputs are {', '.join(graph.inputs)}" if graph.inputs else "it has none"
+    fix = "name one of these in --input and --shape" if graph.inputs else "leave --input and --shape out"
+    raise InputError(
+        f"the network has no input {', '.join(map(repr, unknown))}",
+        why=f"{why}, with the dimensions {', '.join(dims)}" if dims else why,
+        fix=f"{fix}, or a dimension: {_example(graph, dims[0])}" if dims else fix,
+    )
+
+
+def _inputs_of(graph: Graph, dim: str) -> list[str]:
+    """Return the inputs that have a dimension of this name."""
+    return [name for name in graph.inputs if dim in graph.specs[name].shape]
+
+
+def _example(graph: Graph, dim: str) -> str:
+    """Return both ways to give a dimension its size, as options."""
+    name = _inputs_of(graph, dim)[0]
+    whole = ",".join(str(d) if isinstance(d, int) else "2" if d == dim else "1" for d in graph.specs[name].shape)
+    return f"--shape {dim}=2 or, for the whole shape of an input, --shape {name}={whole}"
+
+
 def named_sizes(graph: Graph, given: Mapping[str, Shape]) -> dict[str, int]:
     """Return the sizes of the dimensions with a name that shapes of some inputs tell.
 
-    Of two that contradict each other the first one counts here; loading says what is wrong.
+    Of two that contradict each other the first one counts here; `bind` says what is wrong.
     """
     sizes: dict[str, int] = {}
     for name in graph.inputs:

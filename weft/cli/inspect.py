@@ -10,7 +10,7 @@ import typer
 
 import weft.ops  # noqa: F401  (registers the ops)
 from weft.cli.console import error, line, note, table
-from weft.cli.inputs import fill_shapes, named_sizes
+from weft.cli.inputs import fill_shapes, named_sizes, shaped
 from weft.cli.model import is_optimized, read_model, read_optimized
 from weft.cli.options import (
     MODEL_HELP,
@@ -23,7 +23,7 @@ from weft.cli.options import (
     PrecisionOption,
     WinogradOption,
 )
-from weft.cli.parsing import parse_backend_options, parse_hints, parse_limits, parse_shapes
+from weft.cli.parsing import parse_backend_options, parse_hints, parse_limits
 from weft.core.contract.backend import Backend, BackendConfig, ForwardType, Precision
 from weft.core.contract.backend_options import BackendOptions
 from weft.core.graph.graph import Graph, Node, bind, infer_node
@@ -123,13 +123,14 @@ def inspect(
             line(f"  {problem}")
         table(("op", "not supported"), [(op, str(n)) for op, n in e.by_op.items()], numbers=("not supported",))
         if e.others is not None:
-            _others(e.others, _chosen(devices), BackendConfig(precision=precision), parse_shapes(shape))
+            _others(*shaped(e.others, shape), _chosen(devices), BackendConfig(precision=precision))
         raise typer.Exit(1) from None
     if not unsupported and not why:
         _describe(graph, nodes)
+    graph, shapes = shaped(graph, shape)
     if graph.symbols():
-        _note_open(graph, parse_shapes(shape))
-    bound = bind(graph, fill_shapes(graph, parse_shapes(shape)))
+        _note_open(graph, shapes)
+    bound = bind(graph, fill_shapes(graph, shapes))
     config = BackendConfig(precision=precision, fusing=fusing, winograd=winograd)
     options = OptimizerOptions(config, resolved(registry, parse_hints(hint)), limits=limits)
     own = parse_backend_options(backend_option)
@@ -140,7 +141,7 @@ def inspect(
     )  # fmt: skip
 
 
-def _others(graph: Graph, choices: list[DeviceChoice], config: BackendConfig, shapes: dict[str, Shape]) -> None:
+def _others(graph: Graph, shapes: dict[str, Shape], choices: list[DeviceChoice], config: BackendConfig) -> None:
     """Print how many of the supported nodes each device takes, as far as their shapes do not follow from the others."""
     bound = bind(graph, fill_shapes(graph, shapes))
     known: list[Node] = []

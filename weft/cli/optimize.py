@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.console import line, note, working
+from weft.cli.inputs import shaped
 from weft.cli.model import read_model
 from weft.cli.options import (
     BackendOptionOption,
@@ -23,7 +24,7 @@ from weft.cli.options import (
     StrictOption,
     WinogradOption,
 )
-from weft.cli.parsing import device_orders, parse_backend_options, parse_hints, parse_limits, parse_shapes
+from weft.cli.parsing import device_orders, parse_backend_options, parse_hints, parse_limits
 from weft.core.contract.backend import Precision
 from weft.core.graph.graph import bind
 from weft.core.graph.layout import Shape
@@ -61,7 +62,7 @@ def optimize(
     if target.suffix != SAVED:
         raise ConfigError(f"{str(target)!r} does not end in {SAVED}", fix=f"write -o {target.with_suffix(SAVED)}")
     fallback = "error" if strict else "cpu"
-    graph, shapes = read_model(model, parse_limits(limit)), parse_shapes(shape)
+    graph, shapes = shaped(read_model(model, parse_limits(limit)), shape)
     check_sizes(bind(graph, shapes), _as_options)
     with working(f"optimising {model.name}"):
         network = optimize_model(

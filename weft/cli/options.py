@@ -65,8 +65,11 @@ InputOption = Annotated[
 ]
 
 
+_SHAPE = "The shape of an input, NAME=1,3,224,224, or the size of a dimension that the model names, NAME=2"
+
+
 def _shape(otherwise: str) -> Any:
-    return typer.Option("--shape", help=f"The shape of an input, NAME=1,3,224,224{otherwise}.")
+    return typer.Option("--shape", help=f"{_SHAPE}{otherwise}.")
 
 
 _OPEN = ". Without it, sizes that the model leaves open are"

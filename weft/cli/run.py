@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.cli.console import line, note, working
 from weft.cli.difference import difference, tensors
-from weft.cli.inputs import Preparation, collect
+from weft.cli.inputs import Preparation, collect, shaped
 from weft.cli.measure import Timing, measure
 from weft.cli.model import is_optimized, read_model, read_optimized
 from weft.cli.options import (
@@ -41,7 +41,6 @@ from weft.cli.parsing import (
     parse_hints,
     parse_limits,
     parse_pairs,
-    parse_shapes,
 )
 from weft.cli.results import Ranking, Writer, file_name, summary
 from weft.core.contract.backend import Precision
@@ -96,7 +95,7 @@ def run(
     source, graph, orders = _read(model, device, limits)
     writer, ranking = Writer.parse(output, len(orders)), Ranking.parse(top, labels, softmax)
     files, how = parse_pairs(inputs, "--input", "x=picture.png"), Preparation.parse(mean, scale, bgr)
-    arrays, remarks = collect(graph, files, parse_shapes(shape), how)
+    arrays, remarks = collect(*shaped(graph, shape), files, how)
     writer.prepare(graph.outputs)
     for remark in remarks:
         note(remark)

@@ -13,7 +13,7 @@ import typer
 from weft import config
 from weft.cli.command import INTERRUPTED
 from weft.cli.console import error, line, note, table, working
-from weft.cli.inputs import Preparation, collect
+from weft.cli.inputs import Preparation, collect, shaped
 from weft.cli.model import read_model
 from weft.cli.options import (
     BackendOptionOption,
@@ -28,7 +28,6 @@ from weft.cli.parsing import (
     parse_backend_options,
     parse_limits,
     parse_precisions,
-    parse_shapes,
 )
 from weft.core.contract.backend import Precision
 from weft.core.graph.layout import Array
@@ -71,7 +70,7 @@ def tune(
         _check_cache()
     limits = parse_limits(limit)
     graph = read_model(model, limits)
-    arrays, remarks = collect(graph, {}, parse_shapes(shape), Preparation())
+    arrays, remarks = collect(*shaped(graph, shape), {}, Preparation())
     for remark in remarks:
         note(remark)
     if not config.tuning_enabled():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -76,6 +76,14 @@ Less = relation("Less", "a < b", None, np.less, types=NUMERIC)
 LessOrEqual = relation("LessOrEqual", "a <= b", None, np.less_equal, types=NUMERIC)
 Greater = relation("Greater", "a > b", None, np.greater, types=NUMERIC)
 GreaterOrEqual = relation("GreaterOrEqual", "a >= b", None, np.greater_equal, types=NUMERIC)
+COMPARISONS: Mapping[str, tuple[str, Callable[..., Any]]] = {
+    "Equal": ("==", np.equal),
+    "Less": ("<", np.less),
+    "LessOrEqual": ("<=", np.less_equal),
+    "Greater": (">", np.greater),
+    "GreaterOrEqual": (">=", np.greater_equal),
+}
+"""C's operator and numpy's function of each comparison."""
 And = relation("And", "a and b", None, np.logical_and, types=BOOLEAN)
 Or = relation("Or", "a or b", None, np.logical_or, types=BOOLEAN)
 Xor = relation("Xor", "a exclusive-or b", None, np.logical_xor, types=BOOLEAN)
@@ -232,6 +240,35 @@ class Where(Elementwise):
 
 @register_op
 @op_dataclass
+class CompareSelect(Elementwise):
+    """Choose from the third input where the comparison of the first two holds, else from the fourth.
+
+    `comparison` is an op of ONNX, and a Where that reads it does the same. Having neither a bool in between nor inputs
+    of two types, this one has an expression, so that it fuses.
+    """
+
+    type: ClassVar[str] = "weft::CompareSelect"
+    comparison: Literal["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"]
+    arity: ClassVar[int] = 4
+    op_class: ClassVar[OpClass] = "exact"
+
+    def scalar(self, present: tuple[bool, ...]) -> str:
+        """Return C's comparison, false for NaN as numpy's is."""
+        return f"{{0}} {COMPARISONS[self.comparison][0]} {{1}} ? {{2}} : {{3}}"
+
+    def compute(self, a: Array, b: Array, x: Array, y: Array) -> Array:
+        """Return the type of the inputs."""
+        return np.where(COMPARISONS[self.comparison][1](a, b), x, y)
+
+    def check(self, specs: Sequence[TensorSpec]) -> None:
+        """Refuse a comparison that is none of ONNX's."""
+        super().check(specs)
+        if self.comparison not in COMPARISONS:
+            raise misfit(self, f"comparison is {self.comparison!r}; allowed: {', '.join(COMPARISONS)}")
+
+
+@register_op
+@op_dataclass
 class Clip(Elementwise):
     """Keep x between the scalars min and max, either of which may be missing; max wins over min.
 
@@ -366,3 +403,9 @@ def _prelu(op: PRelu, make: Body, node: Node) -> Sequence[str]:
     if make.dtype(x).is_integer:
         return [make.add("Where", make.add("Less", x, make.number(0, x)), make.add("Mul", slope, x), x)]
     return [make.add("PRelu", x, slope)] if spread else []
+
+
+@decomposition("weft::CompareSelect")
+def _compare_select(op: CompareSelect, make: Body, node: Node) -> Sequence[str]:
+    a, b, *choices = node.inputs
+    return [make.add("Where", make.add(op.comparison, a, b), *choices)]

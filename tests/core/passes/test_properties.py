@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.choices import choice_networks
 from tests.helpers.nets import feeds
 from tests.helpers.random_folds import fold_networks
 from tests.helpers.random_moves import move_networks
@@ -27,7 +28,7 @@ EXACT = {p.name for p in PASSES} - {
 """The passes that change no bit."""
 TOLERANCE = 2e-5
 """Relative to the largest number of a result: what is left of folding weights in a row of convolutions."""
-GRAPHS = st.one_of(move_networks(), fold_networks(), networks())
+GRAPHS = st.one_of(move_networks(), fold_networks(), networks(), choice_networks())
 ALONE = [find_pass(name) for name in dict.fromkeys(p.name for p in PASSES)]
 many = settings(max_examples=examples(150), deadline=None, suppress_health_check=SLOW)
 

@@ -60,9 +60,16 @@ def attention(heads: int, packed: int, mask: bool) -> Graph:
     return net.finish(net.add("weft::Attention", *inputs, *more, name="y", **attributes))
 
 
+def choice() -> Graph:
+    net = Net()
+    inputs = [net.input("a", 3, 5), net.input("b", 5), net.input("x", 2, 3, 1), net.input("y", 1)]
+    return net.finish(net.add("weft::CompareSelect", *inputs, comparison="LessOrEqual", name="out"))
+
+
 GRAPHS = {
     "Gelu": [gelu("none"), gelu("tanh")],
     "LayerNormalization": [norm(True), norm(False)],
+    "weft::CompareSelect": [choice()],
     "weft::Attention": [attention(0, 0, False), attention(2, 0, True), attention(2, 1, True), attention(2, 1, False)],
 }
 EACH = [pytest.param(kind, graph, id=f"{kind}{k}") for kind, graphs in GRAPHS.items() for k, graph in enumerate(graphs)]
@@ -80,7 +87,7 @@ def test_the_parts_do_the_work_of_the_whole(kind: str, graph: Graph) -> None:
 
 @pytest.mark.parametrize(("kind", "graph"), EACH)
 def test_what_the_device_takes_or_takes_no_part_of_stays_whole(kind: str, graph: Graph) -> None:
-    for knows in (Knows(), Knows(kind, "MatMul", "Mul")):
+    for knows in (Knows(), Knows(kind, "MatMul", "Mul", "Where")):
         after, notes = decompose_refused(graph, backends(a=knows, b=Knows()))
         assert (after.nodes, notes) == (graph.nodes, [])
         assert after.constants.keys() == graph.constants.keys()

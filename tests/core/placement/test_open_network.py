@@ -131,6 +131,26 @@ def test_a_picture_padded_to_a_multiple(fmod: int) -> None:
         assert_serves(network, graph, {"x": (1, 3, height_now, 8)})
 
 
+def test_choices_between_open_sizes_and_by_floats() -> None:
+    """A Where of sizes is computed beforehand, one of floats and its comparison become one op."""
+    net = Net()
+    x = net.input("x", "n", 3, "h", 5)
+    small = net.add("Mul", x, np.asarray(0.1, np.float32))
+    net.add("Where", net.add("Greater", x, np.asarray(0, np.float32)), x, small, name="leaky")
+    sizes = net.add("Shape", "leaky")
+    zeros, ones = net.add("ConstantOfShape", sizes), net.add("Expand", np.ones(1, np.float32), sizes)
+    net.add("Where", net.add("Greater", "leaky", zeros), "leaky", ones, name="above")
+    repeats = net.add("Where", net.add("Greater", sizes, np.array(4)), np.array(1), np.array(2))
+    graph = net.finish(net.add("Tile", "above", repeats))
+    network = opened(graph, {"x": (6, 3, 9, 5)})
+    assert network is not None
+    for shape in ((6, 3, 9, 5), (5, 3, 12, 5), (8, 3, 5, 5)):
+        assert_serves(network, graph, {"x": shape})
+        made = prepare_network(bind(graph, {"x": shape}), Precision.HIGH).graph
+        assert [n.op.type for n in made.nodes] == ["Mul", *["weft::CompareSelect"] * 2, "Tile"]
+        assert all(value.ndim == 0 for value in made.constants.values() if value.dtype == np.float32)
+
+
 def test_attention_over_an_open_batch() -> None:
     """The heads of several sequences are fused for any number of them."""
     net = Net()

@@ -20,6 +20,8 @@ WIDE_INTEGERS = [
 ]
 """Integers around the limits of 32 bits, and some that fill the high and low halves of 64 bits."""
 
+PARTS = "an op of ours: a comparison and a Where"
+
 CASES: list[Case] = []
 for _op in ARITHMETIC:
     CASES += [
@@ -58,6 +60,14 @@ for _op in COMPARISONS:
         case(_op, given([1, 2, 3]), given([1, 3, 2]), name="ties"),
         case(_op, f16(9), f16(9)),
         case(_op, given([1, 1 + 2.0**-52, 1e-300, nan, inf], "float64"), given([1, 1, 2e-300, nan, 1e308], "float64")),
+    ]
+    CASES += [
+        case("weft::CompareSelect", *inputs, name=name, unverified=PARTS, comparison=_op)
+        for name, inputs in (
+            ("", (f32(3, 1, 5), f32(4, 1), f32(), f32(3, 4, 1))),
+            ("special", (given(ODD), given(ODD[::-1]), given(ODD), given([3, 4, nan, 5, 6, 7, 8]))),
+            ("ties", (given([1, 2, 3]), given([1, 3, 2]), given([1, 2, 3]), const(-inf))),
+        )
     ]
 CASES += [case("Equal", boolean(9), boolean(9))]
 CASES += [case(op, boolean(3, 1, 5), boolean(4, 1)) for op in ("And", "Or", "Xor")]
@@ -128,6 +138,11 @@ CASES += [
     case("Where", boolean(5), f16(5), f16(5)),
     case("Where", boolean(5), boolean(5), boolean(5)),
     case("Where", given([True, False, True], "bool"), given([nan, nan, inf]), given([1, 2, 3])),
+    case("weft::CompareSelect", f16(9), const(f16()), f16(9), f16(1), unverified=PARTS, comparison="Less"),
+    case("weft::CompareSelect", f64(2, 1, 3), const(given([0.0], "float64")), f64(3), f64(2, 4, 1), unverified=PARTS,
+         comparison="Greater"),
+    case("weft::CompareSelect", given([1, 1 + 2.0**-52, nan], "float64"), given([1, 1, 1], "float64"), f64(3), f64(3),
+         unverified=PARTS, comparison="Equal", name="special"),
     case("Clip", f32(3, 7)),
     case("Clip", f32(3, 7), given(-0.25), given(0.5)),
     case("Clip", f32(3, 7), given(-0.25)),

@@ -25,6 +25,7 @@ from weft.core.passes.pads import fold_pads
 from weft.core.passes.patterns import (
     attend_in_place,
     fuse_attention,
+    fuse_compare_select,
     fuse_gelu,
     fuse_layer_norm,
     join_projections,
@@ -69,6 +70,8 @@ PASSES: tuple[AnyPass, ...] = (
     remove_dead_nodes,
     read_through_casts,
     remove_identities,
+    # Moves are made around the one op: around a comparison and a Where they need not agree.
+    fuse_compare_select,
     squash_moves,
     move_transposes_up,
     transposes_as_reshapes,
@@ -77,6 +80,8 @@ PASSES: tuple[AnyPass, ...] = (
     undo_reshapes,
     move_transposes_down,
     SETTLE_MOVES,
+    # Once more: a comparison may have been moved.
+    fuse_compare_select,
     fuse_gelu,
     fuse_layer_norm,
     fuse_attention,

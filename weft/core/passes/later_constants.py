@@ -79,6 +79,23 @@ class _NamedOp:
             ) from e  # fmt: skip
 
 
+def only_element(value: Any) -> Array | None:
+    """Return the number that all elements of a constant are, as a scalar, whatever its open sizes; None if they differ.
+
+    Numbers with other bits, such as two zeros, differ. Nothing is said of constants without elements.
+    """
+    if isinstance(value, LaterConstant):
+        op = value.op.op
+        if op.type == "Expand":
+            return only_element(value.inputs[0])
+        return np.asarray(op.value, value.dtype) if op.type == "ConstantOfShape" else None
+    if is_symbolic(value) or value.size == 0:
+        return None
+    row = np.ascontiguousarray(value).reshape(-1)
+    bits = row.view(f"u{row.dtype.itemsize}")
+    return row[:1].reshape(()).copy() if bool((bits == bits[0]).all()) else None
+
+
 def follows_from_open_sizes(graph: Graph, node: Node) -> bool:
     """Tell whether a node that is to be folded depends on open sizes."""
     if node.op.reads_shape:

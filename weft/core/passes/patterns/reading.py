@@ -73,6 +73,10 @@ class Reader:
         found = self.readers(value, *kinds) if self._counts[value] == 1 else []
         return found[0] if len(found) == 1 else None
 
+    def count(self, value: str) -> int:
+        """Return how many readers a value has; an output of the graph counts as one."""
+        return self._counts[value]
+
     def is_read_once(self, value: str) -> bool:
         """Tell whether a value has one reader; an output of the graph counts as one."""
         return self._counts[value] == 1
