@@ -49,11 +49,11 @@ class _Joiner:
 
     def joined(self, maker: Node, node: Node) -> Node | str:
         """Return one node in place of two, of which the second reads a result of the first; or why there is none."""
-        if any(not o for o in (*maker.outputs, *node.outputs)) or len(node.outputs) != 1:
-            return f"{base_op(maker.op).type} has results that nothing reads"
+        if len(node.outputs) != 1:
+            return f"{base_op(node.op).type} has {len(node.outputs)} results itself"
         op = maker.op if isinstance(maker.op, Fused) else Fused(maker.op, len(maker.inputs), ())
-        if len(maker.outputs) != 1 + len(op.kept):
-            return f"{base_op(maker.op).type} has {len(maker.outputs)} results of its own"
+        if len(maker.outputs) != 1 + len(op.kept) or "" in maker.outputs:
+            return f"{base_op(maker.op).type} may have several results of its own"
         values = dict(zip(maker.outputs, (len(op.steps), *op.kept), strict=True))
         kept = {o: k for o, k in values.items() if self.readers[o] > node.inputs.count(o)}
         base = replace(maker, op=op, outputs=maker.outputs[:1])
