@@ -27,6 +27,7 @@ from weft.core.passes.patterns import (
     fuse_attention,
     fuse_compare_select,
     fuse_gelu,
+    fuse_group_norm,
     fuse_layer_norm,
     join_projections,
 )
@@ -83,6 +84,7 @@ PASSES: tuple[AnyPass, ...] = (
     # Once more: a comparison may have been moved.
     fuse_compare_select,
     fuse_gelu,
+    fuse_group_norm,
     fuse_layer_norm,
     fuse_attention,
     attend_in_place,
