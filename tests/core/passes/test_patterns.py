@@ -32,7 +32,7 @@ def number(value: float, *shape: int) -> Array:
 
 
 def test_each_pattern_is_a_pass_that_says_what_it_does() -> None:
-    names = "fuse_gelu fuse_layer_norm fuse_attention attend_in_place join_projections".split()
+    names = "fuse_gelu fuse_layer_norm fuse_rms_norm fuse_attention attend_in_place join_projections".split()
     assert [p.name for p in PASSES if p.name in names] == names
     assert all(find_pass(n).description.endswith((".", ":")) for n in names)
 

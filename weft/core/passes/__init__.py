@@ -28,6 +28,7 @@ from weft.core.passes.patterns import (
     fuse_compare_select,
     fuse_gelu,
     fuse_layer_norm,
+    fuse_rms_norm,
     join_projections,
 )
 from weft.core.passes.properties import Property
@@ -84,6 +85,8 @@ PASSES: tuple[AnyPass, ...] = (
     fuse_compare_select,
     fuse_gelu,
     fuse_layer_norm,
+    # Behind layer norms: they divide by a root mean square, too, that of x less its mean.
+    fuse_rms_norm,
     fuse_attention,
     attend_in_place,
     join_projections,

@@ -6,6 +6,7 @@ from weft.core.passes.patterns.attention import attend_in_place, fuse_attention,
 from weft.core.passes.patterns.compare_select import fuse_compare_select
 from weft.core.passes.patterns.gelu import fuse_gelu
 from weft.core.passes.patterns.layer_norm import fuse_layer_norm
+from weft.core.passes.patterns.rms_norm import fuse_rms_norm
 
 __all__ = [
     "attend_in_place",
@@ -13,5 +14,6 @@ __all__ = [
     "fuse_compare_select",
     "fuse_gelu",
     "fuse_layer_norm",
+    "fuse_rms_norm",
     "join_projections",
 ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Shape
 from weft.core.passes.manager import PassContext, graph_pass
@@ -34,7 +32,7 @@ def fuse_layer_norm(graph: Graph, context: PassContext) -> Graph:
 def _variance(reader: Reader, root: Node) -> tuple[str, int, float] | None:
     """Return x, the first normalized axis, and epsilon, if the Sqrt takes the variance of x plus epsilon."""
     shifted = reader.with_number(reader.maker(root.inputs[0], "Add"))
-    mean = shifted and _mean(reader, shifted[1])
+    mean = shifted and reader.mean(shifted[1])
     if shifted is None or mean is None:
         return None
     square = reader.maker(mean[0], "Pow", "Mul")
@@ -49,21 +47,8 @@ def _variance(reader: Reader, root: Node) -> tuple[str, int, float] | None:
 def _centred(reader: Reader, value: str) -> tuple[str, int] | None:
     """Return x and the first axis of the mean, if a value is x minus its mean."""
     node = reader.maker(value, "Sub")
-    mean = node and _mean(reader, node.inputs[1])
+    mean = node and reader.mean(node.inputs[1])
     return mean if node and mean and mean[0] == node.inputs[0] else None
-
-
-def _mean(reader: Reader, value: str) -> tuple[str, int] | None:
-    """Return x and the first axis, if a value is the mean of x over its last axes, which are kept with size 1."""
-    node = reader.maker(value, "ReduceMean")
-    if node is None or not reader.graph.specs[node.inputs[0]].dtype.is_float:
-        return None
-    op: Any = node.op
-    given = reader.graph.input_constants(node)[1:]
-    rank = len(reader.dims(node.inputs[0]))
-    axes = op.resolve(given[0] if given else None, rank)
-    last = axes == tuple(range(rank - len(axes), rank))
-    return (node.inputs[0], axes[0]) if axes and last and op.keepdims else None
 
 
 def _put(reader: Reader, quotient: Node, x: str, axis: int, epsilon: float) -> None:
