@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from math import isclose
 from typing import Any
 
+import numpy as np
+
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node
-from weft.core.graph.layout import Shape
+from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Op, find_op
+from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.dead import without_dead_nodes
 from weft.errors import WeftError
 
@@ -155,6 +159,17 @@ class Reader:
     def scaled(self, value: str) -> tuple[float, str]:
         """Return the last of the `scalings`."""
         return list(self.scalings(value))[-1]
+
+    def add(self, name: str, value: Array) -> str:
+        """Add a constant, and return the name that it got."""
+        name = self.names.fresh(name)
+        self.graph.constants[name] = value
+        self.graph.specs[name] = TensorSpec(value.shape, DType.of(value.dtype))
+        return name
+
+    def one(self, like: str) -> str:
+        """Add a scalar 1 in the type of a value: the scale of a norm without any."""
+        return self.add("one", np.ones((), self.graph.specs[like].dtype.numpy))
 
     def put(self, root: Node, *nodes: Node) -> None:
         """Replace a node by other nodes, of which the last makes its output."""

@@ -6,9 +6,7 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
-from weft.core.graph.layout import Array
 from weft.core.graph.symbolic import known
-from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.patterns.quotients import Quotient, quotients
@@ -60,7 +58,7 @@ def _put(reader: Reader, found: Quotient) -> None:
             if narrowed:
                 x, root, scale = source, cast, narrowed
     op = make("RMSNormalization", axis=-width, epsilon=found.epsilon)
-    scale = scale or _one(reader, reader.graph.specs[x].dtype)
+    scale = scale or reader.one(x)
     reader.put(root, Node(root.name, op, (x, scale), root.outputs))
 
 
@@ -88,16 +86,4 @@ def _exact(reader: Reader, scale: str, source: str) -> str:
         return ""
     with np.errstate(over="ignore"):
         narrow = value.astype(dtype.numpy)
-    return _add(reader, scale, narrow) if np.array_equal(narrow.astype(value.dtype), value) else ""
-
-
-def _one(reader: Reader, dtype: DType) -> str:
-    """Return a constant of a single 1, which is the scale where there is none."""
-    return _add(reader, "one", np.ones((), dtype.numpy))
-
-
-def _add(reader: Reader, name: str, value: Array) -> str:
-    name = reader.names.fresh(name)
-    reader.graph.constants[name] = value
-    reader.graph.specs[name] = TensorSpec(value.shape, DType.of(value.dtype))
-    return name
+    return reader.add(scale, narrow) if np.array_equal(narrow.astype(value.dtype), value) else ""
