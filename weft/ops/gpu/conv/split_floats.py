@@ -150,7 +150,7 @@ def packed_weights(weight: Array, tile: SplitTile, truncates: bool) -> Array:
     `truncates` tells whether the matrix units are known to round toward zero.
     """
     rows = by_taps(weight)
-    lost = truncation(rows.shape[1], PACK * tile.kb) if truncates else 0.0
+    lost = truncation(PACK * tile.kb) if truncates else 0.0
     both = np.stack([pack_weights(half, tile) for half in split_weights(rows, lost)], axis=2)
     return both.reshape(1, -1, PACK).transpose(0, 2, 1)
 
