@@ -48,15 +48,17 @@ class Attention(Op):
     (batch, s, heads * e). With `packed` Q, K and V are one input, side by side along its last axis. The
     mask is broadcast to (lead..., s, t), or (batch, heads, s, t). A query from which the mask hides every key
     yields NaN; with `zero_hidden` it yields zeros, and what hides a key does so even if the score is NaN.
+    With `zero_nan` a query whose softmax is NaN for any reason yields zeros.
     """
 
     type: ClassVar[str] = "weft::Attention"
     op_class: ClassVar[OpClass] = "reduction"
-    flags: ClassVar[tuple[str, ...]] = ("packed", "zero_hidden")
+    flags: ClassVar[tuple[str, ...]] = ("packed", "zero_hidden", "zero_nan")
     scale: float = 1.0
     heads: int = 0
     packed: int = 0
     zero_hidden: int = 0
+    zero_nan: int = 0
 
     def extents(self, shapes: Sequence[Shape]) -> Extents:
         """Return the sizes for the shapes of all inputs except the mask; ModelError if they do not fit."""
@@ -125,6 +127,8 @@ class Attention(Op):
             shares /= shares.sum(-1, keepdims=True)
             if self.zero_hidden:
                 shares = np.where(np.isneginf(largest), np.zeros_like(shares), shares)
+            if self.zero_nan:
+                shares[np.isnan(shares)] = 0
             out = np.matmul(shares, v)
         if self.heads:
             out = out.swapaxes(1, 2).reshape(out.shape[0], out.shape[2], self.heads * out.shape[3])
@@ -157,6 +161,8 @@ def _attention(op: Attention, make: Body, node: Node) -> Sequence[str]:
         axis = make.ints(len(make.dims(scores)) - 1)
         hidden = make.add("Equal", make.add("ReduceMax", scores, axis), make.number(-np.inf, q))
         shares = make.add("Where", hidden, make.number(0, q), shares)
+    if op.zero_nan:
+        shares = make.add("Where", make.add("IsNaN", shares), make.number(0, q), shares)
     mixed = make.add("MatMul", shares, v)
     if heads:
         mixed = make.reshape(make.add("Transpose", mixed, perm=(0, 2, 1, 3)), *make.dims(node.outputs[0]))

@@ -20,6 +20,11 @@ k.shared("f32x4", "Part", f"{lx * ly * -(-each // 4)}")
 put_query = lambda r, c, v: f"Qs[{r} * {pitch} + {c}] = SCALE * {v}"
 put_key = lambda r, c, v: f"Ks[({r} / {4 * lx} * {4 * lx} + {r} % 4 * {lx} + {r} % {4 * lx} / 4) * {pitch} + {c}] = {v}"
 put_value = lambda r, c, v: f"{values}[{r} * {v_pitch} + {c}] = COUNT % {keys} == 0 || start + {r} < COUNT ? {v} : SPLAT(0.0)"
+def zeros(i):
+    """Return what gives zeros for query i, if anything does. A NaN is greater than nothing."""
+    if context.get("zero_nan", False):
+        return f"!(total{i} > 0.0) ? SPLAT(0.0) : "
+    return f"total{i} == 0.0 ? SPLAT(0.0) : " if context.get("zero_hidden", False) else ""
 %>
 <%namespace name="tiles" file="attention.tiles.mako"/>
 #define LARGER(a, b) ((a) > (b) ? (a) : (b)) // a NaN may get lost here: it makes the total one all the same
@@ -106,7 +111,7 @@ ${k.for_groups("group", "GROUPS")} {
 % for i, j in sums:
   if (first + ${i * ly} + line < QUERIES && ${j * lx} + column < ${width}) {
     const int query = first + ${i * ly} + line, vector = ${j * lx} + column;
-    const f32x4 result = ${"total%d == 0.0 ? SPLAT(0.0) : " % i if context.get("zero_hidden", False) else ""}acc${i}_${j} / total${i};
+    const f32x4 result = ${zeros(i)}acc${i}_${j} / total${i};
 % if quads and not y.has_steps():
     ${y.store_quad("Y_at + query * (YS / 4) + vector", "result")}
 % else:

@@ -107,7 +107,9 @@ ${k.for_groups("group", "GROUPS")} {
   if (slice == 0 && row${r} < QUERIES && ${32 * c} + t * 8 < E) {
     const int at = batch * YB + head * YH + row${r} * YS + ${32 * c} + t * 8;
     const f32 share = ${"total%d == 0.0 ? 0.0 : " % r if context.get("zero_hidden", False) else ""}1.0 / total${r};
-<% out = [f"share * acc{2 * c + i % 4 // 2}[{4 * r + i % 2 * 2 + i // 4}]" for i in range(8)] %>
+<% out = [f"share * acc{2 * c + i % 4 // 2}[{4 * r + i % 2 * 2 + i // 4}]" for i in range(8)]
+if context.get("zero_nan", False):  # the sums of a row of NaN are NaN: no factor makes them zeros
+    out = [f"(total{r} > 0.0 ? {each} : 0.0)" for each in out] %>
 % if k.request.steps:
 % for i in range(8):
     ${y.store(f"at + {i}", out[i])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from math import pi, sqrt
 
 import numpy as np
@@ -9,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.nets import Net, kinds
+from tests.helpers.nets import Net, feeds, kinds
 from tests.helpers.random_nets import SLOW
 from tests.helpers.rewrites import assert_same
 from tests.helpers.run_length import examples
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
 from weft.core.passes import PASSES, find_pass, run_passes
 from weft.core.passes.patterns import (
@@ -158,9 +160,13 @@ def test_a_norm_over_other_axes_stays() -> None:
 
 
 def attention(
-    net: Net, q: str, k: str, v: str, *, where: str = "behind", mask: str = "", turned: str = "once"
-) -> str:
-    """Add an attention of heads that are apart; `where` is the scale, `turned` tells how K is transposed."""
+    net: Net, q: str, k: str, v: str, *,
+    where: str = "behind", mask: str = "", turned: str = "once", guarded: bool = False,
+) -> str:  # fmt: skip
+    """Add an attention of heads that are apart; `where` is the scale, `turned` tells how K is transposed.
+
+    If it is `guarded`, rows of NaN are replaced by zeros.
+    """
     rank = len(net.shape(k))
     if turned == "once":
         t = net.add("Transpose", k, perm=(*range(rank - 2), rank - 1, rank - 2))
@@ -175,7 +181,10 @@ def attention(
         scores = net.add("Div", scores, number(8))
     if mask:
         scores = net.add("Add", scores, mask)
-    return net.add("MatMul", net.add("Softmax", scores), v)
+    shares = net.add("Softmax", scores)
+    if guarded:
+        shares = net.add("Where", net.add("IsNaN", shares), number(0), shares)
+    return net.add("MatMul", shares, v)
 
 
 SIZES = {"q": (2, 3, 5, 4), "k": (2, 3, 7, 4), "v": (2, 3, 7, 6)}
@@ -200,6 +209,87 @@ def test_attention_of_one_axis_of_heads_is_found() -> None:
     graph = net.finish(attention(net, *(net.input(n, *s[1:]) for n, s in SIZES.items())))
     after = fuse_attention(graph)
     assert kinds(after) == ["weft::Attention"]
+    assert_same(graph, after)
+
+
+@st.composite
+def masks(draw: st.DrawFn) -> Array:
+    """Draw a mask of (2, 1, 5, 7) that hides what it likes, whole rows among it, and may have other odd scores."""
+    values = st.sampled_from([0.0, -1.5, -np.inf, -np.inf, -np.inf, float(np.finfo(np.float32).min)])
+    array = np.array(draw(st.lists(values, min_size=70, max_size=70)), np.float32).reshape(2, 1, 5, 7)
+    array[draw(st.integers(0, 1)), 0, draw(st.integers(0, 4))] = -np.inf
+    if draw(st.booleans()):
+        array[0, 0, draw(st.integers(0, 4)), 3] = draw(st.sampled_from([np.nan, np.inf]))
+    return array
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("where", ["behind", "both"])
+@pytest.mark.parametrize("turned", ["once", "in rank 3"])
+@given(mask=masks())
+@few
+def test_rows_without_keys_are_what_they_were(guarded: bool, where: str, turned: str, mask: Array) -> None:
+    """A guarded softmax gives zeros where it is NaN; any other gives NaN there."""
+    net = Net()
+    inputs = [net.input(n, *s) for n, s in SIZES.items()]
+    graph = net.finish(attention(net, *inputs, mask=net.constant(mask), turned=turned, where=where, guarded=guarded))
+    after = fuse_attention(graph)
+    assert kinds(after) == ["weft::Attention"]
+    assert after.nodes[0].op.attributes()["zero_nan"] == guarded
+    fed = feeds(graph)
+    odd = ~np.isfinite(mask[:, 0]).any(-1) | (np.isnan(mask) | np.isposinf(mask))[:, 0].any(-1)
+    (found,) = outputs(after, fed)
+    np.testing.assert_allclose(found, outputs(graph, fed)[0], atol=1e-5)
+    assert np.array_equal(np.isnan(found).any((1, 3)), odd & (not guarded))
+    assert not guarded or not found[np.broadcast_to(odd[:, None], found.shape[:3])].any()
+
+
+def guards() -> Iterator[tuple[str, Graph]]:
+    """Yield attentions whose softmax is replaced in some other way, and what is odd about each."""
+
+    def net_of(change: Callable[[Net, str], str], *more: str) -> Graph:
+        net = Net()
+        q, k, v = (net.input(n, *s) for n, s in SIZES.items())
+        shares = net.add("Softmax", net.add("MatMul", q, net.add("Transpose", k, perm=(0, 1, 3, 2))), name="shares")
+        return net.finish(net.add("MatMul", change(net, shares), v), *more)
+
+    def guard(net: Net, shares: str) -> str:
+        return net.add("Where", net.add("IsNaN", shares, name="check"), number(0), shares)
+
+    yield "one in place of NaN", net_of(lambda net, s: net.add("Where", net.add("IsNaN", s), number(1), s))
+    yield "zeros where it is no NaN", net_of(lambda net, s: net.add("Where", net.add("IsNaN", s), s, number(0)))
+    yield "zeros of another rank", net_of(
+        lambda net, s: net.add("Squeeze", net.add("Where", net.add("IsNaN", s), number(0, *[1] * 5), s), np.array([0]))
+    )
+    yield "the check of something else", net_of(
+        lambda net, s: net.add("Where", net.add("IsNaN", net.input("other", 5, 7)), number(0), s)
+    )
+    yield "the check is read elsewhere", net_of(guard, "check")
+    yield "the softmax is read elsewhere", net_of(guard, "shares")
+
+
+@pytest.mark.parametrize("graph", [pytest.param(graph, id=name.replace(" ", "-")) for name, graph in guards()])
+def test_what_replaces_more_or_less_than_nan_stays(graph: Graph) -> None:
+    assert fuse_attention(graph).nodes == graph.nodes
+
+
+@pytest.mark.parametrize("turned", ["once", "in rank 3"])
+def test_heads_that_share_keys_are_found(turned: str) -> None:
+    """Keys and values are repeated for heads that share them; those of keys may be swapped in rank 3 at once."""
+    net = Net()
+    q, kv = net.input("q", 2, 6, 5, 4), net.input("kv", 2, 3, 7, 4)
+    wide = net.add("Expand", net.add("Unsqueeze", kv, np.array([2])), np.array([2, 3, 2, 7, 4]))
+    v = net.add("Reshape", wide, np.array([2, 6, 7, 4]))
+    if turned == "once":
+        t = net.add("Transpose", net.add("Reshape", wide, np.array([2, 6, 7, 4])), perm=(0, 1, 3, 2))
+    else:
+        flat = net.add("Transpose", net.add("Reshape", wide, np.array([12, 7, 4])), perm=(0, 2, 1))
+        t = net.add("Reshape", flat, np.array([2, 6, 4, 7]))
+    scores = net.add("MatMul", net.add("Mul", q, number(0.5)), net.add("Mul", t, number(0.5)))
+    graph = net.finish(net.add("MatMul", net.add("Softmax", scores), v))
+    after = fuse_attention(graph)
+    assert kinds(after) == ["Unsqueeze", "Expand", "Reshape", "Reshape", "weft::Attention"]
+    assert len(after.nodes) < len(graph.nodes)
     assert_same(graph, after)
 
 
@@ -239,8 +329,9 @@ def test_constant_masks_of_windows_are_added_up() -> None:
 
 
 def encoder(
-    net: Net, x: str, heads: int, each: int, *, key: str = "", bias: bool = True, mask: str = "", turned: str = "once"
-) -> str:
+    net: Net, x: str, heads: int, each: int, *,
+    key: str = "", bias: bool = True, mask: str = "", turned: str = "once", guarded: bool = False,
+) -> str:  # fmt: skip
     """Add a multi-head attention as exporters write it; K and V are of `key`, or of x."""
     batch, rows, width = net.shape(x)
     parts = []
@@ -249,7 +340,7 @@ def encoder(
         made = net.add("Add", net.random(heads * each), made) if bias else made
         apart = net.add("Reshape", made, np.array([batch, net.shape(source)[1], heads, each]))
         parts.append(net.add("Transpose", apart, perm=(0, 2, 1, 3)))
-    mixed = attention(net, *parts, mask=mask, turned=turned)
+    mixed = attention(net, *parts, mask=mask, turned=turned, guarded=guarded)
     return net.add("Reshape", net.add("Transpose", mixed, perm=(0, 2, 1, 3)), np.array([batch, rows, heads * each]))
 
 
@@ -299,7 +390,8 @@ def networks(draw: st.DrawFn) -> Graph:
             x = layer_norm(net, x, axes, twice=draw(st.booleans()), shift=draw(st.booleans()))
         elif kind == "encoder":
             heads, turned = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from(["once", "in rank 3"]))
-            x = encoder(net, x, heads, 8 // heads, bias=draw(st.booleans()), turned=turned)
+            guarded = draw(st.booleans())
+            x = encoder(net, x, heads, 8 // heads, bias=draw(st.booleans()), turned=turned, guarded=guarded)
         else:
             x = net.add("Add", x, draw(st.sampled_from([x, "x"])))
     others = draw(st.lists(st.sampled_from([n.outputs[0] for n in net.graph.nodes]), max_size=1))

@@ -14,7 +14,7 @@ from weft.core.graph.limits import Budget
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.moves import RESHAPES, order_of
+from weft.core.passes.moves import RESHAPES, order_of, reshape
 from weft.core.passes.patterns.reading import Reader, make
 
 ATTENTION = "weft::Attention"
@@ -24,7 +24,7 @@ HEADS_APART = (0, 2, 1, 3)
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """Scores as scale * q k^T + mask; `nodes` holds the transpose that must be added, if one must."""
+    """Scores as scale * q k^T + mask; `nodes` holds the transpose or reshape that must be added, if one must."""
 
     scale: float
     q: str
@@ -40,16 +40,17 @@ class _Scores:
 def fuse_attention(graph: Graph, context: PassContext) -> Graph:
     """Replace softmax(scale * Q K^T + mask) V by one op, if only the product with V reads the softmax.
 
-    The scale may be applied to Q, to K, or to their product.
+    The scale may be applied to Q, to K, or to their product. A softmax that is NaN may be replaced by zeros.
     """
     if not Reader.has(graph, "Softmax"):
         return graph
     reader = Reader(graph)
     for softmax in reader.nodes("Softmax"):
         op: Any = softmax.op
-        shares = softmax.outputs[0]
+        given = reader.dims(softmax.outputs[0])
+        shares, zero_nan = _without_nan(reader, softmax.outputs[0])
         product = reader.only_reader(shares, "MatMul")
-        last = op.axis % len(reader.dims(shares)) == len(reader.dims(shares)) - 1
+        last = op.axis % len(given) == len(given) - 1
         scores = _scores(reader, softmax.inputs[0], context.budget) if product is not None and last else None
         if product is None or scores is None or product.inputs[0] != shares:
             continue
@@ -57,9 +58,19 @@ def fuse_attention(graph: Graph, context: PassContext) -> Graph:
         shapes = [reader.dims(each)[:-2] for each in (scores.q, scores.k, v, shares)]
         if all(shape == shapes[0] for shape in shapes) and len(shapes[0]) in (1, 2) and reader.graph.specs[shares].size:
             inputs = [scores.q, scores.k, v] + [scores.mask] * bool(scores.mask)
-            fused = Node(product.name, make(ATTENTION, scale=scores.scale), tuple(inputs), product.outputs)
-            reader.put(product, *scores.nodes, fused)
+            fused = make(ATTENTION, scale=scores.scale, zero_nan=zero_nan)
+            reader.put(product, *scores.nodes, Node(product.name, fused, tuple(inputs), product.outputs))
     return reader.finish()
+
+
+def _without_nan(reader: Reader, shares: str) -> tuple[str, int]:
+    """Return what is read in place of a softmax, and whether that is zeros where the softmax is NaN."""
+    choice, check = ([*reader.readers(shares, kind), None][0] for kind in ("Where", "IsNaN"))
+    if choice is None or check is None or reader.count(shares) != 2 or not reader.is_read_once(check.outputs[0]):
+        return shares, 0
+    hidden, zero, kept = choice.inputs
+    fits = (hidden, kept) == (check.outputs[0], shares) and reader.number(zero) == 0
+    return (choice.outputs[0], 1) if fits and reader.dims(choice.outputs[0]) == reader.dims(shares) else (shares, 0)
 
 
 def _scores(reader: Reader, value: str, budget: Budget) -> _Scores | None:
@@ -112,14 +123,13 @@ def _scaled(reader: Reader, value: str) -> _Scores | None:
 
 
 def _turned_back(reader: Reader, value: str) -> tuple[str, tuple[Node, ...]] | None:
-    """Return the value that `value` is with its last two axes swapped, and the transpose that must be added for it."""
+    """Return the value that `value` is with its last two axes swapped, and the node that must be added for it."""
     node = reader.maker(value, "Transpose", *RESHAPES)
     order = None if node is None else order_of(reader.graph, node)
     if node is None:
         return None
     if order is None:
-        inside = _turned_in_rank_3(reader, value, node)
-        return None if inside is None else (inside, ())
+        return _turned_in_rank_3(reader, value, node)
     swapped = (*order[:-2], order[-1], order[-2])
     if swapped == tuple(range(len(order))):
         return node.inputs[0], ()
@@ -130,15 +140,22 @@ def _turned_back(reader: Reader, value: str) -> tuple[str, tuple[Node, ...]] | N
     return name, (Node(name, make("Transpose", perm=swapped), node.inputs[:1], (name,)),)
 
 
-def _turned_in_rank_3(reader: Reader, value: str, outer: Node) -> str | None:
-    """Return the value that `value` is with its last two axes swapped, by way of one axis for batch and heads."""
+def _turned_in_rank_3(reader: Reader, value: str, outer: Node) -> tuple[str, tuple[Node, ...]] | None:
+    """Return what `_turned_back` does where the axes are swapped by way of one axis for batch and heads."""
     middle = reader.maker(outer.inputs[0], "Transpose")
     inner = middle and reader.maker(middle.inputs[0], *RESHAPES)
     if middle is None or inner is None or order_of(reader.graph, middle) != (0, 2, 1):
         return None
-    dims, whole = reader.dims(value), reader.dims(inner.inputs[0])
-    joined = (*dims[:-2], dims[-1], dims[-2]) == whole and reader.dims(outer.inputs[0])[1:] == dims[-2:]
-    return inner.inputs[0] if joined else None
+    dims, source = reader.dims(value), inner.inputs[0]
+    wanted = (*dims[:-2], dims[-1], dims[-2])
+    if reader.dims(outer.inputs[0])[1:] != dims[-2:]:
+        return None
+    if reader.dims(source) == wanted:
+        return source, ()
+    name = reader.names.fresh(f"{value}.turned")  # heads that were repeated are reshaped once, to one axis
+    reader.graph.specs[name] = TensorSpec(wanted, reader.graph.specs[value].dtype)
+    apart = Node(name, inner.op, inner.inputs, (name,))
+    return name, (reshape(reader.graph, apart, source, reader.names),)
 
 
 # -- heads where they lie --------------------------------------------------------------------------------

@@ -43,14 +43,11 @@ class AttentionPlan:
     k: KernelBuilder
     problem: AttentionProblem
     scale: float
-    zero_hidden: bool
+    unusual: dict[str, bool]
+    """What the kernels' text depends on besides sizes: the flags of hidden and NaN rows, if they are set."""
     y: Tensor
     reads: dict[str, Tensor]
     """Arguments by their names."""
-
-    def variant(self) -> dict[str, bool]:
-        """Return the unusual facts on which the kernels' text depends besides sizes."""
-        return {"zero_hidden": True} if self.zero_hidden else {}
 
     @classmethod
     def of(cls, op: Attention, k: KernelBuilder, inputs: Sequence[Tensor | None], y: Tensor) -> AttentionPlan:
@@ -73,7 +70,8 @@ class AttentionPlan:
             ints |= _mask_steps(mask.shape, each)
         in_fp16 = all(t.dtype is DType.FLOAT16 for t in (*reads.values(), y))
         problem = AttentionProblem(each, tuple(ints.items()), mask is not None, in_fp16, k.caps)
-        return cls(k, problem, op.scale, bool(op.zero_hidden), k.by_steps(y)[0], reads)
+        unusual = {name: True for name in ("zero_hidden", "zero_nan") if getattr(op, name)}
+        return cls(k, problem, op.scale, unusual, k.by_steps(y)[0], reads)
 
 
 def _steps(letter: str, steps: tuple[int, ...], side_by_side: int) -> dict[str, int]:
