@@ -48,7 +48,8 @@ class Attention(Op):
     (batch, s, heads * e). With `packed` Q, K and V are one input, side by side along its last axis. The
     mask is broadcast to (lead..., s, t), or (batch, heads, s, t). A query from which the mask hides every key
     yields NaN; with `zero_hidden` it yields zeros, and what hides a key does so even if the score is NaN.
-    With `zero_nan` a query whose softmax is NaN for any reason yields zeros.
+    With `zero_nan` a query whose softmax is NaN for any reason yields zeros. The lowest number of a
+    float16 mask takes the place of the score: as the lowest float32 does, it leaves nothing of what it is added to.
     """
 
     type: ClassVar[str] = "weft::Attention"
@@ -120,8 +121,7 @@ class Attention(Op):
         with np.errstate(all="ignore"):
             scores = np.matmul(q * q.dtype.type(self.scale), np.ascontiguousarray(k.swapaxes(-1, -2)))
             if mask is not None:
-                total = scores + widen(mask)
-                scores = np.where(np.isneginf(mask), mask, total).astype(q.dtype) if self.zero_hidden else total
+                scores = self._masked(scores, np.asarray(mask))
             largest = scores.max(-1, keepdims=True, initial=-np.inf)
             shares = np.exp(scores - largest)
             shares /= shares.sum(-1, keepdims=True)
@@ -133,6 +133,14 @@ class Attention(Op):
         if self.heads:
             out = out.swapaxes(1, 2).reshape(out.shape[0], out.shape[2], self.heads * out.shape[3])
         return np.ascontiguousarray(out).astype(dtype, copy=False)
+
+    def _masked(self, scores: Array, mask: Array) -> Array:
+        """Return the scores with a mask added, or the mask where it takes their place."""
+        alone = np.isneginf(mask) if self.zero_hidden else np.zeros_like(mask, bool)
+        if mask.dtype == np.float16:
+            alone |= mask == np.finfo(np.float16).min
+        wide = widen(mask)
+        return np.where(alone, wide, scores + wide).astype(scores.dtype) if alone.any() else scores + wide
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
         """Return the operations of the two products, two for a multiply-add; the softmax is not counted."""

@@ -26,6 +26,7 @@ def zeros(i):
         return f"!(total{i} > 0.0) ? SPLAT(0.0) : "
     return f"total{i} == 0.0 ? SPLAT(0.0) : " if context.get("zero_hidden", False) else ""
 %>
+<%namespace name="mask" file="mask.parts.mako"/>
 <%namespace name="tiles" file="attention.tiles.mako"/>
 #define LARGER(a, b) ((a) > (b) ? (a) : (b)) // a NaN may get lost here: it makes the total one all the same
 ## Two adjacent items share a line and the next two a column, because two items at a time share a load of 16 bytes.
@@ -67,7 +68,7 @@ ${k.for_groups("group", "GROUPS")} {
       const int key = start + ${j // 4 * 4 * lx + j % 4} + column * 4;
 % if k.has("mask"):
       const f32 added = ${k.args["mask"].load(f"batch * MB + head * MH + min(first + {i * ly} + line, QUERIES - 1) * MS + min(key, COUNT - 1) * MK")};
-      s${i}_${j} = ${f"added == -INFINITY_F ? added : s{i}_{j} + added" if context.get("zero_hidden", False) else f"s{i}_{j} + added"};
+      s${i}_${j} = ${mask.masked(f"s{i}_{j}", "added", "added")};
 % endif
       if (COUNT % ${keys} != 0 && key >= COUNT) s${i}_${j} = -INFINITY_F;
       next${i} = LARGER(next${i}, s${i}_${j});

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import weft
 from tests.helpers.nets import Net, feeds, kinds
 from tests.helpers.random_nets import SLOW
 from tests.helpers.rewrites import assert_same
@@ -244,6 +245,21 @@ def test_rows_without_keys_are_what_they_were(guarded: bool, where: str, turned:
     assert not guarded or not found[np.broadcast_to(odd[:, None], found.shape[:3])].any()
 
 
+@pytest.mark.parametrize("device", ["cpu", "opencl:0"])
+def test_a_row_without_keys_is_the_mean_in_fp16_too(device: str) -> None:
+    """The lowest float hides what scores differ in; the lowest fp16 stands for it."""
+    net = Net()
+    inputs = [net.input(n, *s) for n, s in SIZES.items()]
+    mask = np.zeros((5, 7), np.float32)
+    mask[1] = mask[2, 3:] = np.finfo(np.float32).min
+    graph = net.finish(attention(net, *inputs, mask=net.constant(mask), where="nowhere"))
+    fed = {name: 4 * value for name, value in feeds(graph).items()}
+    with weft.load(graph, device, precision="low", fallback="error") as session:
+        (found,) = session.run(fed)
+    np.testing.assert_allclose(found, outputs(graph, fed)[0], atol=0.02)
+    np.testing.assert_allclose(found[:, :, 1], fed["v"].mean(2), atol=0.02)
+
+
 def guards() -> Iterator[tuple[str, Graph]]:
     """Yield attentions whose softmax is replaced in some other way, and what is odd about each."""
 
@@ -330,15 +346,19 @@ def test_constant_masks_of_windows_are_added_up() -> None:
 
 def encoder(
     net: Net, x: str, heads: int, each: int, *,
-    key: str = "", bias: bool = True, mask: str = "", turned: str = "once", guarded: bool = False,
+    key: str = "", bias: bool = True, mask: str = "", turned: str = "once", guarded: bool = False, early: bool = False,
 ) -> str:  # fmt: skip
-    """Add a multi-head attention as exporters write it; K and V are of `key`, or of x."""
+    """Add a multi-head attention as exporters write it; K and V are of `key`, or of x.
+
+    Scales of Q and K may be applied `early`, before heads are apart.
+    """
     batch, rows, width = net.shape(x)
     parts = []
     for source in (x, key or x, key or x):
         made = net.add("MatMul", source, net.random(width, heads * each, scale=width**-0.5))
         made = net.add("Add", net.random(heads * each), made) if bias else made
         apart = net.add("Reshape", made, np.array([batch, net.shape(source)[1], heads, each]))
+        apart = net.add("Mul", apart, number(0.7)) if early and len(parts) < 2 else apart
         parts.append(net.add("Transpose", apart, perm=(0, 2, 1, 3)))
     mixed = attention(net, *parts, mask=mask, turned=turned, guarded=guarded)
     return net.add("Reshape", net.add("Transpose", mixed, perm=(0, 2, 1, 3)), np.array([batch, rows, heads * each]))
@@ -361,6 +381,27 @@ def test_three_products_of_one_value_become_one(bias: bool) -> None:
     assert kinds(after) == ["MatMul", "Add", "weft::Attention"] if bias else ["MatMul", "weft::Attention"]
     assert after.nodes[-1].op.attributes()["packed"] == 1
     assert len(after.constants) == 1 + bias
+    assert_same(graph, after)
+
+
+@pytest.mark.parametrize("turned", ["once", "in rank 3"])
+def test_scales_before_heads_are_apart_are_taken_in(turned: str) -> None:
+    net = Net()
+    graph = net.finish(encoder(net, net.input("x", 2, 5, 8), 2, 4, turned=turned, early=True))
+    after = run_passes(graph)
+    assert kinds(after) == ["MatMul", "Add", "weft::Attention"]
+    assert after.nodes[-1].op.attributes()["scale"] == pytest.approx(0.49 / 8)
+    assert_same(graph, after)
+
+
+def test_a_scaled_value_that_is_read_elsewhere_stays() -> None:
+    net = Net()
+    q, k, v = (net.input(n, 2, 5, 3, 4) for n in "qkv")
+    apart = [net.add("Transpose", net.add("Mul", each, number(0.5)), perm=(0, 2, 1, 3)) for each in (q, k)]
+    y = attention(net, *apart, net.add("Transpose", v, perm=(0, 2, 1, 3)))
+    graph = net.finish(y, *apart)
+    after = fuse_attention(graph)
+    assert kinds(after) == ["Mul", "Transpose"] * 2 + ["Transpose", "weft::Attention"]
     assert_same(graph, after)
 
 
@@ -390,8 +431,8 @@ def networks(draw: st.DrawFn) -> Graph:
             x = layer_norm(net, x, axes, twice=draw(st.booleans()), shift=draw(st.booleans()))
         elif kind == "encoder":
             heads, turned = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from(["once", "in rank 3"]))
-            guarded = draw(st.booleans())
-            x = encoder(net, x, heads, 8 // heads, bias=draw(st.booleans()), turned=turned, guarded=guarded)
+            bias, guarded, early = (draw(st.booleans()) for _ in range(3))
+            x = encoder(net, x, heads, 8 // heads, bias=bias, turned=turned, guarded=guarded, early=early)
         else:
             x = net.add("Add", x, draw(st.sampled_from([x, "x"])))
     others = draw(st.lists(st.sampled_from([n.outputs[0] for n in net.graph.nodes]), max_size=1))

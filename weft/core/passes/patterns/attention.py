@@ -14,7 +14,7 @@ from weft.core.graph.limits import Budget
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.moves import RESHAPES, order_of, reshape
+from weft.core.passes.moves import RESHAPES, Order, order_of, reshape
 from weft.core.passes.patterns.reading import Reader, make
 
 ATTENTION = "weft::Attention"
@@ -24,7 +24,7 @@ HEADS_APART = (0, 2, 1, 3)
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """Scores as scale * q k^T + mask; `nodes` holds the transpose or reshape that must be added, if one must."""
+    """Scores as scale * q k^T + mask; `nodes` holds the transposes and reshapes that must be added for it."""
 
     scale: float
     q: str
@@ -114,16 +114,46 @@ def _scaled(reader: Reader, value: str) -> _Scores | None:
     product = reader.maker(inner, "MatMul")
     if product is None or not reader.is_read_once(inner):
         return None
-    scale_q, q = reader.scaled(product.inputs[0])
     scale_k, turned = reader.scaled(product.inputs[1])
-    if len(reader.dims(q)) != len(reader.dims(turned)) or len(reader.dims(q)) < 3:
+    if len(reader.dims(product.inputs[0])) != len(reader.dims(turned)) or len(reader.dims(turned)) < 3:
         return None
-    found = _turned_back(reader, turned)
-    return found and _Scores(scale * scale_q * scale_k, q, found[0], "", found[1])
+    keys = _turned_back(reader, turned)
+    if keys is None:
+        return None
+    queries = _unscaled(reader, product.inputs[0])
+    scale *= scale_k * keys.scale * queries.scale
+    return _Scores(scale, queries.value, keys.value, "", (*queries.nodes, *keys.nodes))
 
 
-def _turned_back(reader: Reader, value: str) -> tuple[str, tuple[Node, ...]] | None:
-    """Return the value that `value` is with its last two axes swapped, and the node that must be added for it."""
+@dataclass(frozen=True, slots=True)
+class _Scaled:
+    """A number times a value; `nodes` holds the transpose or reshape that must be added for it, if one must."""
+
+    scale: float
+    value: str
+    nodes: tuple[Node, ...] = ()
+
+
+def _unscaled(reader: Reader, value: str) -> _Scaled:
+    """Return a value without its scale, which may lie before a transpose."""
+    scale, value = reader.scaled(value)
+    node = reader.maker(value, "Transpose")
+    order = None if node is None else order_of(reader.graph, node)
+    if node is None or order is None or not reader.is_read_once(value) or reader.scaled(node.inputs[0])[0] == 1:
+        return _Scaled(scale, value)
+    return _transposed(reader, value, node.inputs[0], order, scale)
+
+
+def _transposed(reader: Reader, value: str, source: str, order: Order, scale: float = 1.0) -> _Scaled:
+    """Return `source`, transposed and without its scale, in place of something like `value`."""
+    more, source = reader.scaled(source)
+    name, dims = reader.names.fresh(f"{value}.turned"), reader.dims(source)
+    reader.graph.specs[name] = TensorSpec(tuple(dims[axis] for axis in order), reader.graph.specs[source].dtype)
+    return _Scaled(scale * more, name, (Node(name, make("Transpose", perm=order), (source,), (name,)),))
+
+
+def _turned_back(reader: Reader, value: str) -> _Scaled | None:
+    """Return the value that `value` is with its last two axes swapped."""
     node = reader.maker(value, "Transpose", *RESHAPES)
     order = None if node is None else order_of(reader.graph, node)
     if node is None:
@@ -132,15 +162,11 @@ def _turned_back(reader: Reader, value: str) -> tuple[str, tuple[Node, ...]] | N
         return _turned_in_rank_3(reader, value, node)
     swapped = (*order[:-2], order[-1], order[-2])
     if swapped == tuple(range(len(order))):
-        return node.inputs[0], ()
-    name = reader.names.fresh(f"{value}.turned")
-    dims = reader.dims(value)
-    shape = (*dims[:-2], dims[-1], dims[-2])
-    reader.graph.specs[name] = TensorSpec(shape, reader.graph.specs[value].dtype)
-    return name, (Node(name, make("Transpose", perm=swapped), node.inputs[:1], (name,)),)
+        return _unscaled(reader, node.inputs[0])
+    return _transposed(reader, value, node.inputs[0], swapped)
 
 
-def _turned_in_rank_3(reader: Reader, value: str, outer: Node) -> tuple[str, tuple[Node, ...]] | None:
+def _turned_in_rank_3(reader: Reader, value: str, outer: Node) -> _Scaled | None:
     """Return what `_turned_back` does where the axes are swapped by way of one axis for batch and heads."""
     middle = reader.maker(outer.inputs[0], "Transpose")
     inner = middle and reader.maker(middle.inputs[0], *RESHAPES)
@@ -151,11 +177,11 @@ def _turned_in_rank_3(reader: Reader, value: str, outer: Node) -> tuple[str, tup
     if reader.dims(outer.inputs[0])[1:] != dims[-2:]:
         return None
     if reader.dims(source) == wanted:
-        return source, ()
+        return _unscaled(reader, source)
     name = reader.names.fresh(f"{value}.turned")  # heads that were repeated are reshaped once, to one axis
     reader.graph.specs[name] = TensorSpec(wanted, reader.graph.specs[value].dtype)
     apart = Node(name, inner.op, inner.inputs, (name,))
-    return name, (reshape(reader.graph, apart, source, reader.names),)
+    return _Scaled(1.0, name, (reshape(reader.graph, apart, source, reader.names),))
 
 
 # -- heads where they lie --------------------------------------------------------------------------------
