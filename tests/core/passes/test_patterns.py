@@ -15,7 +15,7 @@ from tests.helpers.nets import Net, feeds, kinds
 from tests.helpers.random_nets import SLOW
 from tests.helpers.rewrites import assert_same
 from tests.helpers.run_length import examples
-from weft.core.graph.graph import Graph
+from weft.core.graph.graph import Graph, bind
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
 from weft.core.passes import PASSES, find_pass, run_passes
@@ -25,6 +25,7 @@ from weft.core.passes.patterns import (
     fuse_gelu,
     fuse_layer_norm,
     join_projections,
+    share_keys,
 )
 
 few = settings(max_examples=examples(40), deadline=None, suppress_health_check=SLOW)
@@ -35,7 +36,7 @@ def number(value: float, *shape: int) -> Array:
 
 
 def test_each_pattern_is_a_pass_that_says_what_it_does() -> None:
-    names = "fuse_gelu fuse_layer_norm fuse_attention attend_in_place join_projections".split()
+    names = "fuse_gelu fuse_layer_norm fuse_attention share_keys attend_in_place join_projections".split()
     assert [p.name for p in PASSES if p.name in names] == names
     assert all(find_pass(n).description.endswith((".", ":")) for n in names)
 
@@ -238,7 +239,8 @@ def test_rows_without_keys_are_what_they_were(guarded: bool, where: str, turned:
     assert kinds(after) == ["weft::Attention"]
     assert after.nodes[0].op.attributes()["zero_nan"] == guarded
     fed = feeds(graph)
-    odd = ~np.isfinite(mask[:, 0]).any(-1) | (np.isnan(mask) | np.isposinf(mask))[:, 0].any(-1)
+    rows = mask[:, 0]
+    odd = np.asarray(~np.isfinite(rows).any(-1) | (np.isnan(rows) | np.isposinf(rows)).any(-1))
     (found,) = outputs(after, fed)
     np.testing.assert_allclose(found, outputs(graph, fed)[0], atol=1e-5)
     assert np.array_equal(np.isnan(found).any((1, 3)), odd & (not guarded))
@@ -289,24 +291,121 @@ def test_what_replaces_more_or_less_than_nan_stays(graph: Graph) -> None:
     assert fuse_attention(graph).nodes == graph.nodes
 
 
-@pytest.mark.parametrize("turned", ["once", "in rank 3"])
-def test_heads_that_share_keys_are_found(turned: str) -> None:
+def repeated(net: Net, value: str, count: int) -> tuple[str, str]:
+    """Add (batch, heads, 1 -> count, rows, elements), and that with one axis of heads."""
+    batch, heads, rows, each = net.shape(value)
+    apart = net.add("Unsqueeze", value, np.array([2]))
+    wide = net.add("Expand", apart, np.array([batch, heads, count, rows, each]))
+    return wide, net.add("Reshape", wide, np.array([batch, heads * count, rows, each]))
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("turned", ["once", "in rank 3", "in rank 3 at once"])
+def test_heads_that_share_keys_are_found(turned: str, guarded: bool) -> None:
     """Keys and values are repeated for heads that share them; those of keys may be swapped in rank 3 at once."""
     net = Net()
-    q, kv = net.input("q", 2, 6, 5, 4), net.input("kv", 2, 3, 7, 4)
-    wide = net.add("Expand", net.add("Unsqueeze", kv, np.array([2])), np.array([2, 3, 2, 7, 4]))
-    v = net.add("Reshape", wide, np.array([2, 6, 7, 4]))
-    if turned == "once":
-        t = net.add("Transpose", net.add("Reshape", wide, np.array([2, 6, 7, 4])), perm=(0, 1, 3, 2))
-    else:
+    q, k, v = net.input("q", 2, 6, 5, 4), net.input("k", 2, 3, 7, 4), net.input("v", 2, 3, 7, 8)
+    (wide, whole), (_, values) = repeated(net, k, 2), repeated(net, v, 2)
+    if turned == "in rank 3 at once":
         flat = net.add("Transpose", net.add("Reshape", wide, np.array([12, 7, 4])), perm=(0, 2, 1))
         t = net.add("Reshape", flat, np.array([2, 6, 4, 7]))
-    scores = net.add("MatMul", net.add("Mul", q, number(0.5)), net.add("Mul", t, number(0.5)))
-    graph = net.finish(net.add("MatMul", net.add("Softmax", scores), v))
-    after = fuse_attention(graph)
-    assert kinds(after) == ["Unsqueeze", "Expand", "Reshape", "Reshape", "weft::Attention"]
-    assert len(after.nodes) < len(graph.nodes)
+        scores = net.add("MatMul", net.add("Mul", q, number(0.5)), net.add("Mul", t, number(0.5)))
+        shares = net.add("Softmax", net.add("Add", scores, net.input("mask", 2, 1, 5, 7)))
+        graph = net.finish(net.add("MatMul", shares, values))
+    else:
+        mask = net.input("mask", 2, 1, 5, 7)
+        graph = net.finish(attention(net, q, whole, values, turned=turned, mask=mask, guarded=guarded))
+    fused = fuse_attention(graph)
+    assert "MatMul" not in kinds(fused) and len(fused.nodes) < len(graph.nodes)
+    assert_same(graph, fused)
+    after = share_keys(fused)
+    assert [str(n.op.type) for n in after.nodes] == ["weft::Attention"]
+    assert after.nodes[0].inputs[:3] == (q, k, v)
     assert_same(graph, after)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_one_head_of_keys_is_shared_by_all(joined: bool) -> None:
+    net = Net()
+    q, k, v = net.input("q", 2, 6, 5, 4), net.input("k", 2, 1, 7, 4), net.input("v", 2, 1, 7, 8)
+    if joined:
+        wide = [repeated(net, each, 6)[1] for each in (k, v)]
+    else:
+        wide = [net.add("Expand", each, np.array([1, 6, 1, 1])) for each in (k, v)]
+    graph = net.finish(attention(net, q, *wide))
+    after = share_keys(fuse_attention(graph))
+    assert kinds(after) == ["weft::Attention"]
+    assert_same(graph, after)
+
+
+def test_heads_side_by_side_share_keys() -> None:
+    """Of 4 heads of queries in a row, two each share the keys of one of 2; the products stay apart."""
+    net = Net()
+    x = net.input("x", 2, 5, 8)
+    parts = []
+    for heads in (4, 2, 2):
+        made = net.add("Reshape", net.add("MatMul", x, net.random(8, heads * 4)), np.array([2, 5, heads, 4]))
+        apart = net.add("Transpose", made, perm=(0, 2, 1, 3))
+        parts.append(apart if heads == 4 else repeated(net, apart, 2)[1])
+    mixed = net.add("Transpose", attention(net, *parts, guarded=True), perm=(0, 2, 1, 3))
+    graph = net.finish(net.add("Reshape", mixed, np.array([2, 5, 16])))
+    after = run_passes(graph)
+    assert kinds(after) == ["MatMul"] * 3 + ["weft::Attention"]
+    assert after.nodes[-1].op.attributes()["heads"] == 4
+    assert_same(graph, after)
+
+
+@pytest.mark.parametrize("device", ["opencl:0", "vulkan"])
+def test_shared_keys_of_any_length_take_one_launch(device: str) -> None:
+    net = Net()
+    q, k, v = net.input("q", "n", 4, "s", 8), net.input("k", "n", 2, "t", 8), net.input("v", "n", 2, "t", 8)
+    sizes = net.add("Shape", k)
+    batch, rows = (net.add("Gather", sizes, np.array([at])) for at in (0, 2))
+    wide, whole = (
+        net.add("Concat", batch, *(np.array([n]) for n in counts), rows, np.array([8]), axis=0)
+        for counts in ((2, 2), (4,))
+    )
+    parts = [
+        net.add("Reshape", net.add("Expand", net.add("Unsqueeze", each, np.array([2])), wide), whole) for each in (k, v)
+    ]
+    scores = net.add("MatMul", q, net.add("Transpose", parts[0], perm=(0, 1, 3, 2)))
+    shares = net.add("Softmax", net.add("Add", scores, net.input("mask", "n", 1, "s", "t")), axis=-1)
+    shares = net.add("Where", net.add("IsNaN", shares), number(0), shares)
+    graph = net.finish(net.add("MatMul", shares, parts[1]))
+    with weft.load(graph, device, fallback="error") as session:
+        for n, s, t in ((1, 5, 7), (2, 1, 12), (3, 9, 9)):
+            random = np.random.default_rng(n)
+            shapes = {"q": (n, 4, s, 8), "k": (n, 2, t, 8), "v": (n, 2, t, 8), "mask": (n, 1, s, t)}
+            fed = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+            fed["mask"][0, 0, 0] = -np.inf
+            (found,) = session.run(fed)
+            np.testing.assert_allclose(found, outputs(bind(graph, shapes), fed)[0], rtol=1e-4, atol=1e-5)
+            (pipeline,) = session.pipelines
+            assert len(pipeline.backend.recording.run.whole) == 1  # type: ignore[attr-defined]
+
+
+def test_repeats_that_are_not_of_heads_stay() -> None:
+    net = Net()
+    q, k, v = net.input("q", 2, 6, 5, 4), net.input("k", 2, 3, 7, 4), net.input("v", 2, 6, 7, 8)
+    graphs = [net.finish(attention(net, q, repeated(net, k, 2)[1], v))]
+    for heads_last in (True, False):
+        net = Net()
+        q, k, v = net.input("q", 2, 6, 5, 4), net.input("k", 2, 3, 7, 4), net.input("v", 2, 3, 7, 8)
+        parts = []
+        for each in (k, v):
+            if heads_last:  # all heads, and once more all heads
+                wide = net.add("Expand", net.add("Unsqueeze", each, np.array([1])), np.array([1, 2, 1, 1, 1]))
+            else:  # rows are repeated
+                wide = net.add("Expand", net.add("Unsqueeze", each, np.array([3])), np.array([1, 1, 1, 2, 1]))
+            shape = [2, 6, 7, -1] if heads_last else [2, 3, 14, -1]
+            parts.append(net.add("Reshape", wide, np.array(shape)))
+        q = q if heads_last else net.input("p", 2, 3, 5, 4)
+        graphs.append(net.finish(attention(net, q, parts[0], parts[1])))
+    for graph in graphs:
+        fused = fuse_attention(graph)
+        assert "weft::Attention" in kinds(fused)
+        assert share_keys(fused).nodes == fused.nodes
+        assert_same(graph, fused)
 
 
 @pytest.mark.parametrize("read", ["matmul5", "div6", "softmax7"])
@@ -353,7 +452,7 @@ def encoder(
     Scales of Q and K may be applied `early`, before heads are apart.
     """
     batch, rows, width = net.shape(x)
-    parts = []
+    parts = list[str]()
     for source in (x, key or x, key or x):
         made = net.add("MatMul", source, net.random(width, heads * each, scale=width**-0.5))
         made = net.add("Add", net.random(heads * each), made) if bias else made
@@ -398,7 +497,7 @@ def test_a_scaled_value_that_is_read_elsewhere_stays() -> None:
     net = Net()
     q, k, v = (net.input(n, 2, 5, 3, 4) for n in "qkv")
     apart = [net.add("Transpose", net.add("Mul", each, number(0.5)), perm=(0, 2, 1, 3)) for each in (q, k)]
-    y = attention(net, *apart, net.add("Transpose", v, perm=(0, 2, 1, 3)))
+    y = attention(net, apart[0], apart[1], net.add("Transpose", v, perm=(0, 2, 1, 3)))
     graph = net.finish(y, *apart)
     after = fuse_attention(graph)
     assert kinds(after) == ["Mul", "Transpose"] * 2 + ["Transpose", "weft::Attention"]
@@ -443,7 +542,7 @@ def networks(draw: st.DrawFn) -> Graph:
 @few
 def test_numbers_are_unchanged(graph: Graph) -> None:
     before = str(graph)
-    for each in (fuse_gelu, fuse_layer_norm, fuse_attention, attend_in_place, join_projections):
+    for each in (fuse_gelu, fuse_layer_norm, fuse_attention, share_keys, attend_in_place, join_projections):
         after = each(graph)
         assert_same(graph, after, 2e-5)
         assert str(each(after)) == str(after)

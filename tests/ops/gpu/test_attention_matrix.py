@@ -62,6 +62,7 @@ PLACES = [
     *[(BLOCKS, n) for n in ("hidden", "lowest", "all-hidden", "odd-rows-zero", "mask-of-all", "packed", "halves")],
     *[(SLICES, name) for name in ("hidden", "all-hidden", "odd-rows-zero", "packed")],
     (LONG, "full-blocks"),
+    *[(BLOCKS, name) for name in ("shared", "shared-side-by-side")],
 ]
 QUICK_ON_VULKAN = [(SLICES, "packed")]
 """What llvmpipe compiles in the short run, which takes it ten seconds. OpenCL runs them all."""

@@ -64,6 +64,8 @@ CASES: list[Case] = [
             (*heads(1, 2, queries=5, keys=33, depth=8), _odd_rows()),
             {"zero_nan": 1, "scale": 0.5},
         ),
+        ("shared", (f32(2, 6, 5, 8), *[f32(2, 2, 9, n) for n in (8, 16)], f32(2, 6, 5, 9)), {"scale": 0.5}),
+        ("shared-side-by-side", (f32(2, 20, 64), f32(2, 9, 32), f32(2, 9, 32), f32(2, 1, 1, 9)), {"heads": 8}),
         ("large-scores", heads(1, 1, queries=5, keys=40, depth=64), {"scale": 400.0}),
         ("heads", (*heads(2, queries=5, keys=9, depth=24, width=30), f32(2, 1, 5, 9)), {"heads": 3}),
         ("packed", (f32(2, 20, 72), f32(2, 1, 1, 20)), {"heads": 3, "packed": 1, "scale": 0.3}),

@@ -29,6 +29,7 @@ from weft.core.passes.patterns import (
     fuse_gelu,
     fuse_layer_norm,
     join_projections,
+    share_keys,
 )
 from weft.core.passes.properties import Property
 from weft.core.passes.squash import NO_MOVES_IN_A_ROW, squash_moves
@@ -85,6 +86,7 @@ PASSES: tuple[AnyPass, ...] = (
     fuse_gelu,
     fuse_layer_norm,
     fuse_attention,
+    share_keys,
     attend_in_place,
     join_projections,
     # Once the moves between them are gone, pads and batch norms are next to what they fold into.

@@ -184,6 +184,67 @@ def _turned_in_rank_3(reader: Reader, value: str, outer: Node) -> _Scaled | None
     return _Scaled(1.0, name, (reshape(reader.graph, apart, source, reader.names),))
 
 
+# -- keys that heads share -------------------------------------------------------------------------------
+
+
+@graph_pass()
+def share_keys(graph: Graph, context: PassContext) -> Graph:
+    """Let heads of attention share keys and values that were repeated for them.
+
+    It applies where K and V of (batch, heads, rows, elements) are expanded, and reshaped to as many heads as Q has.
+    """
+    if not Reader.has(graph, ATTENTION) or not Reader.has(graph, "Expand"):
+        return graph
+    reader = Reader(graph)
+    for node in reader.nodes(ATTENTION):
+        op: Any = node.op
+        if op.heads or len(reader.dims(node.outputs[0])) != 4:
+            continue
+        keys, values = (_before_repeats(reader, i) for i in node.inputs[1:3])
+        if keys is not None and values is not None and keys.shape[:2] == values.shape[:2]:
+            nodes = (*keys.nodes(reader), *values.nodes(reader))
+            inputs = (node.inputs[0], keys.name, values.name, *node.inputs[3:])
+            reader.put(node, *nodes, replace(node, inputs=inputs))
+    return reader.finish()
+
+
+@dataclass(slots=True)
+class _Repeated:
+    """The heads that were repeated, as the value `name` of this shape, or as what must be reshaped to it."""
+
+    name: str
+    shape: Shape
+
+    def nodes(self, reader: Reader) -> tuple[Node, ...]:
+        """Return the reshape that must be added, after which `name` is its result."""
+        if reader.dims(self.name) == self.shape:
+            return ()
+        source, self.name = self.name, reader.names.fresh(f"{self.name}.heads")
+        reader.graph.specs[self.name] = TensorSpec(self.shape, reader.graph.specs[source].dtype)
+        made = Node(self.name, make("Identity"), (source,), (self.name,))
+        return (reshape(reader.graph, made, source, reader.names),)
+
+
+def _before_repeats(reader: Reader, value: str) -> _Repeated | None:
+    """Return the heads of (batch, heads, rows, elements) of which `value` repeats each several times."""
+    joined = reader.maker(value, *RESHAPES)
+    wide = reader.maker(joined.inputs[0] if joined is not None else value, "Expand")
+    batch, heads, rows, each = reader.dims(value)
+    if wide is None:
+        return None
+    narrow, dims = reader.dims(wide.inputs[0]), reader.dims(wide.outputs[0])
+    if joined is None:
+        one = (batch, 1, rows, each)
+        return _Repeated(wide.inputs[0], one) if narrow == one else None
+    if len(dims) != 5:
+        return None
+    shape = (batch, dims[1], rows, each)
+    if narrow != (*shape[:2], 1, *shape[2:]) or dims != (*shape[:2], dims[2], *shape[2:]) or dims[1] * dims[2] != heads:
+        return None
+    apart = reader.maker(wide.inputs[0], *RESHAPES)
+    return _Repeated(apart.inputs[0] if apart is not None else wide.inputs[0], shape)
+
+
 # -- heads where they lie --------------------------------------------------------------------------------
 
 

@@ -44,7 +44,7 @@ class AttentionPlan:
     problem: AttentionProblem
     scale: float
     unusual: dict[str, bool]
-    """What the kernels' text depends on besides sizes: the flags of hidden and NaN rows, if they are set."""
+    """What the kernels' text depends on besides sizes: hidden and NaN rows that yield zeros, heads that share keys."""
     y: Tensor
     reads: dict[str, Tensor]
     """Arguments by their names."""
@@ -56,6 +56,8 @@ class AttentionPlan:
         each = op.extents([t.shape for t in given])
         heads = each.lead[1] if len(each.lead) == 2 else 1
         ints = {"HEADS": heads, "QUERIES": each.queries, "COUNT": each.keys, "D": each.depth, "E": each.width}
+        if each.shared > 1:
+            ints["SHARED"] = each.shared
         tensors = given * 3 if op.packed else given
         placed = [k.by_steps(t) for t in tensors]
         for number, (letter, (t, steps, first)) in enumerate(zip("QKVY", (*placed, k.by_steps(y)), strict=True)):
@@ -70,7 +72,8 @@ class AttentionPlan:
             ints |= _mask_steps(mask.shape, each)
         in_fp16 = all(t.dtype is DType.FLOAT16 for t in (*reads.values(), y))
         problem = AttentionProblem(each, tuple(ints.items()), mask is not None, in_fp16, k.caps)
-        unusual = {name: True for name in ("zero_hidden", "zero_nan") if getattr(op, name)}
+        flags = {"zero_hidden": op.zero_hidden, "zero_nan": op.zero_nan, "shared": each.shared > 1}
+        unusual = {name: True for name, is_set in flags.items() if is_set}
         return cls(k, problem, op.scale, unusual, k.by_steps(y)[0], reads)
 
 
