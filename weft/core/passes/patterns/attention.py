@@ -14,7 +14,7 @@ from weft.core.graph.limits import Budget
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.moves import RESHAPES, Order, order_of, reshape
+from weft.core.passes.moves import RESHAPES, Order, compose, keeps_elements, order_of, reshape
 from weft.core.passes.patterns.reading import Reader, make
 
 ATTENTION = "weft::Attention"
@@ -145,11 +145,26 @@ def _unscaled(reader: Reader, value: str) -> _Scaled:
 
 
 def _transposed(reader: Reader, value: str, source: str, order: Order, scale: float = 1.0) -> _Scaled:
-    """Return `source`, transposed and without its scale, in place of something like `value`."""
+    """Return `source`, transposed and without its scale, in place of something like `value`.
+
+    Moves that the scale was between become one, so that there is nothing left to squash.
+    """
     more, source = reader.scaled(source)
-    name, dims = reader.names.fresh(f"{value}.turned"), reader.dims(source)
-    reader.graph.specs[name] = TensorSpec(tuple(dims[axis] for axis in order), reader.graph.specs[source].dtype)
-    return _Scaled(scale * more, name, (Node(name, make("Transpose", perm=order), (source,), (name,)),))
+    before = reader.maker(source, "Transpose")
+    first = None if before is None else order_of(reader.graph, before)
+    if before is not None and first is not None:
+        source, order = before.inputs[0], compose(first, order)
+    dims = tuple(reader.dims(source)[axis] for axis in order)
+    free = keeps_elements(reader.dims(source), order)
+    if free:
+        apart = reader.maker(source, *RESHAPES)
+        source = source if apart is None else apart.inputs[0]
+        if reader.dims(source) == dims:
+            return _Scaled(scale * more, source)
+    name = reader.names.fresh(f"{value}.turned")
+    reader.graph.specs[name] = TensorSpec(dims, reader.graph.specs[source].dtype)
+    node = Node(name, make("Transpose", perm=order), (source,), (name,))
+    return _Scaled(scale * more, name, (reshape(reader.graph, node, source, reader.names) if free else node,))
 
 
 def _turned_back(reader: Reader, value: str) -> _Scaled | None:
