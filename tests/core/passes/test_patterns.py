@@ -408,6 +408,52 @@ def test_repeats_that_are_not_of_heads_stay() -> None:
         assert_same(graph, fused)
 
 
+def joint(net: Net, x: str, mask: str, *, guarded: bool, scale: str, read: str = "") -> tuple[str, ...]:
+    """Add an attention whose products have one axis for batch and heads, and whose mask is added in rank 4."""
+    batch, rows, width = net.shape(x)
+    heads, each = 2, width // 2
+    made = []
+    for name in "qkv":
+        one = net.add("MatMul", x, net.random(width, width, scale=0.5))
+        one = net.add("Mul", one, number(0.5)) if name == "q" and scale == "before" else one
+        apart = net.add("Transpose", net.add("Reshape", one, np.array([batch, rows, heads, each])), perm=(0, 2, 1, 3))
+        made.append(net.add("Reshape", apart, np.array([batch * heads, rows, each])))
+    scores = net.add("MatMul", made[0], net.add("Transpose", made[1], perm=(0, 2, 1)))
+    scores = net.add("Mul", scores, number(0.5)) if scale == "behind" else scores
+    apart = net.add("Reshape", scores, np.array([batch, heads, rows, rows]))
+    total = net.add("Reshape", net.add("Add", apart, mask), np.array([batch * heads, rows, rows]))
+    shares = net.add("Softmax", total)
+    if guarded:
+        shares = net.add("Where", net.add("IsNaN", shares), number(0), shares)
+    mixed = net.add("Reshape", net.add("MatMul", shares, made[2]), np.array([batch, heads, rows, each]))
+    joined = net.add("Transpose", mixed, perm=(0, 2, 1, 3))
+    also = {"apart": (apart,), "joined": (total,), "": ()}[read]
+    return (net.add("Reshape", joined, np.array([batch, rows, width])), *also)
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("scale", ["before", "behind"])
+def test_a_mask_may_be_added_in_rank_4(guarded: bool, scale: str) -> None:
+    net = Net()
+    x, mask = net.input("x", 2, 5, 8), net.input("mask", 2, 1, 5, 5)
+    graph = net.finish(*joint(net, x, mask, guarded=guarded, scale=scale))
+    fused = fuse_attention(graph)
+    assert "Softmax" not in kinds(fused) and len(fused.nodes) < len(graph.nodes)
+    assert_same(graph, fused)
+    after = run_passes(graph)
+    assert kinds(after)[-1] == "weft::Attention" and "Reshape" not in kinds(after)
+    assert_same(graph, after)
+    assert str(run_passes(after)) == str(after)
+
+
+@pytest.mark.parametrize("read", ["apart", "joined"])
+def test_scores_in_rank_4_that_are_read_elsewhere_stay(read: str) -> None:
+    net = Net()
+    x, mask = net.input("x", 2, 5, 8), net.input("mask", 2, 1, 5, 5)
+    graph = net.finish(*joint(net, x, mask, guarded=False, scale="behind", read=read))
+    assert fuse_attention(graph).nodes == graph.nodes
+
+
 @pytest.mark.parametrize("read", ["matmul5", "div6", "softmax7"])
 def test_scores_that_are_read_elsewhere_keep_their_nodes(read: str) -> None:
     net = Net()
@@ -521,7 +567,7 @@ def networks(draw: st.DrawFn) -> Graph:
     net = Net(draw(st.integers(0, 100)))
     x = net.input("x", draw(st.integers(1, 2)), draw(st.integers(1, 4)), 8)
     for _ in range(draw(st.integers(1, 4))):
-        kind = draw(st.sampled_from(["gelu", "norm", "encoder", "residual"]))
+        kind = draw(st.sampled_from(["gelu", "norm", "encoder", "joint", "residual"]))
         if kind == "gelu":
             factor = draw(st.sampled_from([sqrt(2), sqrt(2), 1.0]))
             x = gelu(net, x, draw(st.integers(0, 3)), draw(st.integers(0, 3)), factor=factor)
@@ -532,6 +578,11 @@ def networks(draw: st.DrawFn) -> Graph:
             heads, turned = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from(["once", "in rank 3"]))
             bias, guarded, early = (draw(st.booleans()) for _ in range(3))
             x = encoder(net, x, heads, 8 // heads, bias=bias, turned=turned, guarded=guarded, early=early)
+        elif kind == "joint":
+            rows = net.shape(x)[1]
+            mask = net.constant(net.random(*draw(st.sampled_from([(1, 1), (1, 2, rows), (1, 1, rows)])), rows))
+            scale = draw(st.sampled_from(["before", "behind", "nowhere"]))
+            (x,) = joint(net, x, mask, guarded=draw(st.booleans()), scale=scale)
         else:
             x = net.add("Add", x, draw(st.sampled_from([x, "x"])))
     others = draw(st.lists(st.sampled_from([n.outputs[0] for n in net.graph.nodes]), max_size=1))

@@ -50,17 +50,48 @@ def fuse_attention(graph: Graph, context: PassContext) -> Graph:
         given = reader.dims(softmax.outputs[0])
         shares, zero_nan = _without_nan(reader, softmax.outputs[0])
         product = reader.only_reader(shares, "MatMul")
-        last = op.axis % len(given) == len(given) - 1
-        scores = _scores(reader, softmax.inputs[0], context.budget) if product is not None and last else None
-        if product is None or scores is None or product.inputs[0] != shares:
+        if product is None or op.axis % len(given) != len(given) - 1 or product.inputs[0] != shares:
             continue
-        v = product.inputs[1]
-        shapes = [reader.dims(each)[:-2] for each in (scores.q, scores.k, v, shares)]
+        scores, v, last = _scores(reader, softmax.inputs[0], context.budget), _Scaled(1.0, product.inputs[1]), product
+        if scores is None and (whole := _in_rank_4(reader, softmax.inputs[0], product)) is not None:
+            value, last = whole
+            lead = reader.dims(value)[:-2]
+            scores, v = _scores(reader, value, context.budget), _with_lead(reader, v, lead)
+        if scores is None:
+            continue
+        shapes = [reader.dims(each)[:-2] for each in (scores.q, scores.k, v.value, last.outputs[0])]
         if all(shape == shapes[0] for shape in shapes) and len(shapes[0]) in (1, 2) and reader.graph.specs[shares].size:
-            inputs = [scores.q, scores.k, v] + [scores.mask] * bool(scores.mask)
+            inputs = [scores.q, scores.k, v.value] + [scores.mask] * bool(scores.mask)
             fused = make(ATTENTION, scale=scores.scale, zero_nan=zero_nan)
-            reader.put(product, *scores.nodes, Node(product.name, fused, tuple(inputs), product.outputs))
+            reader.put(last, *scores.nodes, *v.nodes, Node(last.name, fused, tuple(inputs), last.outputs))
     return reader.finish()
+
+
+def _in_rank_4(reader: Reader, value: str, product: Node) -> tuple[str, Node] | None:
+    """Return scores of rank 4 that are reshaped to `value`, of rank 3, and the reshape of the result to such heads.
+
+    A mask for each batch is added in rank 4 where batch and heads are one axis of the products.
+    """
+    joined = reader.maker(value, *RESHAPES)
+    apart = reader.only_reader(product.outputs[0], *RESHAPES)
+    if joined is None or apart is None or not reader.is_read_once(value) or len(reader.dims(value)) != 3:
+        return None
+    dims, out = reader.dims(joined.inputs[0]), reader.dims(apart.outputs[0])
+    fits = len(dims) == len(out) == 4 and dims[2:] == reader.dims(value)[1:] and out[:3] == dims[:3]
+    return (joined.inputs[0], apart) if fits else None
+
+
+def _with_lead(reader: Reader, found: _Scaled, lead: Shape) -> _Scaled:
+    """Return a value of rank 3 with these axes in place of the first."""
+    dims = (*lead, *reader.dims(found.value)[1:])
+    joined = reader.maker(found.value, *RESHAPES)
+    source = found.value if joined is None else joined.inputs[0]
+    if reader.dims(source) == dims:
+        return replace(found, value=source)
+    name = reader.names.fresh(f"{found.value}.heads")
+    reader.graph.specs[name] = TensorSpec(dims, reader.graph.specs[source].dtype)
+    node = Node(name, make("Identity"), (source,), (name,))
+    return replace(found, value=name, nodes=(*found.nodes, reshape(reader.graph, node, source, reader.names)))
 
 
 def _without_nan(reader: Reader, shares: str) -> tuple[str, int]:
@@ -111,8 +142,15 @@ def _sum(reader: Reader, first: str, second: str, budget: Budget) -> str:
 
 def _scaled(reader: Reader, value: str) -> _Scores | None:
     scale, inner = reader.scaled(value)
+    lead: Shape = ()
+    apart = reader.maker(inner, *RESHAPES)
+    if apart is not None and reader.is_read_once(inner):  # heads are an axis of their own for the mask alone
+        dims, whole = reader.dims(apart.inputs[0]), reader.dims(inner)
+        lead = whole[:2] if len(dims) == 3 and len(whole) == 4 and dims[1:] == whole[2:] else ()
+        scale_apart, inner = reader.scaled(apart.inputs[0])
+        scale *= scale_apart
     product = reader.maker(inner, "MatMul")
-    if product is None or not reader.is_read_once(inner):
+    if product is None or not reader.is_read_once(inner) or bool(lead) != (apart is not None):
         return None
     scale_k, turned = reader.scaled(product.inputs[1])
     if len(reader.dims(product.inputs[0])) != len(reader.dims(turned)) or len(reader.dims(turned)) < 3:
@@ -121,6 +159,8 @@ def _scaled(reader: Reader, value: str) -> _Scores | None:
     if keys is None:
         return None
     queries = _unscaled(reader, product.inputs[0])
+    if lead:
+        queries, keys = _with_lead(reader, queries, lead), _with_lead(reader, keys, lead)
     scale *= scale_k * keys.scale * queries.scale
     return _Scores(scale, queries.value, keys.value, "", (*queries.nodes, *keys.nodes))
 
