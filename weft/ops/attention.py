@@ -51,18 +51,19 @@ class Attention(Op):
     may have fewer heads than Q, each for as many of Q's that follow each other; then `lead` is Q's. The
     mask is broadcast to (lead..., s, t), or (batch, heads, s, t). A query from which the mask hides every key
     yields NaN; with `zero_hidden` it yields zeros, and what hides a key does so even if the score is NaN.
-    With `zero_nan` a query whose softmax is NaN for any reason yields zeros. The lowest number of a
-    float16 mask takes the place of the score: as the lowest float32 does, it leaves nothing of what it is added to.
+    With `zero_nan` a query whose softmax is NaN for any reason yields zeros. With `lowest_hides` the lowest number
+    of a float16 mask takes the place of the score, of which the lowest float32 leaves nothing that it is added to.
     """
 
     type: ClassVar[str] = "weft::Attention"
     op_class: ClassVar[OpClass] = "reduction"
-    flags: ClassVar[tuple[str, ...]] = ("packed", "zero_hidden", "zero_nan")
+    flags: ClassVar[tuple[str, ...]] = ("packed", "zero_hidden", "zero_nan", "lowest_hides")
     scale: float = 1.0
     heads: int = 0
     packed: int = 0
     zero_hidden: int = 0
     zero_nan: int = 0
+    lowest_hides: int = 0
 
     def extents(self, shapes: Sequence[Shape]) -> Extents:
         """Return the sizes for the shapes of all inputs except the mask; ModelError if they do not fit."""
@@ -151,7 +152,7 @@ class Attention(Op):
     def _masked(self, scores: Array, mask: Array) -> Array:
         """Return the scores with a mask added, or the mask where it takes their place."""
         alone = np.isneginf(mask) if self.zero_hidden else np.zeros_like(mask, bool)
-        if mask.dtype == np.float16:
+        if self.lowest_hides and mask.dtype == np.float16:
             alone |= mask == np.finfo(np.float16).min
         wide = widen(mask)
         return np.where(alone, wide, scores + wide).astype(scores.dtype) if alone.any() else scores + wide

@@ -21,7 +21,11 @@ top${r} = next${r};
 ${score} *= SCALE;
 % if k.has("mask"):
 <% given = k.args["mask"].load(f"batch * MB + head * MH + min(row{r}, QUERIES - 1) * MS + min(key, COUNT - 1) * MK") %>\
+% if context.get("zero_hidden", False) or context.get("lowest_hides", False):
 { const f32 given = ${given}, added = LOG2E * given; ${score} = ${mask.masked(score, "given", "added")}; }
+% else:
+${score} += LOG2E * ${given};
+% endif
 % endif
 ${score} = INSIDE(key) ? ${score} : -INFINITY_F;
 next${r} = LARGER(next${r}, ${score});

@@ -15,6 +15,7 @@ from tests.helpers.nets import Net, feeds, kinds
 from tests.helpers.random_nets import SLOW
 from tests.helpers.rewrites import assert_same
 from tests.helpers.run_length import examples
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
@@ -245,6 +246,23 @@ def test_rows_without_keys_are_what_they_were(guarded: bool, where: str, turned:
     np.testing.assert_allclose(found, outputs(graph, fed)[0], atol=1e-5)
     assert np.array_equal(np.isnan(found).any((1, 3)), odd & (not guarded))
     assert not guarded or not found[np.broadcast_to(odd[:, None], found.shape[:3])].any()
+
+
+@pytest.mark.parametrize(
+    ("fill", "hides"), [(float(np.finfo(np.float32).min), 1), (-3e38, 1), (-np.inf, 0), (-1e4, 0), (-2.0, 0)]
+)
+@pytest.mark.parametrize("computed", [True, False])
+def test_a_mask_of_the_lowest_float_is_known(fill: float, hides: int, computed: bool) -> None:
+    """One that is less low keeps what scores differ in."""
+    net = Net()
+    inputs = [net.input(n, *s) for n, s in SIZES.items()]
+    if computed:
+        chosen = net.add("Where", net.input("kept", 2, 7, dtype=DType.BOOL), number(0), number(fill))
+        mask = net.add("Unsqueeze", chosen, np.array([1, 2]))
+    else:
+        mask = net.constant(np.where(np.arange(7) < 4, 0, fill).astype(np.float32))
+    after = fuse_attention(net.finish(attention(net, *inputs, mask=mask)))
+    assert after.nodes[-1].op.attributes()["lowest_hides"] == hides
 
 
 @pytest.mark.parametrize("device", ["cpu", "opencl:0"])

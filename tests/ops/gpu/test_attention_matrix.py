@@ -95,7 +95,7 @@ def test_the_lowest_half_of_a_mask_leaves_nothing_of_the_scores(api: str, tile: 
     names = [net.input(n, 1, 2, 24, 8, dtype=DType.FLOAT16) for n in "qkv"]
     mask = np.zeros((24, 24), np.float16)
     mask[3] = mask[4, 9:] = mask[5, :20] = np.finfo(np.float16).min
-    graph = net.finish(net.add("weft::Attention", *names, mask, scale=3.0, name="y"))
+    graph = net.finish(net.add("weft::Attention", *names, mask, scale=3.0, lowest_hides=1, name="y"))
     feeds = {n: net.random(1, 2, 24, 8).astype(np.float16) for n in names}
     with emulated_gpu(api):
         (actual,) = run_here(graph, feeds, "attention_matrix")

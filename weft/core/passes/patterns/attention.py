@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,11 @@ from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES, Order, compose, keeps_elements, order_of, reshape
-from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.patterns.reading import DEEPEST, Reader, make
 
 ATTENTION = "weft::Attention"
+LOWEST = -1e30
+"""A finite mask below this leaves nothing of a score, in float32."""
 HEADS_APART = (0, 2, 1, 3)
 """The order that takes (batch, rows, heads, elements) to (batch, heads, rows, elements), and back."""
 
@@ -62,9 +64,22 @@ def fuse_attention(graph: Graph, context: PassContext) -> Graph:
         shapes = [reader.dims(each)[:-2] for each in (scores.q, scores.k, v.value, last.outputs[0])]
         if all(shape == shapes[0] for shape in shapes) and len(shapes[0]) in (1, 2) and reader.graph.specs[shares].size:
             inputs = [scores.q, scores.k, v.value] + [scores.mask] * bool(scores.mask)
-            fused = make(ATTENTION, scale=scores.scale, zero_nan=zero_nan)
+            lowest_hides = int(_holds_lowest(reader, scores.mask))
+            fused = make(ATTENTION, scale=scores.scale, zero_nan=zero_nan, lowest_hides=lowest_hides)
             reader.put(last, *scores.nodes, *v.nodes, Node(last.name, fused, tuple(inputs), last.outputs))
     return reader.finish()
+
+
+def _holds_lowest(reader: Reader, mask: str) -> bool:
+    """Tell whether a mask is 0 or about the lowest float32, of which fp16 leaves its own lowest number."""
+    for _ in range(DEEPEST):
+        node = reader.maker(mask, *RESHAPES, "Transpose", "Slice", "Expand", "Cast")
+        mask = mask if node is None else node.inputs[0]
+    choice = reader.maker(mask, "Where")
+    if choice is not None:
+        return any(number is not None and -inf < number < LOWEST for number in map(reader.number, choice.inputs[1:]))
+    array = reader.graph.constants.get(mask)
+    return array is not None and not is_symbolic(array) and bool(((array > -inf) & (array < LOWEST)).any())
 
 
 def _in_rank_4(reader: Reader, value: str, product: Node) -> tuple[str, Node] | None:

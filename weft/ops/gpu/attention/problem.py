@@ -44,7 +44,7 @@ class AttentionPlan:
     problem: AttentionProblem
     scale: float
     unusual: dict[str, bool]
-    """What the kernels' text depends on besides sizes: hidden and NaN rows that yield zeros, heads that share keys."""
+    """What the kernels' text depends on besides sizes: flags of the op that are set, and whether heads share keys."""
     y: Tensor
     reads: dict[str, Tensor]
     """Arguments by their names."""
@@ -72,7 +72,11 @@ class AttentionPlan:
             ints |= _mask_steps(mask.shape, each)
         in_fp16 = all(t.dtype is DType.FLOAT16 for t in (*reads.values(), y))
         problem = AttentionProblem(each, tuple(ints.items()), mask is not None, in_fp16, k.caps)
-        flags = {"zero_hidden": op.zero_hidden, "zero_nan": op.zero_nan, "shared": each.shared > 1}
+        lowest_hides = op.lowest_hides and mask is not None and mask.dtype is DType.FLOAT16
+        flags = {
+            "zero_hidden": op.zero_hidden, "zero_nan": op.zero_nan, "lowest_hides": lowest_hides,
+            "shared": each.shared > 1,
+        }  # fmt: skip
         unusual = {name: True for name, is_set in flags.items() if is_set}
         return cls(k, problem, op.scale, unusual, k.by_steps(y)[0], reads)
 
