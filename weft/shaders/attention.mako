@@ -20,7 +20,13 @@ k.shared("f32x4", "Part", f"{lx * ly * -(-each // 4)}")
 put_query = lambda r, c, v: f"Qs[{r} * {pitch} + {c}] = SCALE * {v}"
 put_key = lambda r, c, v: f"Ks[({r} / {4 * lx} * {4 * lx} + {r} % 4 * {lx} + {r} % {4 * lx} / 4) * {pitch} + {c}] = {v}"
 put_value = lambda r, c, v: f"{values}[{r} * {v_pitch} + {c}] = COUNT % {keys} == 0 || start + {r} < COUNT ? {v} : SPLAT(0.0)"
+def zeros(i):
+    """Return what gives zeros for query i, if anything does. A NaN is greater than nothing."""
+    if context.get("zero_nan", False):
+        return f"!(total{i} > 0.0) ? SPLAT(0.0) : "
+    return f"total{i} == 0.0 ? SPLAT(0.0) : " if context.get("zero_hidden", False) else ""
 %>
+<%namespace name="mask" file="mask.parts.mako"/>
 <%namespace name="tiles" file="attention.tiles.mako"/>
 #define LARGER(a, b) ((a) > (b) ? (a) : (b)) // a NaN may get lost here: it makes the total one all the same
 ## Two adjacent items share a line and the next two a column, because two items at a time share a load of 16 bytes.
@@ -62,7 +68,7 @@ ${k.for_groups("group", "GROUPS")} {
       const int key = start + ${j // 4 * 4 * lx + j % 4} + column * 4;
 % if k.has("mask"):
       const f32 added = ${k.args["mask"].load(f"batch * MB + head * MH + min(first + {i * ly} + line, QUERIES - 1) * MS + min(key, COUNT - 1) * MK")};
-      s${i}_${j} = ${f"added == -INFINITY_F ? added : s{i}_{j} + added" if context.get("zero_hidden", False) else f"s{i}_{j} + added"};
+      s${i}_${j} = ${mask.masked(f"s{i}_{j}", "added", "added")};
 % endif
       if (COUNT % ${keys} != 0 && key >= COUNT) s${i}_${j} = -INFINITY_F;
       next${i} = LARGER(next${i}, s${i}_${j});
@@ -106,7 +112,7 @@ ${k.for_groups("group", "GROUPS")} {
 % for i, j in sums:
   if (first + ${i * ly} + line < QUERIES && ${j * lx} + column < ${width}) {
     const int query = first + ${i * ly} + line, vector = ${j * lx} + column;
-    const f32x4 result = ${"total%d == 0.0 ? SPLAT(0.0) : " % i if context.get("zero_hidden", False) else ""}acc${i}_${j} / total${i};
+    const f32x4 result = ${zeros(i)}acc${i}_${j} / total${i};
 % if quads and not y.has_steps():
     ${y.store_quad("Y_at + query * (YS / 4) + vector", "result")}
 % else:

@@ -1,4 +1,5 @@
 ## Parts of both attention kernels on matrix units; EXP2 is the language's power of 2.
+<%namespace name="mask" file="mask.parts.mako"/>
 <%def name="names()">
 #define LARGER(a, b) max((a), (b)) // a NaN may get lost here: it makes the total one all the same
 #define PLUS(a, b) ((a) + (b))
@@ -19,11 +20,11 @@ top${r} = next${r};
 <%def name="finish_score(score, r)">
 ${score} *= SCALE;
 % if k.has("mask"):
-<% added = k.args["mask"].load(f"batch * MB + head * MH + min(row{r}, QUERIES - 1) * MS + min(key, COUNT - 1) * MK") %>\
-% if context.get("zero_hidden", False):
-{ const f32 added = LOG2E * ${added}; ${score} = added == -INFINITY_F ? added : ${score} + added; }
+<% given = k.args["mask"].load(f"batch * MB + head * MH + min(row{r}, QUERIES - 1) * MS + min(key, COUNT - 1) * MK") %>\
+% if context.get("zero_hidden", False) or context.get("lowest_hides", False):
+{ const f32 given = ${given}, added = LOG2E * given; ${score} = ${mask.masked(score, "given", "added")}; }
 % else:
-${score} += LOG2E * ${added};
+${score} += LOG2E * ${given};
 % endif
 % endif
 ${score} = INSIDE(key) ? ${score} : -INFINITY_F;

@@ -10,8 +10,9 @@ F4(${", ".join(f"{column} * 4 + {e} < {size} ? " + arg.load(at + str(e)) + " : 0
 </%def>
 ## The offset of the head: in elements, or in vectors if heads are aligned to four.
 <%def name="start_of(letter)">
-<% by, first = " / 4" if quads else "", "" if letter == "Y" else f"{letter}0 + " %>
-const int ${letter}_at = (${first}batch * ${letter}B + head * ${letter}H)${by};
+<% by, first = " / 4" if quads else "", "" if letter == "Y" else f"{letter}0 + "
+its = "head / SHARED" if context.get("shared", False) and letter in "KV" else "head" %>
+const int ${letter}_at = (${first}batch * ${letter}B + ${its} * ${letter}H)${by};
 </%def>
 ## Copy `count` rows of `vectors` vectors from row `first` on. Behind the last row, repeat it, so that no load waits for
 ## a comparison. An item has up to eight loads in flight.

@@ -5,6 +5,7 @@
 ## e = 32c + 4g + j for two j, the sums have those of 2t and 2t + 1, and P is the sums of Q K^T without a shuffle.
 <%
 tiles, sums = range(keys // 16), [(m, e) for m in range(2 * width) for e in range(8)]
+its = "head / SHARED" if context.get("shared", False) else "head"  # of keys and values
 k.needs_subgroup()
 k.extension("GL_KHR_cooperative_matrix", "GL_KHR_memory_scope_semantics", "GL_KHR_shader_subgroup_basic",
             "GL_KHR_shader_subgroup_shuffle", "GL_EXT_shader_explicit_arithmetic_types_float16")
@@ -22,8 +23,8 @@ const int lane = LOCAL_X, part = LOCAL_Y, slice = LOCAL_Z, g = lane / 4, t = lan
 ${k.for_groups("group", "GROUPS")} {
   const int head = group / BLOCKS % HEADS, batch = group / BLOCKS / HEADS;
   const int row0 = group % BLOCKS * ${16 * warps} + part * 16 + g, row1 = row0 + 8;
-  const int first_q = (Q0 + batch * QB + head * QH) / 8 + t, first_k = (K0 + batch * KB + head * KH) / 8 + t;
-  const int first_v = (V0 + batch * VB + head * VH) / 4 + g;
+  const int first_q = (Q0 + batch * QB + head * QH) / 8 + t, first_k = (K0 + batch * KB + ${its} * KH) / 8 + t;
+  const int first_v = (V0 + batch * VB + ${its} * VH) / 4 + g;
 % for c, step in [(c, step) for c in range(depth) for step in range(2)]:
   MATRIX_A q${c}_${step};
 % endfor
@@ -107,7 +108,9 @@ ${k.for_groups("group", "GROUPS")} {
   if (slice == 0 && row${r} < QUERIES && ${32 * c} + t * 8 < E) {
     const int at = batch * YB + head * YH + row${r} * YS + ${32 * c} + t * 8;
     const f32 share = ${"total%d == 0.0 ? 0.0 : " % r if context.get("zero_hidden", False) else ""}1.0 / total${r};
-<% out = [f"share * acc{2 * c + i % 4 // 2}[{4 * r + i % 2 * 2 + i // 4}]" for i in range(8)] %>
+<% out = [f"share * acc{2 * c + i % 4 // 2}[{4 * r + i % 2 * 2 + i // 4}]" for i in range(8)]
+if context.get("zero_nan", False):  # the sums of a row of NaN are NaN: no factor makes them zeros
+    out = [f"(total{r} > 0.0 ? {each} : 0.0)" for each in out] %>
 % if k.request.steps:
 % for i in range(8):
     ${y.store(f"at + {i}", out[i])}

@@ -9,6 +9,7 @@
 ## the products with V need. `depth` and `width` are D and E in units of 32, rounded up.
 <%
 tiles, steps, sums = range(keys // 8), range(keys // 16), [(n, e) for n in range(4 * width) for e in range(4)]
+its = "head / SHARED" if context.get("shared", False) else "head"  # of keys and values
 k.needs_subgroup()
 if slices > 1:
     k.shared("f32", "Parts", f"{(slices - 1) * warps * 32 * (len(sums) + 4)}")
@@ -25,8 +26,8 @@ ${k.for_groups("group", "GROUPS")} {
   const int head = group / BLOCKS % HEADS, batch = group / BLOCKS / HEADS;
   const int row0 = group % BLOCKS * ${16 * warps} + part * 16 + g, row1 = row0 + 8;
   __global const uint4* queries = (__global const uint4*)(q_in + (Q0 + batch * QB + head * QH));
-  __global const uint4* key_rows = (__global const uint4*)(k_in + (K0 + batch * KB + head * KH));
-  __global const uint2* values = (__global const uint2*)(v_in + (V0 + batch * VB + head * VH));
+  __global const uint4* key_rows = (__global const uint4*)(k_in + (K0 + batch * KB + ${its} * KH));
+  __global const uint2* values = (__global const uint2*)(v_in + (V0 + batch * VB + ${its} * VH));
 % for c in range(depth):
 % for r in range(2):
   const uint4 q${c}_${r} = row${r} < QUERIES && ${32 * c} + t * 8 < D ? queries[row${r} * (QS / 8) + ${4 * c} + t] : (uint4)(0);
@@ -103,7 +104,9 @@ ${k.for_groups("group", "GROUPS")} {
   if (slice == 0 && row${r} < QUERIES && ${32 * c} + t * 8 < E) {
     const int at = batch * YB + head * YH + row${r} * YS + ${32 * c} + t * 8;
     const f32 share = ${"total%d == 0.0 ? 0.0 : " % r if context.get("zero_hidden", False) else ""}1.0 / total${r};
-<% out = [f"share * acc{4 * c + i % 4}_{2 * r + i // 4}" for i in range(8)] %>
+<% out = [f"share * acc{4 * c + i % 4}_{2 * r + i // 4}" for i in range(8)]
+if context.get("zero_nan", False):  # the sums of a row of NaN are NaN: no factor makes them zeros
+    out = [f"(total{r} > 0.0 ? {each} : 0.0)" for each in out] %>
 % if k.request.steps:
 % for i in range(8):
     ${y.store(f"at + {i}", out[i])}

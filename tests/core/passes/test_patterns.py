@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from math import pi, sqrt
 
 import numpy as np
@@ -15,7 +16,8 @@ from tests.helpers.nets import Net, feeds, kinds
 from tests.helpers.random_nets import SLOW
 from tests.helpers.rewrites import assert_same
 from tests.helpers.run_length import examples
-from weft.core.graph.graph import Graph
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph, bind
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
 from weft.core.passes import PASSES, find_pass, run_passes
@@ -25,6 +27,7 @@ from weft.core.passes.patterns import (
     fuse_gelu,
     fuse_layer_norm,
     join_projections,
+    share_keys,
 )
 
 few = settings(max_examples=examples(40), deadline=None, suppress_health_check=SLOW)
@@ -35,9 +38,10 @@ def number(value: float, *shape: int) -> Array:
 
 
 def test_each_pattern_is_a_pass_that_says_what_it_does() -> None:
-    names = "fuse_gelu fuse_group_norm fuse_layer_norm fuse_rms_norm fuse_attention attend_in_place join_projections"
-    assert [p.name for p in PASSES if p.name in names.split()] == names.split()
-    assert all(find_pass(n).description.endswith((".", ":")) for n in names.split())
+    names = "fuse_gelu fuse_group_norm fuse_layer_norm fuse_rms_norm fuse_attention share_keys attend_in_place".split()
+    names += ["join_projections"]
+    assert [p.name for p in PASSES if p.name in names] == names
+    assert all(find_pass(n).description.endswith((".", ":")) for n in names)
 
 
 # -- GELU --------------------------------------------------------------------------------------------------
@@ -211,9 +215,13 @@ def test_a_norm_over_other_axes_stays() -> None:
 
 
 def attention(
-    net: Net, q: str, k: str, v: str, *, where: str = "behind", mask: str = "", turned: str = "once"
-) -> str:
-    """Add an attention of heads that are apart; `where` is the scale, `turned` tells how K is transposed."""
+    net: Net, q: str, k: str, v: str, *,
+    where: str = "behind", mask: str = "", turned: str = "once", guarded: bool = False,
+) -> str:  # fmt: skip
+    """Add an attention of heads that are apart; `where` is the scale, `turned` tells how K is transposed.
+
+    If it is `guarded`, rows of NaN are replaced by zeros.
+    """
     rank = len(net.shape(k))
     if turned == "once":
         t = net.add("Transpose", k, perm=(*range(rank - 2), rank - 1, rank - 2))
@@ -228,7 +236,10 @@ def attention(
         scores = net.add("Div", scores, number(8))
     if mask:
         scores = net.add("Add", scores, mask)
-    return net.add("MatMul", net.add("Softmax", scores), v)
+    shares = net.add("Softmax", scores)
+    if guarded:
+        shares = net.add("Where", net.add("IsNaN", shares), number(0), shares)
+    return net.add("MatMul", shares, v)
 
 
 SIZES = {"q": (2, 3, 5, 4), "k": (2, 3, 7, 4), "v": (2, 3, 7, 6)}
@@ -254,6 +265,263 @@ def test_attention_of_one_axis_of_heads_is_found() -> None:
     after = fuse_attention(graph)
     assert kinds(after) == ["weft::Attention"]
     assert_same(graph, after)
+
+
+@st.composite
+def masks(draw: st.DrawFn) -> Array:
+    """Draw a mask of (2, 1, 5, 7) that hides what it likes, whole rows among it, and may have other odd scores."""
+    values = st.sampled_from([0.0, -1.5, -np.inf, -np.inf, -np.inf, float(np.finfo(np.float32).min)])
+    array = np.array(draw(st.lists(values, min_size=70, max_size=70)), np.float32).reshape(2, 1, 5, 7)
+    array[draw(st.integers(0, 1)), 0, draw(st.integers(0, 4))] = -np.inf
+    if draw(st.booleans()):
+        array[0, 0, draw(st.integers(0, 4)), 3] = draw(st.sampled_from([np.nan, np.inf]))
+    return array
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("where", ["behind", "both"])
+@pytest.mark.parametrize("turned", ["once", "in rank 3"])
+@given(mask=masks())
+@few
+def test_rows_without_keys_are_what_they_were(guarded: bool, where: str, turned: str, mask: Array) -> None:
+    """A guarded softmax gives zeros where it is NaN; any other gives NaN there."""
+    net = Net()
+    inputs = [net.input(n, *s) for n, s in SIZES.items()]
+    graph = net.finish(attention(net, *inputs, mask=net.constant(mask), turned=turned, where=where, guarded=guarded))
+    after = fuse_attention(graph)
+    assert kinds(after) == ["weft::Attention"]
+    assert after.nodes[0].op.attributes()["zero_nan"] == guarded
+    fed = feeds(graph)
+    rows = mask[:, 0]
+    odd = np.asarray(~np.isfinite(rows).any(-1) | (np.isnan(rows) | np.isposinf(rows)).any(-1))
+    (found,) = outputs(after, fed)
+    np.testing.assert_allclose(found, outputs(graph, fed)[0], atol=1e-5)
+    assert np.array_equal(np.isnan(found).any((1, 3)), odd & (not guarded))
+    assert not guarded or not found[np.broadcast_to(odd[:, None], found.shape[:3])].any()
+
+
+@pytest.mark.parametrize(
+    ("fill", "hides"), [(float(np.finfo(np.float32).min), 1), (-3e38, 1), (-np.inf, 0), (-1e4, 0), (-2.0, 0)]
+)
+@pytest.mark.parametrize("computed", [True, False])
+def test_a_mask_of_the_lowest_float_is_known(fill: float, hides: int, computed: bool) -> None:
+    """One that is less low keeps what scores differ in."""
+    net = Net()
+    inputs = [net.input(n, *s) for n, s in SIZES.items()]
+    if computed:
+        chosen = net.add("Where", net.input("kept", 2, 7, dtype=DType.BOOL), number(0), number(fill))
+        mask = net.add("Unsqueeze", chosen, np.array([1, 2]))
+    else:
+        mask = net.constant(np.where(np.arange(7) < 4, 0, fill).astype(np.float32))
+    after = fuse_attention(net.finish(attention(net, *inputs, mask=mask)))
+    assert after.nodes[-1].op.attributes()["lowest_hides"] == hides
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl:0"])
+def test_a_row_without_keys_is_the_mean_in_fp16_too(device: str) -> None:
+    """The lowest float hides what scores differ in; the lowest fp16 stands for it."""
+    net = Net()
+    inputs = [net.input(n, *s) for n, s in SIZES.items()]
+    mask = np.zeros((5, 7), np.float32)
+    mask[1] = mask[2, 3:] = np.finfo(np.float32).min
+    graph = net.finish(attention(net, *inputs, mask=net.constant(mask), where="nowhere"))
+    fed = {name: 4 * value for name, value in feeds(graph).items()}
+    with weft.load(graph, device, precision="low", fallback="error") as session:
+        (found,) = session.run(fed)
+    np.testing.assert_allclose(found, outputs(graph, fed)[0], atol=0.02)
+    np.testing.assert_allclose(found[:, :, 1], fed["v"].mean(2), atol=0.02)
+
+
+def guards() -> Iterator[tuple[str, Graph]]:
+    """Yield attentions whose softmax is replaced in some other way, and what is odd about each."""
+
+    def net_of(change: Callable[[Net, str], str], *more: str) -> Graph:
+        net = Net()
+        q, k, v = (net.input(n, *s) for n, s in SIZES.items())
+        shares = net.add("Softmax", net.add("MatMul", q, net.add("Transpose", k, perm=(0, 1, 3, 2))), name="shares")
+        return net.finish(net.add("MatMul", change(net, shares), v), *more)
+
+    def guard(net: Net, shares: str) -> str:
+        return net.add("Where", net.add("IsNaN", shares, name="check"), number(0), shares)
+
+    yield "one in place of NaN", net_of(lambda net, s: net.add("Where", net.add("IsNaN", s), number(1), s))
+    yield "zeros where it is no NaN", net_of(lambda net, s: net.add("Where", net.add("IsNaN", s), s, number(0)))
+    yield "zeros of another rank", net_of(
+        lambda net, s: net.add("Squeeze", net.add("Where", net.add("IsNaN", s), number(0, *[1] * 5), s), np.array([0]))
+    )
+    yield "the check of something else", net_of(
+        lambda net, s: net.add("Where", net.add("IsNaN", net.input("other", 5, 7)), number(0), s)
+    )
+    yield "the check is read elsewhere", net_of(guard, "check")
+    yield "the softmax is read elsewhere", net_of(guard, "shares")
+
+
+@pytest.mark.parametrize("graph", [pytest.param(graph, id=name.replace(" ", "-")) for name, graph in guards()])
+def test_what_replaces_more_or_less_than_nan_stays(graph: Graph) -> None:
+    assert fuse_attention(graph).nodes == graph.nodes
+
+
+def repeated(net: Net, value: str, count: int) -> tuple[str, str]:
+    """Add (batch, heads, 1 -> count, rows, elements), and that with one axis of heads."""
+    batch, heads, rows, each = net.shape(value)
+    apart = net.add("Unsqueeze", value, np.array([2]))
+    wide = net.add("Expand", apart, np.array([batch, heads, count, rows, each]))
+    return wide, net.add("Reshape", wide, np.array([batch, heads * count, rows, each]))
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("turned", ["once", "in rank 3", "in rank 3 at once"])
+def test_heads_that_share_keys_are_found(turned: str, guarded: bool) -> None:
+    """Keys and values are repeated for heads that share them; those of keys may be swapped in rank 3 at once."""
+    net = Net()
+    q, k, v = net.input("q", 2, 6, 5, 4), net.input("k", 2, 3, 7, 4), net.input("v", 2, 3, 7, 8)
+    (wide, whole), (_, values) = repeated(net, k, 2), repeated(net, v, 2)
+    if turned == "in rank 3 at once":
+        flat = net.add("Transpose", net.add("Reshape", wide, np.array([12, 7, 4])), perm=(0, 2, 1))
+        t = net.add("Reshape", flat, np.array([2, 6, 4, 7]))
+        scores = net.add("MatMul", net.add("Mul", q, number(0.5)), net.add("Mul", t, number(0.5)))
+        shares = net.add("Softmax", net.add("Add", scores, net.input("mask", 2, 1, 5, 7)))
+        graph = net.finish(net.add("MatMul", shares, values))
+    else:
+        mask = net.input("mask", 2, 1, 5, 7)
+        graph = net.finish(attention(net, q, whole, values, turned=turned, mask=mask, guarded=guarded))
+    fused = fuse_attention(graph)
+    assert "MatMul" not in kinds(fused) and len(fused.nodes) < len(graph.nodes)
+    assert_same(graph, fused)
+    after = share_keys(fused)
+    assert [str(n.op.type) for n in after.nodes] == ["weft::Attention"]
+    assert after.nodes[0].inputs[:3] == (q, k, v)
+    assert_same(graph, after)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_one_head_of_keys_is_shared_by_all(joined: bool) -> None:
+    net = Net()
+    q, k, v = net.input("q", 2, 6, 5, 4), net.input("k", 2, 1, 7, 4), net.input("v", 2, 1, 7, 8)
+    if joined:
+        wide = [repeated(net, each, 6)[1] for each in (k, v)]
+    else:
+        wide = [net.add("Expand", each, np.array([1, 6, 1, 1])) for each in (k, v)]
+    graph = net.finish(attention(net, q, *wide))
+    after = share_keys(fuse_attention(graph))
+    assert kinds(after) == ["weft::Attention"]
+    assert_same(graph, after)
+
+
+def test_heads_side_by_side_share_keys() -> None:
+    """Of 4 heads of queries in a row, two each share the keys of one of 2; the products stay apart."""
+    net = Net()
+    x = net.input("x", 2, 5, 8)
+    parts = []
+    for heads in (4, 2, 2):
+        made = net.add("Reshape", net.add("MatMul", x, net.random(8, heads * 4)), np.array([2, 5, heads, 4]))
+        apart = net.add("Transpose", made, perm=(0, 2, 1, 3))
+        parts.append(apart if heads == 4 else repeated(net, apart, 2)[1])
+    mixed = net.add("Transpose", attention(net, *parts, guarded=True), perm=(0, 2, 1, 3))
+    graph = net.finish(net.add("Reshape", mixed, np.array([2, 5, 16])))
+    after = run_passes(graph)
+    assert kinds(after) == ["MatMul"] * 3 + ["weft::Attention"]
+    assert after.nodes[-1].op.attributes()["heads"] == 4
+    assert_same(graph, after)
+
+
+@pytest.mark.parametrize("device", ["opencl:0", "vulkan"])
+def test_shared_keys_of_any_length_take_one_launch(device: str) -> None:
+    net = Net()
+    q, k, v = net.input("q", "n", 4, "s", 8), net.input("k", "n", 2, "t", 8), net.input("v", "n", 2, "t", 8)
+    sizes = net.add("Shape", k)
+    batch, rows = (net.add("Gather", sizes, np.array([at])) for at in (0, 2))
+    wide, whole = (
+        net.add("Concat", batch, *(np.array([n]) for n in counts), rows, np.array([8]), axis=0)
+        for counts in ((2, 2), (4,))
+    )
+    parts = [
+        net.add("Reshape", net.add("Expand", net.add("Unsqueeze", each, np.array([2])), wide), whole) for each in (k, v)
+    ]
+    scores = net.add("MatMul", q, net.add("Transpose", parts[0], perm=(0, 1, 3, 2)))
+    shares = net.add("Softmax", net.add("Add", scores, net.input("mask", "n", 1, "s", "t")), axis=-1)
+    shares = net.add("Where", net.add("IsNaN", shares), number(0), shares)
+    graph = net.finish(net.add("MatMul", shares, parts[1]))
+    with weft.load(graph, device, fallback="error") as session:
+        for n, s, t in ((1, 5, 7), (2, 1, 12), (3, 9, 9)):
+            random = np.random.default_rng(n)
+            shapes = {"q": (n, 4, s, 8), "k": (n, 2, t, 8), "v": (n, 2, t, 8), "mask": (n, 1, s, t)}
+            fed = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+            fed["mask"][0, 0, 0] = -np.inf
+            (found,) = session.run(fed)
+            np.testing.assert_allclose(found, outputs(bind(graph, shapes), fed)[0], rtol=1e-4, atol=1e-5)
+            (pipeline,) = session.pipelines
+            assert len(pipeline.backend.recording.run.whole) == 1  # type: ignore[attr-defined]
+
+
+def test_repeats_that_are_not_of_heads_stay() -> None:
+    net = Net()
+    q, k, v = net.input("q", 2, 6, 5, 4), net.input("k", 2, 3, 7, 4), net.input("v", 2, 6, 7, 8)
+    graphs = [net.finish(attention(net, q, repeated(net, k, 2)[1], v))]
+    for heads_last in (True, False):
+        net = Net()
+        q, k, v = net.input("q", 2, 6, 5, 4), net.input("k", 2, 3, 7, 4), net.input("v", 2, 3, 7, 8)
+        parts = []
+        for each in (k, v):
+            if heads_last:  # all heads, and once more all heads
+                wide = net.add("Expand", net.add("Unsqueeze", each, np.array([1])), np.array([1, 2, 1, 1, 1]))
+            else:  # rows are repeated
+                wide = net.add("Expand", net.add("Unsqueeze", each, np.array([3])), np.array([1, 1, 1, 2, 1]))
+            shape = [2, 6, 7, -1] if heads_last else [2, 3, 14, -1]
+            parts.append(net.add("Reshape", wide, np.array(shape)))
+        q = q if heads_last else net.input("p", 2, 3, 5, 4)
+        graphs.append(net.finish(attention(net, q, parts[0], parts[1])))
+    for graph in graphs:
+        fused = fuse_attention(graph)
+        assert "weft::Attention" in kinds(fused)
+        assert share_keys(fused).nodes == fused.nodes
+        assert_same(graph, fused)
+
+
+def joint(net: Net, x: str, mask: str, *, guarded: bool, scale: str, read: str = "") -> tuple[str, ...]:
+    """Add an attention whose products have one axis for batch and heads, and whose mask is added in rank 4."""
+    batch, rows, width = net.shape(x)
+    heads, each = 2, width // 2
+    made = []
+    for name in "qkv":
+        one = net.add("MatMul", x, net.random(width, width, scale=0.5))
+        one = net.add("Mul", one, number(0.5)) if name == "q" and scale == "before" else one
+        apart = net.add("Transpose", net.add("Reshape", one, np.array([batch, rows, heads, each])), perm=(0, 2, 1, 3))
+        made.append(net.add("Reshape", apart, np.array([batch * heads, rows, each])))
+    scores = net.add("MatMul", made[0], net.add("Transpose", made[1], perm=(0, 2, 1)))
+    scores = net.add("Mul", scores, number(0.5)) if scale == "behind" else scores
+    apart = net.add("Reshape", scores, np.array([batch, heads, rows, rows]))
+    total = net.add("Reshape", net.add("Add", apart, mask), np.array([batch * heads, rows, rows]))
+    shares = net.add("Softmax", total)
+    if guarded:
+        shares = net.add("Where", net.add("IsNaN", shares), number(0), shares)
+    mixed = net.add("Reshape", net.add("MatMul", shares, made[2]), np.array([batch, heads, rows, each]))
+    joined = net.add("Transpose", mixed, perm=(0, 2, 1, 3))
+    also = {"apart": (apart,), "joined": (total,), "": ()}[read]
+    return (net.add("Reshape", joined, np.array([batch, rows, width])), *also)
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("scale", ["before", "behind"])
+def test_a_mask_may_be_added_in_rank_4(guarded: bool, scale: str) -> None:
+    net = Net()
+    x, mask = net.input("x", 2, 5, 8), net.input("mask", 2, 1, 5, 5)
+    graph = net.finish(*joint(net, x, mask, guarded=guarded, scale=scale))
+    fused = fuse_attention(graph)
+    assert "Softmax" not in kinds(fused) and len(fused.nodes) < len(graph.nodes)
+    assert_same(graph, fused)
+    after = run_passes(graph)
+    assert kinds(after)[-1] == "weft::Attention" and "Reshape" not in kinds(after)
+    assert_same(graph, after)
+    assert str(run_passes(after)) == str(after)
+
+
+@pytest.mark.parametrize("read", ["apart", "joined"])
+def test_scores_in_rank_4_that_are_read_elsewhere_stay(read: str) -> None:
+    net = Net()
+    x, mask = net.input("x", 2, 5, 8), net.input("mask", 2, 1, 5, 5)
+    graph = net.finish(*joint(net, x, mask, guarded=False, scale="behind", read=read))
+    assert fuse_attention(graph).nodes == graph.nodes
 
 
 @pytest.mark.parametrize("read", ["matmul5", "div6", "softmax7"])
@@ -292,17 +560,22 @@ def test_constant_masks_of_windows_are_added_up() -> None:
 
 
 def encoder(
-    net: Net, x: str, heads: int, each: int, *, key: str = "", bias: bool = True, mask: str = "", turned: str = "once"
-) -> str:
-    """Add a multi-head attention as exporters write it; K and V are of `key`, or of x."""
+    net: Net, x: str, heads: int, each: int, *,
+    key: str = "", bias: bool = True, mask: str = "", turned: str = "once", guarded: bool = False, early: bool = False,
+) -> str:  # fmt: skip
+    """Add a multi-head attention as exporters write it; K and V are of `key`, or of x.
+
+    Scales of Q and K may be applied `early`, before heads are apart.
+    """
     batch, rows, width = net.shape(x)
-    parts = []
+    parts = list[str]()
     for source in (x, key or x, key or x):
         made = net.add("MatMul", source, net.random(width, heads * each, scale=width**-0.5))
         made = net.add("Add", net.random(heads * each), made) if bias else made
         apart = net.add("Reshape", made, np.array([batch, net.shape(source)[1], heads, each]))
+        apart = net.add("Mul", apart, number(0.7)) if early and len(parts) < 2 else apart
         parts.append(net.add("Transpose", apart, perm=(0, 2, 1, 3)))
-    mixed = attention(net, *parts, mask=mask, turned=turned)
+    mixed = attention(net, *parts, mask=mask, turned=turned, guarded=guarded)
     return net.add("Reshape", net.add("Transpose", mixed, perm=(0, 2, 1, 3)), np.array([batch, rows, heads * each]))
 
 
@@ -326,6 +599,27 @@ def test_three_products_of_one_value_become_one(bias: bool) -> None:
     assert_same(graph, after)
 
 
+@pytest.mark.parametrize("turned", ["once", "in rank 3"])
+def test_scales_before_heads_are_apart_are_taken_in(turned: str) -> None:
+    net = Net()
+    graph = net.finish(encoder(net, net.input("x", 2, 5, 8), 2, 4, turned=turned, early=True))
+    after = run_passes(graph)
+    assert kinds(after) == ["MatMul", "Add", "weft::Attention"]
+    assert after.nodes[-1].op.attributes()["scale"] == pytest.approx(0.49 / 8)
+    assert_same(graph, after)
+
+
+def test_a_scaled_value_that_is_read_elsewhere_stays() -> None:
+    net = Net()
+    q, k, v = (net.input(n, 2, 5, 3, 4) for n in "qkv")
+    apart = [net.add("Transpose", net.add("Mul", each, number(0.5)), perm=(0, 2, 1, 3)) for each in (q, k)]
+    y = attention(net, apart[0], apart[1], net.add("Transpose", v, perm=(0, 2, 1, 3)))
+    graph = net.finish(y, *apart)
+    after = fuse_attention(graph)
+    assert kinds(after) == ["Mul", "Transpose"] * 2 + ["Transpose", "weft::Attention"]
+    assert_same(graph, after)
+
+
 def test_keys_of_another_value_keep_their_products() -> None:
     net = Net()
     graph = net.finish(encoder(net, net.input("x", 2, 5, 8), 2, 4, key=net.input("other", 2, 7, 8)))
@@ -343,7 +637,7 @@ def networks(draw: st.DrawFn) -> Graph:
     net = Net(draw(st.integers(0, 100)))
     x = net.input("x", draw(st.integers(1, 2)), draw(st.integers(1, 4)), 8)
     for _ in range(draw(st.integers(1, 4))):
-        kind = draw(st.sampled_from(["gelu", "norm", "encoder", "residual"]))
+        kind = draw(st.sampled_from(["gelu", "norm", "encoder", "joint", "residual"]))
         if kind == "gelu":
             factor = draw(st.sampled_from([sqrt(2), sqrt(2), 1.0]))
             x = gelu(net, x, draw(st.integers(0, 3)), draw(st.integers(0, 3)), factor=factor)
@@ -353,7 +647,13 @@ def networks(draw: st.DrawFn) -> Graph:
             x = layer_norm(net, x, axes, divisor=draw(st.sampled_from(["div", "reciprocal", "power"])), **flags)
         elif kind == "encoder":
             heads, turned = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from(["once", "in rank 3"]))
-            x = encoder(net, x, heads, 8 // heads, bias=draw(st.booleans()), turned=turned)
+            bias, guarded, early = (draw(st.booleans()) for _ in range(3))
+            x = encoder(net, x, heads, 8 // heads, bias=bias, turned=turned, guarded=guarded, early=early)
+        elif kind == "joint":
+            rows = net.shape(x)[1]
+            mask = net.constant(net.random(*draw(st.sampled_from([(1, 1), (1, 2, rows), (1, 1, rows)])), rows))
+            scale = draw(st.sampled_from(["before", "behind", "nowhere"]))
+            (x,) = joint(net, x, mask, guarded=draw(st.booleans()), scale=scale)
         else:
             x = net.add("Add", x, draw(st.sampled_from([x, "x"])))
     others = draw(st.lists(st.sampled_from([n.outputs[0] for n in net.graph.nodes]), max_size=1))
@@ -364,7 +664,7 @@ def networks(draw: st.DrawFn) -> Graph:
 @few
 def test_numbers_are_unchanged(graph: Graph) -> None:
     before = str(graph)
-    for each in (fuse_gelu, fuse_layer_norm, fuse_attention, attend_in_place, join_projections):
+    for each in (fuse_gelu, fuse_layer_norm, fuse_attention, share_keys, attend_in_place, join_projections):
         after = each(graph)
         assert_same(graph, after, 2e-5)
         assert str(each(after)) == str(after)

@@ -59,9 +59,10 @@ def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 BLOCKS, SLICES, LONG = AttentionTile(2, 1, 16), AttentionTile(1, 2, 16), AttentionTile(1, 1, 32)
 PLACES = [
-    *[(BLOCKS, name) for name in ("hidden", "lowest", "all-hidden", "mask-of-all", "packed", "halves")],
-    *[(SLICES, name) for name in ("hidden", "all-hidden", "packed")],
+    *[(BLOCKS, n) for n in ("hidden", "lowest", "all-hidden", "odd-rows-zero", "mask-of-all", "packed", "halves")],
+    *[(SLICES, name) for name in ("hidden", "all-hidden", "odd-rows-zero", "packed")],
     (LONG, "full-blocks"),
+    *[(BLOCKS, name) for name in ("shared", "shared-side-by-side")],
 ]
 QUICK_ON_VULKAN = [(SLICES, "packed")]
 """What llvmpipe compiles in the short run, which takes it ten seconds. OpenCL runs them all."""
@@ -85,6 +86,23 @@ def test_attention_by_value(api: str, tile: AttentionTile, name: str) -> None:
     with emulated_gpu(api):
         actual = run_here(graph_of(row), feeds_of(row, arrays), "attention_matrix")
     assert_agree(actual, reference(row.make_op(), arrays), row.make_op())
+
+
+@pytest.mark.parametrize("api", ["opencl", pytest.param("vulkan", marks=pytest.mark.long)])
+@pytest.mark.parametrize("tile", [BLOCKS], indirect=True)
+def test_the_lowest_half_of_a_mask_leaves_nothing_of_the_scores(api: str, tile: AttentionTile) -> None:
+    net = Net()
+    names = [net.input(n, 1, 2, 24, 8, dtype=DType.FLOAT16) for n in "qkv"]
+    mask = np.zeros((24, 24), np.float16)
+    mask[3] = mask[4, 9:] = mask[5, :20] = np.finfo(np.float16).min
+    graph = net.finish(net.add("weft::Attention", *names, mask, scale=3.0, lowest_hides=1, name="y"))
+    feeds = {n: net.random(1, 2, 24, 8).astype(np.float16) for n in names}
+    with emulated_gpu(api):
+        (actual,) = run_here(graph, feeds, "attention_matrix")
+    (node,) = graph.nodes
+    expected = np.asarray(node.op.reference(*feeds.values(), mask), np.float32)
+    np.testing.assert_allclose(actual.astype(np.float32), expected, 5e-3, 3e-3)
+    np.testing.assert_allclose(actual[:, :, 3], feeds["v"].astype(np.float32).mean(2), 2e-3, 1e-3)
 
 
 @pytest.mark.parametrize("tile", [BLOCKS], indirect=True)

@@ -25,6 +25,16 @@ def _hidden(fill: float) -> Input:
     return given(hidden)
 
 
+def _odd_rows() -> Input:
+    """Return a mask that hides every key from one query, and makes scores of others NaN and infinite."""
+    rows = np.zeros((5, 33), np.float32)
+    rows[0, 4:] = -inf
+    rows[1] = -inf
+    rows[2, 32] = np.nan
+    rows[3, 7] = inf
+    return given(rows)
+
+
 CASES: list[Case] = [
     case("weft::Attention", *inputs, name=name, unverified=ALONE, **attributes)
     for name, inputs, attributes in (
@@ -49,6 +59,13 @@ CASES: list[Case] = [
             (*heads(1, 2, queries=5, keys=33, depth=8), given(np.where(np.arange(5) == 2, -inf, np.zeros((33, 5))).T)),
             {"zero_hidden": 1},
         ),
+        (
+            "odd-rows-zero",
+            (*heads(1, 2, queries=5, keys=33, depth=8), _odd_rows()),
+            {"zero_nan": 1, "scale": 0.5},
+        ),
+        ("shared", (f32(2, 6, 5, 8), *[f32(2, 2, 9, n) for n in (8, 16)], f32(2, 6, 5, 9)), {"scale": 0.5}),
+        ("shared-side-by-side", (f32(2, 20, 64), f32(2, 9, 32), f32(2, 9, 32), f32(2, 1, 1, 9)), {"heads": 8}),
         ("large-scores", heads(1, 1, queries=5, keys=40, depth=64), {"scale": 400.0}),
         ("heads", (*heads(2, queries=5, keys=9, depth=24, width=30), f32(2, 1, 5, 9)), {"heads": 3}),
         ("packed", (f32(2, 20, 72), f32(2, 1, 1, 20)), {"heads": 3, "packed": 1, "scale": 0.3}),

@@ -32,6 +32,7 @@ from weft.core.passes.patterns import (
     fuse_layer_norm,
     fuse_rms_norm,
     join_projections,
+    share_keys,
 )
 from weft.core.passes.properties import Property
 from weft.core.passes.squash import NO_MOVES_IN_A_ROW, squash_moves
@@ -93,6 +94,7 @@ PASSES: tuple[AnyPass, ...] = (
     # Behind layer norms: they divide by a root mean square, too, that of x less its mean.
     fuse_rms_norm,
     fuse_attention,
+    share_keys,
     attend_in_place,
     join_projections,
     # Once the moves between them are gone, pads and batch norms are next to what they fold into.

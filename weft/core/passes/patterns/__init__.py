@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.core.passes.patterns.attention import attend_in_place, fuse_attention, join_projections
+from weft.core.passes.patterns.attention import attend_in_place, fuse_attention, join_projections, share_keys
 from weft.core.passes.patterns.compare_select import fuse_compare_select
 from weft.core.passes.patterns.gelu import fuse_gelu
 from weft.core.passes.patterns.group_norm import fuse_group_norm
@@ -18,4 +18,5 @@ __all__ = [
     "fuse_layer_norm",
     "fuse_rms_norm",
     "join_projections",
+    "share_keys",
 ]

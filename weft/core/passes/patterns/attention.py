@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,19 @@ from weft.core.graph.limits import Budget
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.moves import RESHAPES, order_of
-from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.moves import RESHAPES, Order, compose, keeps_elements, order_of, reshape
+from weft.core.passes.patterns.reading import DEEPEST, Reader, make
 
 ATTENTION = "weft::Attention"
+LOWEST = -1e30
+"""A finite mask below this leaves nothing of a score, in float32."""
 HEADS_APART = (0, 2, 1, 3)
 """The order that takes (batch, rows, heads, elements) to (batch, heads, rows, elements), and back."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """Scores as scale * q k^T + mask; `nodes` holds the transpose that must be added, if one must."""
+    """Scores as scale * q k^T + mask; `nodes` holds the transposes and reshapes that must be added for it."""
 
     scale: float
     q: str
@@ -40,26 +42,81 @@ class _Scores:
 def fuse_attention(graph: Graph, context: PassContext) -> Graph:
     """Replace softmax(scale * Q K^T + mask) V by one op, if only the product with V reads the softmax.
 
-    The scale may be applied to Q, to K, or to their product.
+    The scale may be applied to Q, to K, or to their product. A softmax that is NaN may be replaced by zeros.
     """
     if not Reader.has(graph, "Softmax"):
         return graph
     reader = Reader(graph)
     for softmax in reader.nodes("Softmax"):
         op: Any = softmax.op
-        shares = softmax.outputs[0]
+        given = reader.dims(softmax.outputs[0])
+        shares, zero_nan = _without_nan(reader, softmax.outputs[0])
         product = reader.only_reader(shares, "MatMul")
-        last = op.axis % len(reader.dims(shares)) == len(reader.dims(shares)) - 1
-        scores = _scores(reader, softmax.inputs[0], context.budget) if product is not None and last else None
-        if product is None or scores is None or product.inputs[0] != shares:
+        if product is None or op.axis % len(given) != len(given) - 1 or product.inputs[0] != shares:
             continue
-        v = product.inputs[1]
-        shapes = [reader.dims(each)[:-2] for each in (scores.q, scores.k, v, shares)]
+        scores, v, last = _scores(reader, softmax.inputs[0], context.budget), _Scaled(1.0, product.inputs[1]), product
+        if scores is None and (whole := _in_rank_4(reader, softmax.inputs[0], product)) is not None:
+            value, last = whole
+            lead = reader.dims(value)[:-2]
+            scores, v = _scores(reader, value, context.budget), _with_lead(reader, v, lead)
+        if scores is None:
+            continue
+        shapes = [reader.dims(each)[:-2] for each in (scores.q, scores.k, v.value, last.outputs[0])]
         if all(shape == shapes[0] for shape in shapes) and len(shapes[0]) in (1, 2) and reader.graph.specs[shares].size:
-            inputs = [scores.q, scores.k, v] + [scores.mask] * bool(scores.mask)
-            fused = Node(product.name, make(ATTENTION, scale=scores.scale), tuple(inputs), product.outputs)
-            reader.put(product, *scores.nodes, fused)
+            inputs = [scores.q, scores.k, v.value] + [scores.mask] * bool(scores.mask)
+            lowest_hides = int(_holds_lowest(reader, scores.mask))
+            fused = make(ATTENTION, scale=scores.scale, zero_nan=zero_nan, lowest_hides=lowest_hides)
+            reader.put(last, *scores.nodes, *v.nodes, Node(last.name, fused, tuple(inputs), last.outputs))
     return reader.finish()
+
+
+def _holds_lowest(reader: Reader, mask: str) -> bool:
+    """Tell whether a mask is 0 or about the lowest float32, of which fp16 leaves its own lowest number."""
+    for _ in range(DEEPEST):
+        node = reader.maker(mask, *RESHAPES, "Transpose", "Slice", "Expand", "Cast")
+        mask = mask if node is None else node.inputs[0]
+    choice = reader.maker(mask, "Where")
+    if choice is not None:
+        return any(number is not None and -inf < number < LOWEST for number in map(reader.number, choice.inputs[1:]))
+    array = reader.graph.constants.get(mask)
+    return array is not None and not is_symbolic(array) and bool(((array > -inf) & (array < LOWEST)).any())
+
+
+def _in_rank_4(reader: Reader, value: str, product: Node) -> tuple[str, Node] | None:
+    """Return scores of rank 4 that are reshaped to `value`, of rank 3, and the reshape of the result to such heads.
+
+    A mask for each batch is added in rank 4 where batch and heads are one axis of the products.
+    """
+    joined = reader.maker(value, *RESHAPES)
+    apart = reader.only_reader(product.outputs[0], *RESHAPES)
+    if joined is None or apart is None or not reader.is_read_once(value) or len(reader.dims(value)) != 3:
+        return None
+    dims, out = reader.dims(joined.inputs[0]), reader.dims(apart.outputs[0])
+    fits = len(dims) == len(out) == 4 and dims[2:] == reader.dims(value)[1:] and out[:3] == dims[:3]
+    return (joined.inputs[0], apart) if fits else None
+
+
+def _with_lead(reader: Reader, found: _Scaled, lead: Shape) -> _Scaled:
+    """Return a value of rank 3 with these axes in place of the first."""
+    dims = (*lead, *reader.dims(found.value)[1:])
+    joined = reader.maker(found.value, *RESHAPES)
+    source = found.value if joined is None else joined.inputs[0]
+    if reader.dims(source) == dims:
+        return replace(found, value=source)
+    name = reader.names.fresh(f"{found.value}.heads")
+    reader.graph.specs[name] = TensorSpec(dims, reader.graph.specs[source].dtype)
+    node = Node(name, make("Identity"), (source,), (name,))
+    return replace(found, value=name, nodes=(*found.nodes, reshape(reader.graph, node, source, reader.names)))
+
+
+def _without_nan(reader: Reader, shares: str) -> tuple[str, int]:
+    """Return what is read in place of a softmax, and whether that is zeros where the softmax is NaN."""
+    choice, check = ([*reader.readers(shares, kind), None][0] for kind in ("Where", "IsNaN"))
+    if choice is None or check is None or reader.count(shares) != 2 or not reader.is_read_once(check.outputs[0]):
+        return shares, 0
+    hidden, zero, kept = choice.inputs
+    fits = (hidden, kept) == (check.outputs[0], shares) and reader.number(zero) == 0
+    return (choice.outputs[0], 1) if fits and reader.dims(choice.outputs[0]) == reader.dims(shares) else (shares, 0)
 
 
 def _scores(reader: Reader, value: str, budget: Budget) -> _Scores | None:
@@ -100,45 +157,162 @@ def _sum(reader: Reader, first: str, second: str, budget: Budget) -> str:
 
 def _scaled(reader: Reader, value: str) -> _Scores | None:
     scale, inner = reader.scaled(value)
+    lead: Shape = ()
+    apart = reader.maker(inner, *RESHAPES)
+    if apart is not None and reader.is_read_once(inner):  # heads are an axis of their own for the mask alone
+        dims, whole = reader.dims(apart.inputs[0]), reader.dims(inner)
+        lead = whole[:2] if len(dims) == 3 and len(whole) == 4 and dims[1:] == whole[2:] else ()
+        scale_apart, inner = reader.scaled(apart.inputs[0])
+        scale *= scale_apart
     product = reader.maker(inner, "MatMul")
-    if product is None or not reader.is_read_once(inner):
+    if product is None or not reader.is_read_once(inner) or bool(lead) != (apart is not None):
         return None
-    scale_q, q = reader.scaled(product.inputs[0])
     scale_k, turned = reader.scaled(product.inputs[1])
-    if len(reader.dims(q)) != len(reader.dims(turned)) or len(reader.dims(q)) < 3:
+    if len(reader.dims(product.inputs[0])) != len(reader.dims(turned)) or len(reader.dims(turned)) < 3:
         return None
-    found = _turned_back(reader, turned)
-    return found and _Scores(scale * scale_q * scale_k, q, found[0], "", found[1])
+    keys = _turned_back(reader, turned)
+    if keys is None:
+        return None
+    queries = _unscaled(reader, product.inputs[0])
+    if lead:
+        queries, keys = _with_lead(reader, queries, lead), _with_lead(reader, keys, lead)
+    scale *= scale_k * keys.scale * queries.scale
+    return _Scores(scale, queries.value, keys.value, "", (*queries.nodes, *keys.nodes))
 
 
-def _turned_back(reader: Reader, value: str) -> tuple[str, tuple[Node, ...]] | None:
-    """Return the value that `value` is with its last two axes swapped, and the transpose that must be added for it."""
+@dataclass(frozen=True, slots=True)
+class _Scaled:
+    """A number times a value; `nodes` holds the transpose or reshape that must be added for it, if one must."""
+
+    scale: float
+    value: str
+    nodes: tuple[Node, ...] = ()
+
+
+def _unscaled(reader: Reader, value: str) -> _Scaled:
+    """Return a value without its scale, which may lie before a transpose."""
+    scale, value = reader.scaled(value)
+    node = reader.maker(value, "Transpose")
+    order = None if node is None else order_of(reader.graph, node)
+    if node is None or order is None or not reader.is_read_once(value) or reader.scaled(node.inputs[0])[0] == 1:
+        return _Scaled(scale, value)
+    return _transposed(reader, value, node.inputs[0], order, scale)
+
+
+def _transposed(reader: Reader, value: str, source: str, order: Order, scale: float = 1.0) -> _Scaled:
+    """Return `source`, transposed and without its scale, in place of something like `value`.
+
+    Moves that the scale was between become one, so that there is nothing left to squash.
+    """
+    more, source = reader.scaled(source)
+    before = reader.maker(source, "Transpose")
+    first = None if before is None else order_of(reader.graph, before)
+    if before is not None and first is not None:
+        source, order = before.inputs[0], compose(first, order)
+    dims = tuple(reader.dims(source)[axis] for axis in order)
+    free = keeps_elements(reader.dims(source), order)
+    if free:
+        apart = reader.maker(source, *RESHAPES)
+        source = source if apart is None else apart.inputs[0]
+        if reader.dims(source) == dims:
+            return _Scaled(scale * more, source)
+    name = reader.names.fresh(f"{value}.turned")
+    reader.graph.specs[name] = TensorSpec(dims, reader.graph.specs[source].dtype)
+    node = Node(name, make("Transpose", perm=order), (source,), (name,))
+    return _Scaled(scale * more, name, (reshape(reader.graph, node, source, reader.names) if free else node,))
+
+
+def _turned_back(reader: Reader, value: str) -> _Scaled | None:
+    """Return the value that `value` is with its last two axes swapped."""
     node = reader.maker(value, "Transpose", *RESHAPES)
     order = None if node is None else order_of(reader.graph, node)
     if node is None:
         return None
     if order is None:
-        inside = _turned_in_rank_3(reader, value, node)
-        return None if inside is None else (inside, ())
+        return _turned_in_rank_3(reader, value, node)
     swapped = (*order[:-2], order[-1], order[-2])
     if swapped == tuple(range(len(order))):
-        return node.inputs[0], ()
-    name = reader.names.fresh(f"{value}.turned")
-    dims = reader.dims(value)
-    shape = (*dims[:-2], dims[-1], dims[-2])
-    reader.graph.specs[name] = TensorSpec(shape, reader.graph.specs[value].dtype)
-    return name, (Node(name, make("Transpose", perm=swapped), node.inputs[:1], (name,)),)
+        return _unscaled(reader, node.inputs[0])
+    return _transposed(reader, value, node.inputs[0], swapped)
 
 
-def _turned_in_rank_3(reader: Reader, value: str, outer: Node) -> str | None:
-    """Return the value that `value` is with its last two axes swapped, by way of one axis for batch and heads."""
+def _turned_in_rank_3(reader: Reader, value: str, outer: Node) -> _Scaled | None:
+    """Return what `_turned_back` does where the axes are swapped by way of one axis for batch and heads."""
     middle = reader.maker(outer.inputs[0], "Transpose")
     inner = middle and reader.maker(middle.inputs[0], *RESHAPES)
     if middle is None or inner is None or order_of(reader.graph, middle) != (0, 2, 1):
         return None
-    dims, whole = reader.dims(value), reader.dims(inner.inputs[0])
-    joined = (*dims[:-2], dims[-1], dims[-2]) == whole and reader.dims(outer.inputs[0])[1:] == dims[-2:]
-    return inner.inputs[0] if joined else None
+    dims, source = reader.dims(value), inner.inputs[0]
+    wanted = (*dims[:-2], dims[-1], dims[-2])
+    if reader.dims(outer.inputs[0])[1:] != dims[-2:]:
+        return None
+    if reader.dims(source) == wanted:
+        return _unscaled(reader, source)
+    name = reader.names.fresh(f"{value}.turned")  # heads that were repeated are reshaped once, to one axis
+    reader.graph.specs[name] = TensorSpec(wanted, reader.graph.specs[value].dtype)
+    apart = Node(name, inner.op, inner.inputs, (name,))
+    return _Scaled(1.0, name, (reshape(reader.graph, apart, source, reader.names),))
+
+
+# -- keys that heads share -------------------------------------------------------------------------------
+
+
+@graph_pass()
+def share_keys(graph: Graph, context: PassContext) -> Graph:
+    """Let heads of attention share keys and values that were repeated for them.
+
+    It applies where K and V of (batch, heads, rows, elements) are expanded, and reshaped to as many heads as Q has.
+    """
+    if not Reader.has(graph, ATTENTION) or not Reader.has(graph, "Expand"):
+        return graph
+    reader = Reader(graph)
+    for node in reader.nodes(ATTENTION):
+        op: Any = node.op
+        if op.heads or len(reader.dims(node.outputs[0])) != 4:
+            continue
+        keys, values = (_before_repeats(reader, i) for i in node.inputs[1:3])
+        if keys is not None and values is not None and keys.shape[:2] == values.shape[:2]:
+            nodes = (*keys.nodes(reader), *values.nodes(reader))
+            inputs = (node.inputs[0], keys.name, values.name, *node.inputs[3:])
+            reader.put(node, *nodes, replace(node, inputs=inputs))
+    return reader.finish()
+
+
+@dataclass(slots=True)
+class _Repeated:
+    """The heads that were repeated, as the value `name` of this shape, or as what must be reshaped to it."""
+
+    name: str
+    shape: Shape
+
+    def nodes(self, reader: Reader) -> tuple[Node, ...]:
+        """Return the reshape that must be added, after which `name` is its result."""
+        if reader.dims(self.name) == self.shape:
+            return ()
+        source, self.name = self.name, reader.names.fresh(f"{self.name}.heads")
+        reader.graph.specs[self.name] = TensorSpec(self.shape, reader.graph.specs[source].dtype)
+        made = Node(self.name, make("Identity"), (source,), (self.name,))
+        return (reshape(reader.graph, made, source, reader.names),)
+
+
+def _before_repeats(reader: Reader, value: str) -> _Repeated | None:
+    """Return the heads of (batch, heads, rows, elements) of which `value` repeats each several times."""
+    joined = reader.maker(value, *RESHAPES)
+    wide = reader.maker(joined.inputs[0] if joined is not None else value, "Expand")
+    batch, heads, rows, each = reader.dims(value)
+    if wide is None:
+        return None
+    narrow, dims = reader.dims(wide.inputs[0]), reader.dims(wide.outputs[0])
+    if joined is None:
+        one = (batch, 1, rows, each)
+        return _Repeated(wide.inputs[0], one) if narrow == one else None
+    if len(dims) != 5:
+        return None
+    shape = (batch, dims[1], rows, each)
+    if narrow != (*shape[:2], 1, *shape[2:]) or dims != (*shape[:2], dims[2], *shape[2:]) or dims[1] * dims[2] != heads:
+        return None
+    apart = reader.maker(wide.inputs[0], *RESHAPES)
+    return _Repeated(apart.inputs[0] if apart is not None else wide.inputs[0], shape)
 
 
 # -- heads where they lie --------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ class MatrixAttention(Algorithm[AttentionProblem, AttentionPlan, AttentionTile])
             floats={"SCALE": plan.scale / log(2)},
             variant={
                 "warps": tile.warps, "slices": tile.slices, "keys": tile.keys,
-                "depth": chunks(p.each.depth), "width": chunks(p.each.width), **plan.variant(),
+                "depth": chunks(p.each.depth), "width": chunks(p.each.width), **plan.unusual,
             },
             grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1),
             local=(SUBGROUP, tile.warps, tile.slices),

@@ -43,14 +43,11 @@ class AttentionPlan:
     k: KernelBuilder
     problem: AttentionProblem
     scale: float
-    zero_hidden: bool
+    unusual: dict[str, bool]
+    """What the kernels' text depends on besides sizes: flags of the op that are set, and whether heads share keys."""
     y: Tensor
     reads: dict[str, Tensor]
     """Arguments by their names."""
-
-    def variant(self) -> dict[str, bool]:
-        """Return the unusual facts on which the kernels' text depends besides sizes."""
-        return {"zero_hidden": True} if self.zero_hidden else {}
 
     @classmethod
     def of(cls, op: Attention, k: KernelBuilder, inputs: Sequence[Tensor | None], y: Tensor) -> AttentionPlan:
@@ -59,6 +56,8 @@ class AttentionPlan:
         each = op.extents([t.shape for t in given])
         heads = each.lead[1] if len(each.lead) == 2 else 1
         ints = {"HEADS": heads, "QUERIES": each.queries, "COUNT": each.keys, "D": each.depth, "E": each.width}
+        if each.shared > 1:
+            ints["SHARED"] = each.shared
         tensors = given * 3 if op.packed else given
         placed = [k.by_steps(t) for t in tensors]
         for number, (letter, (t, steps, first)) in enumerate(zip("QKVY", (*placed, k.by_steps(y)), strict=True)):
@@ -73,7 +72,13 @@ class AttentionPlan:
             ints |= _mask_steps(mask.shape, each)
         in_fp16 = all(t.dtype is DType.FLOAT16 for t in (*reads.values(), y))
         problem = AttentionProblem(each, tuple(ints.items()), mask is not None, in_fp16, k.caps)
-        return cls(k, problem, op.scale, bool(op.zero_hidden), k.by_steps(y)[0], reads)
+        lowest_hides = op.lowest_hides and mask is not None and mask.dtype is DType.FLOAT16
+        flags = {
+            "zero_hidden": op.zero_hidden, "zero_nan": op.zero_nan, "lowest_hides": lowest_hides,
+            "shared": each.shared > 1,
+        }  # fmt: skip
+        unusual = {name: True for name, is_set in flags.items() if is_set}
+        return cls(k, problem, op.scale, unusual, k.by_steps(y)[0], reads)
 
 
 def _steps(letter: str, steps: tuple[int, ...], side_by_side: int) -> dict[str, int]:

@@ -165,7 +165,7 @@ class TiledAttention(Algorithm[AttentionProblem, AttentionPlan, Tile]):
             variant={
                 "each": tile.each, "lx": tile.lx, "ly": tile.ly, "keys": tile.keys,
                 "depth": vectors(p.each.depth), "width": vectors(p.each.width), "quads": p.lies_in(PACK),
-                "joint": tile.shared_bytes(p.each, joint=False) > k.caps.local_memory, **plan.variant(),
+                "joint": tile.shared_bytes(p.each, joint=False) > k.caps.local_memory, **plan.unusual,
             },
             grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1),
             local=(tile.items, 1, 1),
