@@ -229,9 +229,10 @@ class ArgWriter:
         """Store eight contiguous channels of one pixel, from an even block on, with the epilogue."""
         lines = [f"const int _n = {n}; const int _p = {hw};"]
         lines += [*self._finished(c4, first, ""), *self._finished(f"({c4}) + 1", second, "1")]
-        pairs = zip(self._stored("_v", "_v"), self._stored("_v1", "_v1"), strict=True)
-        for (arg, low), (_, high) in pairs:
-            lines.append(self._dialect.store8(arg.arg, arg._place("_n", "_c", "_p"), low, high))
+        lines.append(self._dialect.store8(self.arg, self._place("_n", "_c", "_p"), "_v", "_v1"))
+        for tag in ("", "1"):  # of the others two blocks need not lie at an even one
+            for arg, stored in self._stored("", f"_v{tag}")[1:]:
+                lines.append(self._dialect.store4(arg.arg, arg._place("_n", f"_c{tag}", "_p"), stored))
         return "{ " + " ".join(lines) + " }"
 
     def _finished(self, c4: str, value: str, tag: str) -> list[str]:

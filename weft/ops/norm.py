@@ -41,6 +41,7 @@ class BatchNormalization(Op):
     op_class: ClassVar[OpClass] = "arithmetic"
     most_inputs: ClassVar[int | None] = 5
     by_image: ClassVar[bool] = True
+    exact_parameters: ClassVar[tuple[int, ...]] = (1, 2, 3, 4)
     epsilon: float = 1e-5
     momentum: float = 0.9
 

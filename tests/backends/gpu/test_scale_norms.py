@@ -66,3 +66,16 @@ def test_others_stay_and_are_right(case: str, device: str) -> None:
         got = session.run(fed)
     for found, want in zip(got, outputs(graph, fed), strict=True):
         np.testing.assert_allclose(found, want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", *GPUS])
+@pytest.mark.parametrize("behind", [False, True])
+def test_parameters_that_fp16_does_not_hold_are_exact_at_low_precision(behind: bool, device: str) -> None:
+    net = Net()
+    x = net.input("x", 1, 3, 1, 2)
+    scale, shift, mean, var = ([1e5, 1, 1.0003], [0, 7e4, -5], [1, 7e4, 0], [1e10, 1, 1])
+    known = [np.array(each, np.float32) for each in (scale, shift, mean, var)]
+    y = net.add("BatchNormalization", relu(net, x) if behind else x, *known, epsilon=0.0)
+    with weft.load(net.finish(y), device, precision="low", fallback="error") as session:
+        (got,) = session.run(np.full((1, 3, 1, 2), 5, np.float32))
+    np.testing.assert_allclose(got[0, :, 0, 0], [4, 5, 1.5e-3], rtol=2e-3)

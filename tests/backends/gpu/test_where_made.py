@@ -11,8 +11,14 @@ import weft
 from tests.helpers.launches import kernels
 from tests.helpers.nets import Net
 from tests.helpers.null_gpu import null_gpu
+from tests.helpers.op_rows import ROWS, SAMPLE, refusal
 from tests.helpers.random_nets import assert_right, assert_session_is_right
+from weft.conformance.cases.table import Case, tolerance
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
+from weft.core.graph.layout import Array
+from weft.kernels.gpu_op import find_gpu_op
 
 GPUS = ("opencl", "vulkan")
 
@@ -106,6 +112,54 @@ def test_it_is_right_in_fp16(case: str, device: str) -> None:
     assert_right(CASES[case][0](), device, "low", 1e-2)
 
 
+FUSING = {
+    row.op: row
+    for row in ROWS
+    if refusal(row) is None
+    and (form := find_gpu_op(row.make_op())) is not None
+    and form.fuses_into_store
+    and (row.op in SAMPLE or not row.make_op().is_elementwise)
+    and [spec.dtype for spec in row.onnx_specs()] == [DType.FLOAT32]
+    and any(i is not None and not i.constant for i in row.inputs)
+    and all(spec is None or spec.size for spec in row.specs())
+}
+"""Of each op whose kernels take steps, its last row with one result and no empty input."""
+
+
+def beside(rows: list[Case]) -> tuple[Graph, dict[str, Array]]:
+    """Return a network with the result of each row, and two functions of it that are computed where it is stored."""
+    net, fed, ends = Net(), dict[str, Array](), list[str]()
+    for row in rows:
+        names = []
+        for given, array in zip(row.inputs, row.arrays(), strict=True):
+            if given is None or array is None:
+                names.append("")
+            elif given.constant:
+                names.append(net.constant(array))
+            else:
+                names.append(net.input(f"x{len(fed)}", *array.shape, dtype=DType.of(array.dtype)))
+                fed[names[-1]] = array
+        y = net.add(row.make_op(), *names)
+        second, third = (f"{kind} of {row.op}" for kind in ("second", "third"))
+        ends += [y, net.add("Sigmoid", y, name=second), net.add("Mul", y, np.array(2, np.float32), name=third)]
+    return net.finish(*ends), fed
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_every_kernel_that_takes_steps_stores_two_more_values(device: str) -> None:
+    graph, fed = beside(list(FUSING.values()))
+    with weft.load(graph, device, fallback="error") as session:
+        launched, got = {launch.node for _, launch in session.report.launches}, session.run(fed)
+    apart = [node for node in launched if node.startswith(("n_second", "n_third"))]
+    assert len(FUSING) > 40 and not apart
+    wanted, sigmoid = outputs(graph, fed), tolerance(DType.FLOAT32, "transcendental")
+    for k, row in enumerate(FUSING.values()):
+        own = tolerance(DType.FLOAT32, row.make_op().op_class)
+        least = [own, tuple(map(max, own, sigmoid)), own]
+        for mine, theirs, (rtol, atol) in zip(got[3 * k :], wanted[3 * k :], least, strict=False):
+            np.testing.assert_allclose(mine, theirs, rtol, atol, err_msg=row.id)
+
+
 def _launched(graph: Graph) -> dict[str, str]:
     """Return the nodes that launch, each with why it is no part of another one, or ""."""
     with null_gpu():
@@ -119,6 +173,15 @@ def test_what_also_reads_what_is_computed_from_it_stays_apart() -> None:
     x = net.add("MatMul", net.input("x", 6, 8), net.random(8, 6), name="made")
     graph = net.finish(net.add("Mul", x, net.add("Transpose", x, perm=(1, 0)), name="y"))
     assert "it also reads what is computed from that" in _launched(graph)["n_y"]
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_a_constant_of_more_axes_than_before_the_reshape_keeps_the_node_behind_it(device: str) -> None:
+    net = Net()
+    made = net.add("MatMul", net.input("x", 2, 3), net.random(3, 1))
+    image = net.add("Reshape", made, np.array([2, 1, 1, 1]))
+    known = [np.ones(1, np.float32)] * 4
+    assert_right(net.finish(net.add("BatchNormalization", image, *known), made), device, "high", 1e-5)
 
 
 def test_a_cycle_through_a_joined_node_is_seen() -> None:

@@ -56,6 +56,9 @@ class Op(ABC):
     wide_inputs: ClassVar[tuple[int, ...]] = ()
     """The positions of inputs that stay float32 where others are float16: coordinates, and what selects or sizes."""
 
+    exact_parameters: ClassVar[tuple[int, ...]] = ()
+    """The inputs that, where they are constants, keep their types though floats are stored as float16."""
+
     wide_outputs: ClassVar[tuple[int, ...]] = ()
     """The positions of outputs of which element-wise ops make float32 where other floats are stored as float16."""
 

@@ -141,6 +141,9 @@ def _nodes_that_keep(graph: Graph, dtype: DType) -> dict[str, _Keeps]:
             found[node.name] = _Keeps(every, outputs=True)
         elif wide and node.op.wide_inputs:
             found[node.name] = _Keeps(every.intersection(node.op.wide_inputs))
+        elif dtype is DType.FLOAT16 and node.op.exact_parameters:
+            exact = (k for k in node.op.exact_parameters if k in every and node.inputs[k] in graph.constants)
+            found[node.name] = _Keeps(frozenset(exact))
     return found
 
 

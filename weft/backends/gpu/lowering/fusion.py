@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op, is_of_channels
 from weft.backends.gpu.lowering.support import why_not
@@ -15,7 +17,7 @@ from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.passes.fuse import MOST_STEPS, merge
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, WantedLayout, find_gpu_op
+from weft.kernels.gpu_op import WantedLayout, find_gpu_op
 from weft.ops.conv import Conv
 from weft.ops.elementwise import Elementwise
 from weft.ops.gpu.conv.pair import ConvPair, pairing_pays
@@ -30,8 +32,8 @@ def why_not_joined(
     """Return why `step` does not join the epilogue of `base`, which makes its operands at the positions `inside`.
 
     None if it joins: every other operand is a scalar constant, a value of the result's shape, or a constant along the
-    channels (if the kernel works in NC4HW4), over the last axes (if in NCHW) or over neighbouring axes (if in either).
-    A cast from fp16 to fp32 joins if the base's kernels can store fp32.
+    channels (if the kernel works in NC4HW4), over the last axes (if in NCHW) or over any neighbouring axes (if the base
+    is element-wise). A cast from fp16 to fp32 joins if the base's kernels can store fp32.
     """
     op, first = step.op, None if is_custom(base.op) else find_gpu_op(base.op)
     if first is None or is_custom(op):
@@ -61,7 +63,7 @@ def why_not_joined(
     for k, name in enumerate(step.inputs):
         if name and not type_fits(graph, name, result.dtype):
             return f"its operand {name!r} is {graph.specs[name].dtype.value}, not {result.dtype.value}"
-        if name and k not in inside and not _operand_fits(graph, first, name, result.dims):
+        if name and k not in inside and not _operand_fits(graph, base_op(base.op), name, result.dims):
             kind = "a constant" if name in graph.constants else "a value"
             return f"its operand {name!r}, {kind} of shape {graph.specs[name].dims}, would be broadcast"
     return None
@@ -81,7 +83,7 @@ def join_steps(
     `values` numbers what `base` makes and `node` may read.
     """
     alone, steps = taken_apart(described(graph, node)[0], node.op, node.inputs, names.fresh)
-    alone.specs = {**graph.specs, **alone.specs}
+    alone.specs = cast(dict[str, TensorSpec], ChainMap(alone.specs, graph.specs))  # a copy would take too long
     alone.constants = graph.constants
     number = len(base.op.steps) if isinstance(base.op, Fused) else 0
     if number + len(steps) > MOST_STEPS:
@@ -157,7 +159,7 @@ def type_fits(graph: Graph, name: str, wanted: DType) -> bool:
     return dtype is wanted or (name in graph.constants and dtype.is_float and DType.FLOAT64 not in (dtype, wanted))
 
 
-def _operand_fits(graph: Graph, base: GpuOp, name: str, shape: tuple[int, ...]) -> bool:
+def _operand_fits(graph: Graph, base: Op, name: str, shape: tuple[int, ...]) -> bool:
     dims = graph.specs[name].dims
     if name not in graph.constants:
         return dims == shape
@@ -165,12 +167,14 @@ def _operand_fits(graph: Graph, base: GpuOp, name: str, shape: tuple[int, ...]) 
         return True
     if len(dims) > len(shape):
         return False
-    full = (1,) * (len(shape) - len(dims)) + dims
-    if base.wanted_layout is WantedLayout.CHANNELS:
+    form = find_gpu_op(base)
+    wanted = WantedLayout.LINEAR if form is None else form.wanted_layout
+    if wanted is WantedLayout.CHANNELS or (wanted is WantedLayout.EITHER and not base.is_elementwise):
         return dims != shape and is_of_channels(dims, shape)
+    full = (1,) * (len(shape) - len(dims)) + dims
     axes = [a for a, d in enumerate(full) if d != 1]
-    first, end = axes[0], axes[-1] + 1 if base.wanted_layout is WantedLayout.EITHER else len(shape)
-    return base.wanted_layout is not WantedLayout.ALIAS and full[first:end] == shape[first:end]
+    first, end = axes[0], axes[-1] + 1 if wanted is WantedLayout.EITHER else len(shape)
+    return wanted is not WantedLayout.ALIAS and full[first:end] == shape[first:end]
 
 
 def convolves(graph: Graph) -> bool:

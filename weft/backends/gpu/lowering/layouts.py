@@ -49,6 +49,11 @@ def is_of_channels(dims: Shape, shape: Shape) -> bool:
     return prod(dims) == 1 or all(d == (shape[a] if a == 1 else 1) for a, d in enumerate(full))
 
 
+def base_outputs(op: Op, outputs: Sequence[T]) -> Sequence[T]:
+    """Return the outputs of the base of a fused op, of which the first is what its last step makes."""
+    return outputs[: len(outputs) - len(op.kept)] if isinstance(op, Fused) else outputs
+
+
 def splits_products(caps: DeviceCaps, precision: Precision) -> bool:
     """Tell whether matrix units may multiply fp32 as sums of halves: at precision NORMAL, where there are any."""
     return precision is Precision.NORMAL and caps.matrix_units and caps.splits_products
@@ -120,7 +125,7 @@ class _Assigner:
         if not packed:
             return LINEAR
         inputs, outputs = described(self.source, node)
-        fits = op.fits_channels(base_op(node.op), base_inputs(node.op, inputs), outputs)
+        fits = op.fits_channels(base_op(node.op), base_inputs(node.op, inputs), base_outputs(node.op, outputs))
         added = inputs[len(base_inputs(node.op, inputs)) :]
         known = [t.shape for t in added if t is not None and t.constant is not None]
         fits = fits and all(is_of_channels(dims, outputs[0].shape) for dims in known)

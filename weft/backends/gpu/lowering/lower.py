@@ -25,6 +25,7 @@ from weft.backends.gpu.lowering.layouts import (
     assign_layouts,
     base_inputs,
     base_op,
+    base_outputs,
     find_views,
     first_blocks,
     packed_layout,
@@ -170,7 +171,7 @@ def plan_node(
         earlier=earlier,
     )  # fmt: skip
     if not launches_nothing(outputs) and not _launched_as_blocks(op, builder, inputs, outputs):
-        form.launches(base_op(op), builder, base_inputs(op, inputs), outputs)
+        form.launches(base_op(op), builder, base_inputs(op, inputs), base_outputs(op, outputs))
     if builder.undeclared:
         kept.keep_specs(label, op, weights, {**known, **builder.undeclared})
     return NodePlan(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from weft.backends.gpu.lowering.fusion import join_steps
 from weft.backends.gpu.lowering.layouts import IsCustom, base_op
 from weft.core.graph.fused_op import Fused
-from weft.core.graph.graph import Graph, Names, Node, sort_nodes
+from weft.core.graph.graph import Graph, Names, Node, depths, sort_nodes
 from weft.core.graph.layout import Shape
 from weft.core.graph.tensor import TensorSpec
 from weft.kernels.device_caps import DeviceCaps
@@ -21,15 +21,11 @@ def fuse_where_made(graph: Graph, is_custom: IsCustom, caps: DeviceCaps) -> Grap
     nor a load. If the value is reshaped first, the node is computed before that, and reshaped itself. Steps that are
     the only readers of a value have joined its maker already.
     """
-    return _Joiner(graph, is_custom, caps).run()
+    return Joiner(graph, is_custom, caps).run()
 
 
-def why_not_where_made(graph: Graph, maker: Node, node: Node, is_custom: IsCustom, caps: DeviceCaps) -> str:
-    """Return why an element-wise `node` is not computed where `maker` stores a value that it reads."""
-    joiner = _Joiner(graph, is_custom, caps)
-    moved = joiner.before_reshape(maker, node)
-    found = joiner.joined(moved.maker, moved.node) if moved is not None else joiner.joined(maker, node)
-    return found if isinstance(found, str) else "they were apart when steps were fused"
+MOST_KEPT = 2
+"""Most values before the last that a kernel stores: each takes registers until the store."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +37,24 @@ class _Moved:
     reshape: Node
 
 
-class _Joiner:
+class Joiner:
+    """Joins element-wise nodes of a graph to the nodes that make what they read."""
+
     def __init__(self, graph: Graph, is_custom: IsCustom, caps: DeviceCaps) -> None:
         self.graph, self.is_custom, self.caps = graph.copy(), is_custom, caps
         self.makers, self.readers, self.names = graph.producers(), graph.readers(), Names(graph)
+        self.depth: dict[str, int] = {}
+        """Of each value that the nodes so far make: more than that of every value that its maker reads."""
+        self.read_for: dict[str, list[str]] = {}
+        """What is made of a value: results of the nodes that read it, and of some that did."""
+        for node in graph.nodes:
+            self._note_reader(node)
 
     def run(self) -> Graph:
+        """Return the graph with all nodes joined that can be."""
         given = self.graph.nodes
         for node in given:
+            self._deepen(node)
             for maker in self._makers_of(node) if base_op(node.op).is_elementwise else ():
                 if self._join(maker, node) or self._join_before_reshape(maker, node):
                     break
@@ -58,13 +64,24 @@ class _Joiner:
             self.graph.nodes = sort_nodes([*order, *nodes.values()], {*self.graph.inputs, *self.graph.constants})
         return self.graph
 
-    def joined(self, maker: Node, node: Node) -> Node | str:
+    def why_not(self, maker: Node, node: Node) -> str:
+        """Return why an element-wise `node` is not computed where `maker` stores a value that it reads."""
+        self.depth = self.depth or depths(self.graph)
+        moved = self._before_reshape(maker, node) if self._is_reshape(maker) else None
+        if isinstance(moved, str):
+            return moved
+        found = self._joined(maker, node) if moved is None else self._joined(moved.maker, moved.node)
+        return found if isinstance(found, str) else "they were apart when steps were fused"
+
+    def _joined(self, maker: Node, node: Node) -> Node | str:
         """Return one node in place of two, of which the second reads a result of the first; or why there is none."""
         op = maker.op if isinstance(maker.op, Fused) else Fused(maker.op, len(maker.inputs), ())
         if len(maker.outputs) != 1 + len(op.kept) or "" in maker.outputs:
             return f"{base_op(maker.op).type} may have several results of its own"
         values = dict(zip(maker.outputs, (len(op.steps), *op.kept), strict=True))
         kept = {o: k for o, k in values.items() if self.readers[o] > node.inputs.count(o)}
+        if len(kept) > MOST_KEPT:
+            return f"a kernel stores at most {MOST_KEPT} values besides its last"
         base = replace(maker, op=op, outputs=maker.outputs[:1])
         most = self.caps.max_buffers - len(kept)
         joined = join_steps(self.graph, self.names, base, node, values, self.is_custom, most)
@@ -77,50 +94,50 @@ class _Joiner:
         assert isinstance(joined.op, Fused)
         return replace(joined, op=replace(joined.op, kept=tuple(kept.values())), outputs=(*node.outputs, *kept))
 
-    def before_reshape(self, reshape: Node, node: Node) -> _Moved | None:
+    def _is_reshape(self, node: Node) -> bool:
+        form = None if self.is_custom(node.op) else find_gpu_op(node.op)
+        return form is not None and form.wanted_layout is WantedLayout.ALIAS and len(node.outputs) == 1
+
+    def _before_reshape(self, reshape: Node, node: Node) -> _Moved | str:
         """Return a node on what is reshaped, and its reshape, in place of a node that reads the reshaped value.
 
-        None if `reshape` is none, or the node means something else before it.
+        Return why there is none if the node would mean something else before the reshape.
         """
-        form = None if self.is_custom(reshape.op) else find_gpu_op(reshape.op)
-        if form is None or form.wanted_layout is not WantedLayout.ALIAS or len(reshape.outputs) != 1:
-            return None
         (read,), source, specs = reshape.outputs, reshape.inputs[0], self.graph.specs
         maker, result = self.makers.get(source), node.outputs[0]
         dims, before = specs[read].dims, specs[source].dims
-        if maker is None or specs[result].dims != dims or any(
-            i != read and not (i in self.graph.constants and _is_alike(specs[i].dims, dims, before))
-            for i in node.inputs
-            if i
-        ):
-            return None
+        if maker is None:
+            return f"{source!r}, which {reshape.op.type} reshapes, is an input of this part of the network"
+        if specs[result].dims != dims:
+            return f"its result is {specs[result]}, and what it reads is {specs[read]}"
+        for name in (i for i in node.inputs if i and i != read):
+            if name not in self.graph.constants or not _is_alike(specs[name].dims, dims, before):
+                return f"it also reads {name!r}, which does not fit {source!r}, of which that is a {reshape.op.type}"
         name = self.names.fresh(f"{result}.before")
         specs[name] = TensorSpec(before, specs[result].dtype)
         inner = replace(node, inputs=tuple(source if i == read else i for i in node.inputs), outputs=(name,))
-        again = replace(
-            reshape,
-            name=self.names.fresh(f"{node.name}.reshape"),
-            inputs=(name, *reshape.inputs[1:]),
-            outputs=(result,),
-        )
+        named = self.names.fresh(f"{node.name}.reshape")
+        again = replace(reshape, name=named, inputs=(name, *reshape.inputs[1:]), outputs=(result,))
         return _Moved(maker, inner, again)
 
     def _join(self, maker: Node, node: Node) -> bool:
         """Replace two nodes by one, if they can be one."""
-        joined = self.joined(maker, node)
+        joined = self._joined(maker, node)
         if isinstance(joined, str):
             return False
         for o in maker.outputs:
             del self.makers[o]
-        self.makers |= dict.fromkeys(joined.outputs, joined)
+        self._place(joined)
         self._count(-1, *maker.inputs, *node.inputs)
         self._count(1, *joined.inputs)
         return True
 
     def _join_before_reshape(self, reshape: Node, node: Node) -> bool:
         """Compute a node that reads a reshaped value where that value is stored, if it can be."""
-        moved = self.before_reshape(reshape, node) if len(node.outputs) == 1 else None
-        if moved is None:
+        if len(node.outputs) != 1 or not self._is_reshape(reshape):
+            return False
+        moved = self._before_reshape(reshape, node)
+        if isinstance(moved, str):
             return False
         (read,) = reshape.outputs
         last = self.readers[read] == node.inputs.count(read)
@@ -135,29 +152,50 @@ class _Joiner:
             del self.makers[read]
         self._count(-1, *node.inputs)
         self._count(1, *moved.reshape.inputs)
-        self.makers[node.outputs[0]] = moved.reshape
+        self._place(moved.reshape)
         return True
+
+    def _place(self, node: Node) -> None:
+        """Take in a new node."""
+        self.makers |= dict.fromkeys(node.outputs, node)
+        self._note_reader(node)
+        self._deepen(node)
+
+    def _deepen(self, node: Node) -> None:
+        """Note how deep a node is, and with it the nodes so far that follow from it."""
+        waiting = [node]
+        while waiting:
+            each = waiting.pop()
+            depth = 1 + max((self.depth.get(i, 0) for i in each.inputs if i), default=0)
+            lower = [o for o in each.outputs if self.depth.get(o, -1) < depth]
+            self.depth.update(dict.fromkeys(lower, depth))
+            made = (r for o in lower for r in self.read_for.get(o, ()) if r in self.depth)
+            waiting += (self.makers[r] for r in made if r in self.makers)
+
+    def _note_reader(self, node: Node) -> None:
+        for name in dict.fromkeys(node.inputs):
+            self.read_for.setdefault(name, []).append(next((o for o in node.outputs if o), ""))
 
     def _count(self, by: int, *names: str) -> None:
         for name in names:
             self.readers[name] += by
 
     def _makers_of(self, node: Node) -> list[Node]:
-        """Return the nodes that make the operands of a node, each once, those at the end of the network first."""
-        found = {maker.name: maker for i in reversed(node.inputs) if (maker := self.makers.get(i)) is not None}
-        return list(found.values())
+        """Return the nodes that make the operands of a node, each once, the deepest first."""
+        names = sorted({i for i in node.inputs if i in self.makers}, key=lambda i: (-self.depth[i], i))
+        return list({maker.name: maker for i in names if (maker := self.makers[i])}.values())
 
     def _follows(self, names: list[str], node: Node) -> bool:
-        """Tell whether any of the values is computed from what a node makes."""
+        """Tell whether any of the values is computed from what a node makes; what is no deeper than that is not."""
+        least = min(self.depth[o] for o in node.outputs)
         seen, waiting = set[str](), list(names)
         while waiting:
-            maker = self.makers.get(waiting.pop())
-            if maker is None or maker.name in seen:
-                continue
-            if maker.name == node.name:
+            name = waiting.pop()
+            if name in node.outputs:
                 return True
-            seen.add(maker.name)
-            waiting += maker.inputs
+            if name not in seen and self.depth.get(name, 0) > least and name in self.makers:
+                seen.add(name)
+                waiting += (i for i in self.makers[name].inputs if i)
         return False
 
 
@@ -165,4 +203,4 @@ def _is_alike(constant: Shape, dims: Shape, before: Shape) -> bool:
     """Tell whether a constant is broadcast to two shapes alike: it is a scalar, or these have its axes at their end."""
     first = next((a for a, d in enumerate(constant) if d != 1), len(constant))
     rank = len(constant) - first
-    return rank == 0 or (rank <= len(before) and dims[-rank:] == before[-rank:])
+    return len(constant) <= len(before) and (rank == 0 or dims[-rank:] == before[-rank:])

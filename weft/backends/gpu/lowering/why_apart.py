@@ -8,7 +8,7 @@ from dataclasses import replace
 from weft.backends.gpu.lowering.fold_moves import FoldedMoves
 from weft.backends.gpu.lowering.layouts import IsCustom, base_op
 from weft.backends.gpu.lowering.prologues import why_no_prologue_of
-from weft.backends.gpu.lowering.where_made import why_not_where_made
+from weft.backends.gpu.lowering.where_made import Joiner
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Layout
 from weft.kernels.device_caps import DeviceCaps
@@ -40,6 +40,7 @@ class _Reasons:
         self.graph, self.folded, self.is_custom = folded.graph, folded, is_custom
         self.caps, self.split_products, self.fusing = caps, split_products, fusing
         self.makers, self.readers = self.graph.producers(), self.graph.readers()
+        self.joiner = Joiner(self.graph, is_custom, caps)
         results, relayouts = set(self.graph.outputs), [n for n in self.graph.nodes if n.op.type == "Relayout"]
         self.results = results | {node.inputs[0] for node in relayouts if node.outputs[0] in results}
 
@@ -93,7 +94,7 @@ class _Reasons:
             by += ", which is a result as well"
         elif others > 0:
             by += f", which {others} other node{'s read' if others > 1 else ' reads'} too"
-        return f"{by}: {why_not_where_made(self.graph, maker, alone, self.is_custom, self.caps)}"
+        return f"{by}: {self.joiner.why_not(maker, alone)}"
 
     def _of_move(self, node: Node) -> str:
         packed = next((name for name in (*node.inputs, *node.outputs) if self._is_packed(name)), "")
