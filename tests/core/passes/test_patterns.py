@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
+from tests.helpers.launches import planned_kernels
 from tests.helpers.nets import Net, feeds, kinds
 from tests.helpers.random_nets import SLOW
 from tests.helpers.rewrites import assert_same
@@ -36,7 +37,8 @@ def number(value: float, *shape: int) -> Array:
 
 
 def test_each_pattern_is_a_pass_that_says_what_it_does() -> None:
-    names = "fuse_gelu fuse_layer_norm fuse_attention share_keys attend_in_place join_projections".split()
+    names = "fuse_gelu fuse_group_norm fuse_layer_norm fuse_rms_norm fuse_attention share_keys attend_in_place".split()
+    names += ["join_projections"]
     assert [p.name for p in PASSES if p.name in names] == names
     assert all(find_pass(n).description.endswith((".", ":")) for n in names)
 
@@ -124,7 +126,15 @@ def test_what_is_nearly_a_gelu_stays() -> None:
 
 
 def layer_norm(
-    net: Net, x: str, axes: tuple[int, ...] = (-1,), *, twice: bool = False, square: bool = False, shift: bool = True
+    net: Net,
+    x: str,
+    axes: tuple[int, ...] = (-1,),
+    *,
+    twice: bool = False,
+    square: bool = False,
+    scale: bool = True,
+    shift: bool = True,
+    divisor: str = "div",
 ) -> str:
     """Add a layer norm in parts; `twice`: the mean is taken from x once for each use."""
     shape = tuple(net.shape(x)[a] for a in axes)
@@ -132,10 +142,15 @@ def layer_norm(
     centred = net.add("Sub", x, mean)
     again = net.add("Sub", x, mean) if twice else centred
     squares = net.add("Mul", centred, centred) if square else net.add("Pow", centred, number(2))
-    variance = net.add("ReduceMean", squares, np.array(axes))
-    root = net.add("Sqrt", net.add("Add", variance, number(1e-5)))
-    scaled = net.add("Mul", net.add("Div", again, root), net.random(*shape))
-    return net.add("Add", scaled, net.random(*shape)) if shift else scaled
+    shifted = net.add("Add", net.add("ReduceMean", squares, np.array(axes)), number(1e-5))
+    if divisor == "power":
+        y = net.add("Mul", again, net.add("Pow", shifted, number(-0.5)))
+    else:
+        root = net.add("Sqrt", shifted)
+        inverse = net.add("Reciprocal", root) if divisor == "reciprocal" else net.add("Div", number(1), root)
+        y = net.add("Div", again, root) if divisor == "div" else net.add("Mul", again, inverse)
+    y = net.add("Mul", y, net.random(*shape)) if scale else y
+    return net.add("Add", y, net.random(*shape)) if shift else y
 
 
 @pytest.mark.parametrize("axes", [(-1,), (-2, -1)])
@@ -150,6 +165,43 @@ def test_a_layer_norm_is_found(axes: tuple[int, ...], twice: bool, square: bool,
     assert str(node.op).startswith(f"LayerNormalization(axis={-len(axes)}, epsilon=9.99")
     assert len(node.inputs) == 2 + shift
     assert_same(graph, after)
+
+
+@pytest.mark.parametrize("divisor", ["div", "reciprocal", "one over", "power"])
+@pytest.mark.parametrize("scale", [True, False])
+@pytest.mark.parametrize("shift", [True, False])
+def test_a_layer_norm_is_found_in_each_form_of_the_division(divisor: str, scale: bool, shift: bool) -> None:
+    net = Net()
+    graph = net.finish(layer_norm(net, net.input("x", 2, 3, 8), scale=scale, shift=shift, divisor=divisor))
+    for after in (fuse_layer_norm(graph), run_passes(graph)):
+        assert kinds(after) == ["LayerNormalization"], "not an RMS norm of what the mean was taken from"
+        shapes = [after.constants[name].shape for name in after.nodes[0].inputs[1:]]
+        assert shapes == [(8,) if scale else (), *([(8,)] if shift else [])]
+        assert_same(graph, after)
+    assert len(planned_kernels(graph)) == 1
+    with weft.load(graph, "opencl", precision="high", fallback="error") as session:
+        (want,) = outputs(graph, feeds(graph))
+        np.testing.assert_allclose(session.run(feeds(graph))[0], want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_layer_norm_whose_scale_varies_along_other_axes_takes_none() -> None:
+    net = Net()
+    y = layer_norm(net, net.input("x", 2, 3, 8), scale=False, shift=False)
+    graph = net.finish(net.add("Mul", y, net.random(3, 8)))
+    after = fuse_layer_norm(graph)
+    assert kinds(after) == ["LayerNormalization", "Mul"]
+    assert_same(graph, after)
+
+
+@pytest.mark.parametrize("read", ["add", "sqrt"])
+def test_a_variance_that_is_read_elsewhere_keeps_a_layer_norm_in_parts(read: str) -> None:
+    net = Net()
+    y = layer_norm(net, net.input("x", 2, 3, 8), shift=False)
+    (value,) = (o for n in net.graph.nodes for o in n.outputs if o.rstrip("0123456789") == read)
+    graph = net.finish(y, value)
+    assert fuse_layer_norm(graph) is graph
+    net.add("Relu", value)
+    assert kinds(fuse_layer_norm(net.finish(y))) == ["LayerNormalization"], "what is dead keeps nothing"
 
 
 def test_a_norm_over_other_axes_stays() -> None:
@@ -527,7 +579,8 @@ def networks(draw: st.DrawFn) -> Graph:
             x = gelu(net, x, draw(st.integers(0, 3)), draw(st.integers(0, 3)), factor=factor)
         elif kind == "norm":
             axes = draw(st.sampled_from([(-1,), (-1,), (-2, -1)]))
-            x = layer_norm(net, x, axes, twice=draw(st.booleans()), shift=draw(st.booleans()))
+            flags = {name: draw(st.booleans()) for name in ("twice", "scale", "shift")}
+            x = layer_norm(net, x, axes, divisor=draw(st.sampled_from(["div", "reciprocal", "power"])), **flags)
         elif kind == "encoder":
             heads, turned = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from(["once", "in rank 3"]))
             bias, guarded, early = (draw(st.booleans()) for _ in range(3))

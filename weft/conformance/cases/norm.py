@@ -52,6 +52,9 @@ CASES += [
     case("BatchNormalization", f16(1, 5, 3, 3), f16(5), f16(5), f16(5), f16(5, low=0.5, high=2)),
     case("InstanceNormalization", f32(3, 5, 7, 3), f32(5), f32(5)),
     case("GroupNormalization", f32(2, 8, 3, 4), f32(8), f32(8), num_groups=2),
+    # groups that are no whole blocks of four channels
+    case("GroupNormalization", f32(2, 30, 5, 3), f32(30), f32(30), num_groups=3),
+    case("GroupNormalization", f32(1, 15, 7, 3), channels(15), channels(15), num_groups=5),
     case("LayerNormalization", f32(3, 4, 17), f32(4, 1), f32(1, 17), axis=1),
     case("RMSNormalization", f32(3, 4, 17), f32(4, 1), axis=1),
     case("RMSNormalization", f16(3, 20), f32(20), oracles=(), unverified=TWO_TYPES),

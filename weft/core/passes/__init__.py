@@ -21,13 +21,16 @@ from weft.core.passes.manager import (
     arranged,
     graph_pass,
 )
+from weft.core.passes.negations import fold_negations
 from weft.core.passes.pads import fold_pads
 from weft.core.passes.patterns import (
     attend_in_place,
     fuse_attention,
     fuse_compare_select,
     fuse_gelu,
+    fuse_group_norm,
     fuse_layer_norm,
+    fuse_rms_norm,
     join_projections,
     share_keys,
 )
@@ -60,7 +63,8 @@ __all__ = [
 SETTLE_MOVES = PassGroup(
     "settle_moves",
     "Squash transposes and reshapes, move them up and turn them to reshapes until there is nothing left to do.",
-    (squash_moves, move_transposes_up, transposes_as_reshapes, squash_moves, remove_identities),
+    # A Neg that goes lets two moves meet, and moves that go let a Neg meet a Concat.
+    (fold_negations, squash_moves, move_transposes_up, transposes_as_reshapes, squash_moves, remove_identities),
     rounds=16,  # one round is enough for real networks, two for most contrived ones
     ensures=(NO_MOVES_IN_A_ROW, NO_FREE_TRANSPOSES, NO_IDENTITIES),
 )
@@ -73,6 +77,7 @@ PASSES: tuple[AnyPass, ...] = (
     remove_identities,
     # Moves are made around the one op: around a comparison and a Where they need not agree.
     fuse_compare_select,
+    fold_negations,
     squash_moves,
     move_transposes_up,
     transposes_as_reshapes,
@@ -84,7 +89,10 @@ PASSES: tuple[AnyPass, ...] = (
     # Once more: a comparison may have been moved.
     fuse_compare_select,
     fuse_gelu,
+    fuse_group_norm,
     fuse_layer_norm,
+    # Behind layer norms: they divide by a root mean square, too, that of x less its mean.
+    fuse_rms_norm,
     fuse_attention,
     share_keys,
     attend_in_place,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 
@@ -239,9 +239,8 @@ class ImageNormOnGpu(GpuOp):
     def fits_channels(
         self, op: InstanceNormalization | GroupNormalization, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> bool:
-        """Accept groups of one channel, or of whole blocks of channels."""
-        each = _channels_together(op, outputs[0].shape)
-        return 0 not in outputs[0].shape and (each == 1 or each % PACK == 0)
+        """Accept every group that has an element."""
+        return 0 not in outputs[0].shape
 
     def rounds(
         self, op: InstanceNormalization | GroupNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps
@@ -288,20 +287,22 @@ def _channels_together(op: InstanceNormalization | GroupNormalization, shape: Sh
 def _launch_images(
     k: KernelBuilder, x: Tensor, y: Tensor, parameters: dict[str, Tensor], each: int, epsilon: float
 ) -> None:
-    """Launch one work-group for each channel block, or for each group of `each` channels, in NC4HW4."""
+    """Launch one work-group for each channel block, or for the fewest that hold whole groups of `each`, in NC4HW4."""
     n, c, *rest = x.shape
     blocks = -(-c // PACK)
-    parts = max(each // PACK, 1)
-    groups = n * blocks // parts
+    groups = 0 if each == 1 else PACK // gcd(each, PACK)
+    parts = max(groups * each // PACK, 1)
+    sets = n * -(-blocks // parts)
     local = 256 if parts * prod(rest) >= LONG and not k.caps.software else 64
+    ints = {"HW": prod(rest), "BLOCKS": blocks, "PARTS": parts, "SETS": sets, "IMAGES": n}
     k.launch(
         "normalize_images",
         reads={"x": x, **parameters},
         writes={"y": y},
-        ints={"HW": prod(rest), "BLOCKS": blocks, "PARTS": parts, "GROUPS": groups},
+        ints=ints if groups == 0 else {**ints, "EACH": each, "CHANNELS": c},
         floats={"EPSILON": epsilon},
-        variant={"grouped": each > 1},
-        grid=(min(groups, k.caps.max_grid[0]), 1, 1),
+        variant={"groups": groups},
+        grid=(min(sets, k.caps.max_grid[0]), 1, 1),
         local=(k.tree_items(local), 1, 1),
     )
 
@@ -425,6 +426,8 @@ register_family(
         cases=lambda: (
             one_node(InstanceNormalization(), (3, 5, 7, 3), (5,), (5,), constants=(1, 2)),
             one_node(GroupNormalization(num_groups=2), (2, 8, 5, 5), (8,), (8,), constants=(1, 2)),
+            one_node(GroupNormalization(num_groups=3), (2, 30, 5, 3), (30,), (30,), constants=(1, 2)),
+            one_node(GroupNormalization(num_groups=5), (1, 15, 7, 3), (15,), (15,), constants=(1, 2)),
         ),
         fallback="normalizations of lines",
     )

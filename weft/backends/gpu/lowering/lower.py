@@ -33,7 +33,7 @@ from weft.backends.gpu.lowering.layouts import (
 )
 from weft.backends.gpu.lowering.merge_convolutions import merge_where_faster
 from weft.backends.gpu.lowering.prologues import fuse_prologues
-from weft.backends.gpu.lowering.second_outputs import fuse_second_outputs
+from weft.backends.gpu.lowering.where_made import fuse_where_made
 from weft.backends.gpu.lowering.why_apart import why_apart
 from weft.backends.gpu.memory.slots import Spot
 from weft.backends.gpu.recording.launches import PlannedChain, PlannedLaunch
@@ -315,9 +315,9 @@ def _rewritten(graph: Graph, target: Target, journal: _Notes) -> Graph:
         graph = journal.rewrite("fuse_pairs", "Compute two convolutions of single pixels as one", graph, paired)
         applied = fuse_prologues(graph, is_custom, caps, split_products)
         graph = journal.rewrite("fuse_prologues", "Apply cheap steps as a convolution loads", graph, applied)
-        doubled = fuse_second_outputs(graph, is_custom, caps)
-        purpose = "Compute steps where a value that others read too is stored"
-        graph = journal.rewrite("fuse_second_outputs", purpose, graph, doubled)
+        joined = fuse_where_made(graph, is_custom, caps)
+        purpose = "Compute steps where a value that others read too, or that is reshaped first, is stored"
+        graph = journal.rewrite("fuse_where_made", purpose, graph, joined)
 
     def planar(graph: Graph, node: Node) -> bool:
         form = find_gpu_op(node.op)

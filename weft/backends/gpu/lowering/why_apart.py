@@ -8,7 +8,7 @@ from dataclasses import replace
 from weft.backends.gpu.lowering.fold_moves import FoldedMoves
 from weft.backends.gpu.lowering.layouts import IsCustom, base_op
 from weft.backends.gpu.lowering.prologues import why_no_prologue_of
-from weft.backends.gpu.lowering.second_outputs import why_not_where_made
+from weft.backends.gpu.lowering.where_made import why_not_where_made
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Layout
 from weft.kernels.device_caps import DeviceCaps

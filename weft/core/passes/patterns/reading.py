@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node
-from weft.core.graph.layout import Shape
+from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Op, find_op
+from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.dead import without_dead_nodes
 from weft.errors import WeftError
 
@@ -88,7 +90,7 @@ class Reader:
     def number(self, value: str) -> float | None:
         """Return the value of a float constant of one element."""
         array = self.graph.constants.get(value)
-        single = array is not None and array.size == 1 and np.issubdtype(array.dtype, np.floating)
+        single = array is not None and array.size == 1 and self.graph.specs[value].dtype.is_float
         return float(array.item()) if single and array is not None else None
 
     def other(self, node: Node, value: str) -> str:
@@ -104,6 +106,18 @@ class Reader:
             if number is not None:
                 return number, other
         return None
+
+    def mean(self, value: str) -> tuple[str, int] | None:
+        """Return x and the first axis, if a value is the mean of x over its last axes, which are kept with size 1."""
+        node = self.maker(value, "ReduceMean")
+        if node is None or not self.graph.specs[node.inputs[0]].dtype.is_float:
+            return None
+        op: Any = node.op
+        given = self.graph.input_constants(node)[1:]
+        rank = len(self.dims(node.inputs[0]))
+        axes = op.resolve(given[0] if given else None, rank)
+        last = axes == tuple(range(rank - len(axes), rank))
+        return (node.inputs[0], axes[0]) if axes and last and op.keepdims else None
 
     def product(self, value: str, *stop: str, depth: int = 0) -> Product:
         """Return the value as a product; values in `stop` are not taken apart."""
@@ -145,6 +159,17 @@ class Reader:
     def scaled(self, value: str) -> tuple[float, str]:
         """Return the last of the `scalings`."""
         return list(self.scalings(value))[-1]
+
+    def add(self, name: str, value: Array) -> str:
+        """Add a constant, and return the name that it got."""
+        name = self.names.fresh(name)
+        self.graph.constants[name] = value
+        self.graph.specs[name] = TensorSpec(value.shape, DType.of(value.dtype))
+        return name
+
+    def one(self, like: str) -> str:
+        """Add a scalar 1 in the type of a value: the scale of a norm without any."""
+        return self.add("one", np.ones((), self.graph.specs[like].dtype.numpy))
 
     def put(self, root: Node, *nodes: Node) -> None:
         """Replace a node by other nodes, of which the last makes its output."""

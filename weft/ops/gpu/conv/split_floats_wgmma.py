@@ -145,17 +145,17 @@ def choose_tile(caps: DeviceCaps, pixels: int, channels: int, depth: int, pointw
 def _time(
     caps: DeviceCaps, pixels: int, channels: int, depth: int, pointwise: bool, tile: SplitWgmmaTile
 ) -> float:
-    """Return the time of a tile by the model: rounds over all multiprocessors, each of its steps and its stores."""
+    """Return the time of a tile by the model: waves over all multiprocessors, each of its steps and its stores."""
     known, steps = caps.model.of(SplitWgmmaFigures), -(-depth // STEP)
     groups = -(-pixels // tile.rows) * -(-channels // tile.cols)
     side_by_side = min(tile.at_a_time(pointwise), -(-groups // caps.compute_units))
-    rounds = -(-groups // (caps.compute_units * side_by_side))
+    waves = -(-groups // (caps.compute_units * side_by_side))
     warpgroups = tile.wm * tile.wz * side_by_side
     step = float(tile.cols + known.step_columns)
     step *= known.three_planes if tile.planes == 3 else 1.0
     step *= known.alone if warpgroups == 1 else 1.0
     stored = known.store * tile.wz * (tile.cols + known.store_columns)
-    return rounds * warpgroups * (step * -(-steps // tile.wz) + stored)
+    return waves * warpgroups * (step * -(-steps // tile.wz) + stored)
 
 
 def pack_planes(weight: Array, cols: int, planes: int, turns: int) -> Array:

@@ -216,14 +216,14 @@ def _stages(wm: int, cols: int, steps: int, shared: int) -> int:
 
 
 def _cost(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int, tile: WgmmaTile) -> float:
-    """Return the time of a tile by a model: rounds over all multiprocessors, plus the stores of each work-item.
+    """Return the time of a tile by a model: waves over all multiprocessors, plus the stores of each work-item.
 
     A tile that loads less for each product comes closer to the full rate. Of groups that share a multiprocessor, one
     stores its sums while another multiplies. Sets that share steps work side by side; their sums are added at the end.
     """
     known, groups = caps.model.of(WgmmaFigures), -(-pixels // tile.rows) * -(-channels // tile.cols) * parts
     side_by_side = min(tile.at_a_time(caps, steps), -(-groups // caps.compute_units))
-    rounds = -(-groups // (caps.compute_units * side_by_side))
+    waves = -(-groups // (caps.compute_units * side_by_side))
     loaded = 1 / tile.rows + 1 / tile.cols
     each = tile.rows * tile.cols * (known.product + known.read * loaded) * -(-steps // tile.wz)
     each += tile.rows * (tile.cols + known.store_columns) * (known.store + tile.wz)
@@ -231,7 +231,7 @@ def _cost(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int, 
     waits = known.first_waits
     if steps <= known.short_steps and side_by_side <= len(waits):
         waiting += waits[side_by_side - 1] / -(-steps // tile.wz)
-    return rounds * side_by_side * each * waiting
+    return waves * side_by_side * each * waiting
 
 
 def pack_weights(weight: Array, cols: int, each: int) -> Array:

@@ -1,4 +1,4 @@
-"""A kernel that stores a value which several nodes read also computes the element-wise ones among them."""
+"""A kernel that stores a value also computes element-wise readers that are not alone, or read it reshaped."""
 
 from __future__ import annotations
 
@@ -59,12 +59,31 @@ def a_result() -> Graph:
     return net.finish(made, net.add("HardSigmoid", made, name="y"))
 
 
+def reshaped() -> Graph:
+    """Rows that are scaled and shifted in another shape, beside the rows as they were."""
+    net = Net()
+    made = net.add("MatMul", net.input("x", 6, 8), net.random(8, 12), name="made")
+    turned = net.add("Reshape", made, np.array([2, 3, 12]))
+    ends = net.add("Tanh", net.add("Add", net.add("Mul", turned, np.array(0.5, np.float32)), net.random(12)))
+    return net.finish(net.add("MatMul", made, net.random(12, 4)), net.add("Softmax", ends, axis=-1))
+
+
+def reshaped_image() -> Graph:
+    """Pixels in a row, activated, of which alone a reshape of a convolution's image is read."""
+    net = Net()
+    image = net.conv(net.input("x", 1, 4, 6, 6), 8, 3, name="image")
+    row = net.add("LeakyRelu", net.add("Reshape", image, np.array([1, 8, 16])), alpha=0.2)
+    return net.finish(net.add("ReduceMax", row, np.array([2])))
+
+
 CASES: dict[str, tuple[Callable[[], Graph], int]] = {
     "activated beside a pool": (activated_beside_a_pool, 3),
     "two activations": (two_activations, 3),
     "a residual sum": (residual, 4),
     "rows": (rows, 3),
     "a result": (a_result, 1),
+    "a reshape between": (reshaped, 3),
+    "a reshaped image": (reshaped_image, 2),
 }
 """Networks, and the launches that are left besides conversions of layouts."""
 

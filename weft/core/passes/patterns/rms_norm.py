@@ -1,0 +1,89 @@
+"""Find RMS norms among their parts, as exporters write them before opset 23."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.symbolic import known
+from weft.core.passes.dead import without_dead_nodes
+from weft.core.passes.manager import PassContext, graph_pass
+from weft.core.passes.patterns.quotients import Quotient, quotients
+from weft.core.passes.patterns.reading import Reader, make
+
+
+@graph_pass()
+def fuse_rms_norm(graph: Graph, context: PassContext) -> Graph:
+    """Replace x / sqrt(mean of x * x + epsilon), and a product with constants behind it, by an RMSNormalization.
+
+    The mean is over the last axes, along which the constants may vary. A float16 or bfloat16 x may be cast to float32
+    first, and the result back, before or behind the product. In float16 the parts overflow where x is above 255; the
+    op computes them in float32.
+    """
+    if not Reader.has(graph, "ReduceMean"):
+        return graph
+    # A dead node that reads a value in between would keep the parts, and go with the first norm that is found.
+    reader = Reader(without_dead_nodes(graph))
+    for found in quotients(reader):
+        if _narrow(reader, found.dividend) == _narrow(reader, found.squared):
+            _put(reader, found)
+    return reader.finish() if reader.replaced else graph
+
+
+def _narrow(reader: Reader, value: str) -> str:
+    """Return what a cast to float32 reads, if it loses nothing; else the value itself."""
+    cast = reader.maker(value, "Cast")
+    if cast is None or reader.graph.specs[value].dtype is not DType.FLOAT32:
+        return value
+    source = reader.graph.specs[cast.inputs[0]].dtype
+    return cast.inputs[0] if source in (DType.FLOAT16, DType.BFLOAT16) else value
+
+
+def _put(reader: Reader, found: Quotient) -> None:
+    """Replace the quotient, or the product or the cast behind it."""
+    x, root, scale = found.squared, found.node, ""
+    source = _narrow(reader, x)
+    cast = _cast_back(reader, root, source) if source != x else None
+    if cast is not None:
+        x, root = source, cast
+    width = len(reader.dims(x)) - found.axis
+    scaled = reader.only_reader(root.outputs[0], "Mul")
+    if scaled is not None and _scales(reader, scaled, root.outputs[0], width):
+        scale = reader.other(scaled, root.outputs[0])
+        root = scaled
+        cast = _cast_back(reader, root, source) if source != x else None
+        if cast is not None:
+            narrowed = _exact(reader, scale, source)
+            if narrowed:
+                x, root, scale = source, cast, narrowed
+    op = make("RMSNormalization", axis=-width, epsilon=found.epsilon)
+    scale = scale or reader.one(x)
+    reader.put(root, Node(root.name, op, (x, scale), root.outputs))
+
+
+def _cast_back(reader: Reader, node: Node, source: str) -> Node | None:
+    """Return the only reader of a node, if it is a cast to the type of `source`."""
+    cast = reader.only_reader(node.outputs[0], "Cast")
+    specs = reader.graph.specs
+    return cast if cast and specs[cast.outputs[0]].dtype is specs[source].dtype else None
+
+
+def _scales(reader: Reader, product: Node, value: str, width: int) -> bool:
+    """Tell whether a product is with a constant that varies along the last `width` axes of a value at most."""
+    factor = reader.other(product, value)
+    if factor not in reader.graph.constants or reader.dims(product.outputs[0]) != reader.dims(value):
+        return False
+    dims = reader.dims(factor)
+    return all(size == 1 for size in dims[: max(len(dims) - width, 0)])
+
+
+def _exact(reader: Reader, scale: str, source: str) -> str:
+    """Return a constant in the type of `source`; nothing if that does not hold its values."""
+    graph = reader.graph
+    value, dtype = known(graph.constants[scale]), graph.specs[source].dtype
+    if value is None:
+        return ""
+    with np.errstate(over="ignore"):
+        narrow = value.astype(dtype.numpy)
+    return reader.add(scale, narrow) if np.array_equal(narrow.astype(value.dtype), value) else ""
