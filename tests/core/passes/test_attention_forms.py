@@ -39,10 +39,10 @@ def rows_first(net: Net, x: str, heads: int) -> str:
     made = net.add("Add", net.add("MatMul", x, net.random(width, 3 * width, scale=width**-0.5)), net.random(3 * width))
     apart = net.add("Unsqueeze", net.add("Reshape", made, np.array([rows, batch, 3, width])), np.array([0]))
     thrice = net.add("Squeeze", net.add("Transpose", apart, perm=(3, 1, 2, 0, 4)), np.array([3]))
-    for k in range(3):
-        joined = net.add("Reshape", net.add("Gather", thrice, np.array(k), axis=0), np.array([rows, -1, each]))
-        turned = net.add("Transpose", joined, perm=(1, 2, 0) if k == 1 else (1, 0, 2))
-        shape = [batch, heads, each, rows] if k == 1 else [batch, heads, rows, each]
+    for part in range(3):
+        joined = net.add("Reshape", net.add("Gather", thrice, np.array(part), axis=0), np.array([rows, -1, each]))
+        turned = net.add("Transpose", joined, perm=(1, 2, 0) if part == 1 else (1, 0, 2))
+        shape = [batch, heads, each, rows] if part == 1 else [batch, heads, rows, each]
         parts.append(net.add("Reshape", turned, np.array(shape)))
     q, k = (net.add("Mul", value, number(0.5)) for value in parts[:2])
     mixed = net.add("MatMul", net.add("Softmax", net.add("MatMul", q, k), axis=-1), parts[2])
