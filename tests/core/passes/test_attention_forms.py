@@ -135,6 +135,21 @@ def test_a_mask_that_cannot_be_joined_stays() -> None:
     assert fuse_attention(graph).nodes == graph.nodes
 
 
+def test_an_attention_to_the_result_of_another_is_found() -> None:
+    """What the first read is gone when the second is found."""
+    net = Net()
+    y = windows(net, (24,), None)
+    keys = net.add("Transpose", net.input("k2", 2, 3, 4, 7, 6), perm=(0, 1, 2, 4, 3))
+    scores = net.add("MatMul", y, keys)
+    shares = net.add("Softmax", net.add("Mul", net.add("Mul", scores, number(0.5)), net.random(4, 1, 1)), axis=-1)
+    mixed = net.add("MatMul", shares, net.input("v2", 2, 3, 4, 7, 3))
+    graph = net.finish(mixed)
+    after = fuse_attention(graph)
+    assert kinds(after).count("weft::Attention") == 2
+    assert {"MatMul", "Softmax"}.isdisjoint(kinds(after)), "nothing reads what the first was made of"
+    assert_same(graph, after)
+
+
 def test_rows_that_are_joined_with_other_axes_stay() -> None:
     """The reshapes around the softmax must leave the last two axes alone."""
     net = Net()
