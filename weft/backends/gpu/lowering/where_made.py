@@ -10,6 +10,7 @@ from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Names, Node, sort_nodes
 from weft.core.graph.layout import Shape
 from weft.core.graph.tensor import TensorSpec
+from weft.core.passes.moves import reshape as reshape_of
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import WantedLayout, find_gpu_op
 
@@ -18,8 +19,9 @@ def fuse_where_made(graph: Graph, is_custom: IsCustom, caps: DeviceCaps) -> Grap
     """Return the graph with element-wise nodes computed where a value that they read is stored.
 
     If others read the value, too, the kernel stores both: the node is its second output, which costs neither a launch
-    nor a load. If the value is reshaped first, the node is computed before that, and reshaped itself. Steps that are
-    the only readers of a value have joined its maker already.
+    nor a load. If the value is reshaped first, the node is computed before that, and reshaped itself, as other values
+    that it reads are if kernels store these as rows. Steps that are the only readers of a value have joined its maker
+    already.
     """
     return _Joiner(graph, is_custom, caps).run()
 
@@ -28,6 +30,7 @@ def why_not_where_made(graph: Graph, maker: Node, node: Node, is_custom: IsCusto
     """Return why an element-wise `node` is not computed where `maker` stores a value that it reads."""
     joiner = _Joiner(graph, is_custom, caps)
     moved = joiner.before_reshape(maker, node)
+    joiner.makers |= {each.outputs[0]: each for each in (moved.others if moved is not None else ())}
     found = joiner.joined(moved.maker, moved.node) if moved is not None else joiner.joined(maker, node)
     return found if isinstance(found, str) else "they were apart when steps were fused"
 
@@ -39,6 +42,8 @@ class _Moved:
     maker: Node
     node: Node
     reshape: Node
+    others: tuple[Node, ...]
+    """Reshapes of other values that the node reads: they cost nothing, because kernels store these as rows."""
 
 
 class _Joiner:
@@ -88,22 +93,34 @@ class _Joiner:
         (read,), source, specs = reshape.outputs, reshape.inputs[0], self.graph.specs
         maker, result = self.makers.get(source), node.outputs[0]
         dims, before = specs[read].dims, specs[source].dims
-        if maker is None or specs[result].dims != dims or any(
-            i != read and not (i in self.graph.constants and _is_alike(specs[i].dims, dims, before))
-            for i in node.inputs
-            if i
-        ):
+        values = [i for i in dict.fromkeys(node.inputs) if i and i != read]
+        constants = [i for i in values if i in self.graph.constants and _is_alike(specs[i].dims, dims, before)]
+        values = [i for i in values if i not in constants]
+        if maker is None or specs[result].dims != dims or not all(self._is_in_rows(i, dims) for i in values):
             return None
+        renamed, others = {read: source}, list[Node]()
+        for i in values:
+            renamed[i] = self.names.fresh(f"{i}.before")
+            specs[renamed[i]] = TensorSpec(before, specs[i].dtype)
+            same = replace(reshape, name=renamed[i], outputs=(renamed[i],))
+            others.append(reshape_of(self.graph, same, i, self.names))
         name = self.names.fresh(f"{result}.before")
         specs[name] = TensorSpec(before, specs[result].dtype)
-        inner = replace(node, inputs=tuple(source if i == read else i for i in node.inputs), outputs=(name,))
+        inner = replace(node, inputs=tuple(renamed.get(i, i) for i in node.inputs), outputs=(name,))
         again = replace(
             reshape,
             name=self.names.fresh(f"{node.name}.reshape"),
             inputs=(name, *reshape.inputs[1:]),
             outputs=(result,),
         )
-        return _Moved(maker, inner, again)
+        return _Moved(maker, inner, again, tuple(others))
+
+    def _is_in_rows(self, value: str, dims: Shape) -> bool:
+        """Tell whether a value has this shape, and its kernel stores it as rows, never in blocks of channels."""
+        maker = self.makers.get(value)
+        form = None if maker is None or self.is_custom(maker.op) else find_gpu_op(base_op(maker.op))
+        linear = form is not None and form.wanted_layout in (WantedLayout.LINEAR, WantedLayout.ALIAS)
+        return linear and self.graph.specs[value].dims == dims
 
     def _join(self, maker: Node, node: Node) -> bool:
         """Replace two nodes by one, if they can be one."""
@@ -126,9 +143,15 @@ class _Joiner:
         last = self.readers[read] == node.inputs.count(read)
         self._count(1, *moved.node.inputs)
         self._count(-1, *(reshape.inputs if last else ()))
+        self.makers |= {each.outputs[0]: each for each in moved.others}
+        for each in moved.others:
+            self._count(1, *each.inputs)
         if not self._join(moved.maker, moved.node):
-            self._count(-1, *moved.node.inputs)
+            self._count(-1, *moved.node.inputs, *(i for each in moved.others for i in each.inputs))
             self._count(1, *(reshape.inputs if last else ()))
+            for each in moved.others:
+                del self.makers[each.outputs[0]], self.graph.constants[each.inputs[1]]
+                del self.graph.specs[each.outputs[0]], self.graph.specs[each.inputs[1]]
             del self.graph.specs[moved.node.outputs[0]]
             return False
         if last:
