@@ -135,6 +135,14 @@ def test_a_mask_that_cannot_be_joined_stays() -> None:
     assert fuse_attention(graph).nodes == graph.nodes
 
 
+def test_a_result_that_is_read_as_it_is_and_reshaped_stays() -> None:
+    net = Net()
+    y = windows(net, (24,), None)
+    product = next(n.outputs[0] for n in reversed(net.graph.nodes) if n.op.type == "MatMul")
+    graph = net.finish(y, product)
+    assert fuse_attention(graph).nodes == graph.nodes
+
+
 def test_an_attention_to_the_result_of_another_is_found() -> None:
     """What the first read is gone when the second is found."""
     net = Net()

@@ -89,6 +89,8 @@ def _replace(reader: Reader, scores: Scores, mixed: _Mixed, lead: Shape) -> None
     dims = (*lead, *reader.dims(root.outputs[0])[-2:])
     if reader.dims(root.outputs[0]) != dims and (outer := reader.only_reader(root.outputs[0], *RESHAPES)) is not None:
         root, count = outer, count + 1
+    if reader.dims(root.outputs[0]) != dims and reader.readers(root.outputs[0], *RESHAPES):
+        return  # that would be one reshape after another
     made = [Node(root.name, fused, tuple(inputs), root.outputs)]
     if reader.dims(root.outputs[0]) != dims:
         name = reader.names.fresh(f"{root.outputs[0]}.apart")
