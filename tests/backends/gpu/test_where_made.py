@@ -74,6 +74,16 @@ def reshaped() -> Graph:
     return net.finish(net.add("MatMul", made, net.random(12, 4)), net.add("Softmax", ends, axis=-1))
 
 
+def reshaped_residual() -> Graph:
+    """A product of all rows at once, to which a sum of rows in batches is added, which a norm reads, too."""
+    net = Net()
+    before = net.add("MatMul", net.input("z", 2, 3, 8), net.random(8, 12), name="before")
+    flat = net.add("Reshape", net.add("LayerNormalization", before, net.random(12)), np.array([6, 12]))
+    made = net.add("Reshape", net.add("MatMul", flat, net.random(12, 12)), np.array([2, 3, 12]))
+    total = net.add("Add", made, before, name="total")
+    return net.finish(total, net.add("LayerNormalization", total, net.random(12)))
+
+
 def reshaped_image() -> Graph:
     """Pixels in a row, activated, of which alone a reshape of a convolution's image is read."""
     net = Net()
@@ -89,6 +99,7 @@ CASES: dict[str, tuple[Callable[[], Graph], int]] = {
     "rows": (rows, 3),
     "a result": (a_result, 1),
     "a reshape between": (reshaped, 3),
+    "a reshaped residual": (reshaped_residual, 4),
     "a reshaped image": (reshaped_image, 2),
 }
 """Networks, and the launches that are left besides conversions of layouts."""

@@ -10,6 +10,7 @@ from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Names, Node, depths, sort_nodes
 from weft.core.graph.layout import Shape
 from weft.core.graph.tensor import TensorSpec
+from weft.core.passes.moves import reshape as reshape_of
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import WantedLayout, find_gpu_op
 
@@ -18,8 +19,9 @@ def fuse_where_made(graph: Graph, is_custom: IsCustom, caps: DeviceCaps) -> Grap
     """Return the graph with element-wise nodes computed where a value that they read is stored.
 
     If others read the value, too, the kernel stores both: the node is its second output, which costs neither a launch
-    nor a load. If the value is reshaped first, the node is computed before that, and reshaped itself. Steps that are
-    the only readers of a value have joined its maker already.
+    nor a load. If the value is reshaped first, the node is computed before that, and reshaped itself, as other values
+    that it reads are if kernels store these as rows. Steps that are the only readers of a value have joined its maker
+    already.
     """
     return Joiner(graph, is_custom, caps).run()
 
@@ -35,6 +37,8 @@ class _Moved:
     maker: Node
     node: Node
     reshape: Node
+    others: tuple[Node, ...]
+    """Reshapes of other values that the node reads: they cost nothing, because kernels store these as rows."""
 
 
 class Joiner:
@@ -70,6 +74,8 @@ class Joiner:
         moved = self._before_reshape(maker, node) if self._is_reshape(maker) else None
         if isinstance(moved, str):
             return moved
+        for each in moved.others if moved is not None else ():
+            self._place(each)
         found = self._joined(maker, node) if moved is None else self._joined(moved.maker, moved.node)
         return found if isinstance(found, str) else "they were apart when steps were fused"
 
@@ -110,15 +116,32 @@ class Joiner:
             return f"{source!r}, which {reshape.op.type} reshapes, is an input of this part of the network"
         if specs[result].dims != dims:
             return f"its result is {specs[result]}, and what it reads is {specs[read]}"
-        for name in (i for i in node.inputs if i and i != read):
-            if name not in self.graph.constants or not _is_alike(specs[name].dims, dims, before):
+        values = []
+        for name in (i for i in dict.fromkeys(node.inputs) if i and i != read):
+            if name in self.graph.constants and _is_alike(specs[name].dims, dims, before):
+                continue
+            if not self._is_in_rows(name, dims):
                 return f"it also reads {name!r}, which does not fit {source!r}, of which that is a {reshape.op.type}"
-        name = self.names.fresh(f"{result}.before")
-        specs[name] = TensorSpec(before, specs[result].dtype)
-        inner = replace(node, inputs=tuple(source if i == read else i for i in node.inputs), outputs=(name,))
+            values.append(name)
+        renamed, others = {read: source}, list[Node]()
+        for name in values:
+            renamed[name] = self.names.fresh(f"{name}.before")
+            specs[renamed[name]] = TensorSpec(before, specs[name].dtype)
+            same = replace(reshape, name=renamed[name], outputs=(renamed[name],))
+            others.append(reshape_of(self.graph, same, name, self.names))
+        made = self.names.fresh(f"{result}.before")
+        specs[made] = TensorSpec(before, specs[result].dtype)
+        inner = replace(node, inputs=tuple(renamed.get(i, i) for i in node.inputs), outputs=(made,))
         named = self.names.fresh(f"{node.name}.reshape")
-        again = replace(reshape, name=named, inputs=(name, *reshape.inputs[1:]), outputs=(result,))
-        return _Moved(maker, inner, again)
+        again = replace(reshape, name=named, inputs=(made, *reshape.inputs[1:]), outputs=(result,))
+        return _Moved(maker, inner, again, tuple(others))
+
+    def _is_in_rows(self, value: str, dims: Shape) -> bool:
+        """Tell whether a value has this shape, and its kernel stores it as rows, never in blocks of channels."""
+        maker = self.makers.get(value)
+        form = None if maker is None or self.is_custom(maker.op) else find_gpu_op(base_op(maker.op))
+        linear = form is not None and form.wanted_layout in (WantedLayout.LINEAR, WantedLayout.ALIAS)
+        return linear and self.graph.specs[value].dims == dims
 
     def _join(self, maker: Node, node: Node) -> bool:
         """Replace two nodes by one, if they can be one."""
@@ -141,11 +164,18 @@ class Joiner:
             return False
         (read,) = reshape.outputs
         last = self.readers[read] == node.inputs.count(read)
+        for each in moved.others:
+            self._place(each)
+            self._count(1, *each.inputs)
         self._count(1, *moved.node.inputs)
         self._count(-1, *(reshape.inputs if last else ()))
         if not self._join(moved.maker, moved.node):
             self._count(-1, *moved.node.inputs)
             self._count(1, *(reshape.inputs if last else ()))
+            for each in moved.others:
+                self._count(-1, *each.inputs)
+                del self.makers[each.outputs[0]], self.graph.constants[each.inputs[1]]
+                del self.graph.specs[each.outputs[0]], self.graph.specs[each.inputs[1]]
             del self.graph.specs[moved.node.outputs[0]]
             return False
         if last:

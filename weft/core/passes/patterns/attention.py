@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf, prod
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Shape
-from weft.core.graph.limits import Budget
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.moves import RESHAPES, Order, compose, keeps_elements, order_of, reshape
+from weft.core.passes.moves import RESHAPES, is_identity, order_of, reshape
 from weft.core.passes.patterns.reading import DEEPEST, Reader, make
+from weft.core.passes.patterns.scores import Part, Scores, in_order, keeps_rows, read_einsum, read_scores
 
 ATTENTION = "weft::Attention"
 LOWEST = -1e30
 """A finite mask below this leaves nothing of a score, in float32."""
 HEADS_APART = (0, 2, 1, 3)
 """The order that takes (batch, rows, heads, elements) to (batch, heads, rows, elements), and back."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Scores:
-    """Scores as scale * q k^T + mask; `nodes` holds the transposes and reshapes that must be added for it."""
-
-    scale: float
-    q: str
-    k: str
-    mask: str = ""
-    nodes: tuple[Node, ...] = ()
 
 
 # -- one op ----------------------------------------------------------------------------------------------
@@ -42,7 +31,9 @@ class _Scores:
 def fuse_attention(graph: Graph, context: PassContext) -> Graph:
     """Replace softmax(scale * Q K^T + mask) V by one op, if only the product with V reads the softmax.
 
-    The scale may be applied to Q, to K, or to their product. A softmax that is NaN may be replaced by zeros.
+    The scale may be applied to Q, to K, or to their product; a constant factor for each row of the product, or for each
+    head, is given to Q. A softmax that is NaN may be replaced by zeros. Between the products the axes before the last
+    two may be joined or divided. There are no more nodes than before.
     """
     if not Reader.has(graph, "Softmax"):
         return graph
@@ -50,24 +41,71 @@ def fuse_attention(graph: Graph, context: PassContext) -> Graph:
     for softmax in reader.nodes("Softmax"):
         op: Any = softmax.op
         given = reader.dims(softmax.outputs[0])
-        shares, zero_nan = _without_nan(reader, softmax.outputs[0])
-        product = reader.only_reader(shares, "MatMul")
-        if product is None or op.axis % len(given) != len(given) - 1 or product.inputs[0] != shares:
+        mixed = _mixed(reader, softmax.outputs[0]) if op.axis % len(given) == len(given) - 1 else None
+        scores = read_scores(reader, softmax.inputs[0]) if mixed is not None else None
+        if mixed is None or scores is None or not reader.graph.specs[softmax.outputs[0]].size:
             continue
-        scores, v, last = _scores(reader, softmax.inputs[0], context.budget), _Scaled(1.0, product.inputs[1]), product
-        if scores is None and (whole := _in_rank_4(reader, softmax.inputs[0], product)) is not None:
-            value, last = whole
-            lead = reader.dims(value)[:-2]
-            scores, v = _scores(reader, value, context.budget), _with_lead(reader, v, lead)
-        if scores is None:
-            continue
-        shapes = [reader.dims(each)[:-2] for each in (scores.q, scores.k, v.value, last.outputs[0])]
-        if all(shape == shapes[0] for shape in shapes) and len(shapes[0]) in (1, 2) and reader.graph.specs[shares].size:
-            inputs = [scores.q, scores.k, v.value] + [scores.mask] * bool(scores.mask)
-            lowest_hides = int(_holds_lowest(reader, scores.mask))
-            fused = make(ATTENTION, scale=scores.scale, zero_nan=zero_nan, lowest_hides=lowest_hides)
-            reader.put(last, *scores.nodes, *v.nodes, Node(last.name, fused, tuple(inputs), last.outputs))
+        leads = [*scores.leads, given[:-2], mixed.lead]
+        lead = scores.place(reader, leads, context.budget)
+        if lead is not None:
+            _replace(reader, scores, mixed, lead)
     return reader.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixed:
+    """The product of a softmax with values; `count` nodes from the softmax on compute it."""
+
+    product: Node
+    operand: str
+    values: Part
+    count: int
+    zero_nan: int
+    lead: Shape
+
+
+def _mixed(reader: Reader, shares: str) -> _Mixed | None:
+    """Return the product with values that alone reads a softmax, whose first axes may be reshaped for it."""
+    read, zero_nan = _without_nan(reader, shares)
+    count = 4 if zero_nan else 2
+    shaped = reader.only_reader(read, *RESHAPES)
+    if shaped is not None and keeps_rows(reader, shaped):
+        read, count = shaped.outputs[0], count + 1
+    product = reader.only_reader(read, "MatMul", "Einsum")
+    if product is None:
+        return None
+    summed, lead = read_einsum(reader, product), reader.dims(read)[:-2]
+    if summed is not None:
+        (first, order), (v, (*ahead, column, inner)) = summed
+        if first != read or not is_identity(order):
+            return None
+        return _Mixed(product, v, in_order(reader, v, (*ahead, inner, column)), count, zero_nan, lead)
+    fits = product.op.type == "MatMul" and product.inputs[0] == read and reader.dims(product.inputs[1])[:-2] == lead
+    return _Mixed(product, product.inputs[1], Part(product.inputs[1]), count, zero_nan, lead) if fits else None
+
+
+def _replace(reader: Reader, scores: Scores, mixed: _Mixed, lead: Shape) -> None:
+    """Put one op in the place of all, if that takes no more nodes."""
+    root, count = mixed.product, scores.count + mixed.count
+    parts = [each.with_lead(reader, lead) for each in (scores.q, scores.k, mixed.values)]
+    inputs = [*(each.value for each in parts), *scores.masks]
+    lowest_hides = int(any(_holds_lowest(reader, mask) for mask in scores.masks))
+    fused = make(ATTENTION, scale=scores.scale, zero_nan=mixed.zero_nan, lowest_hides=lowest_hides)
+    dims = (*lead, *reader.dims(root.outputs[0])[-2:])
+    if reader.dims(root.outputs[0]) != dims and (outer := reader.only_reader(root.outputs[0], *RESHAPES)) is not None:
+        root, count = outer, count + 1
+    if reader.dims(root.outputs[0]) != dims and reader.readers(root.outputs[0], *RESHAPES):
+        return  # that would be one reshape after another
+    made = [Node(root.name, fused, tuple(inputs), root.outputs)]
+    if reader.dims(root.outputs[0]) != dims:
+        name = reader.names.fresh(f"{root.outputs[0]}.apart")
+        reader.graph.specs[name] = TensorSpec(dims, reader.graph.specs[root.outputs[0]].dtype)
+        attention = Node(f"{root.name}.attention", fused, tuple(inputs), (name,))
+        made = [attention, reshape(reader.graph, root, name, reader.names)]
+    nodes = [*(node for each in parts for node in each.nodes), *made]
+    operands = zip((*scores.operands, mixed.operand), parts, strict=True)
+    if len(nodes) <= count + sum(each.spared(reader, before) for before, each in operands):
+        reader.put(root, *nodes)
 
 
 def _holds_lowest(reader: Reader, mask: str) -> bool:
@@ -82,33 +120,6 @@ def _holds_lowest(reader: Reader, mask: str) -> bool:
     return array is not None and not is_symbolic(array) and bool(((array > -inf) & (array < LOWEST)).any())
 
 
-def _in_rank_4(reader: Reader, value: str, product: Node) -> tuple[str, Node] | None:
-    """Return scores of rank 4 that are reshaped to `value`, of rank 3, and the reshape of the result to such heads.
-
-    A mask for each batch is added in rank 4 where batch and heads are one axis of the products.
-    """
-    joined = reader.maker(value, *RESHAPES)
-    apart = reader.only_reader(product.outputs[0], *RESHAPES)
-    if joined is None or apart is None or not reader.is_read_once(value) or len(reader.dims(value)) != 3:
-        return None
-    dims, out = reader.dims(joined.inputs[0]), reader.dims(apart.outputs[0])
-    fits = len(dims) == len(out) == 4 and dims[2:] == reader.dims(value)[1:] and out[:3] == dims[:3]
-    return (joined.inputs[0], apart) if fits else None
-
-
-def _with_lead(reader: Reader, found: _Scaled, lead: Shape) -> _Scaled:
-    """Return a value of rank 3 with these axes in place of the first."""
-    dims = (*lead, *reader.dims(found.value)[1:])
-    joined = reader.maker(found.value, *RESHAPES)
-    source = found.value if joined is None else joined.inputs[0]
-    if reader.dims(source) == dims:
-        return replace(found, value=source)
-    name = reader.names.fresh(f"{found.value}.heads")
-    reader.graph.specs[name] = TensorSpec(dims, reader.graph.specs[source].dtype)
-    node = Node(name, make("Identity"), (source,), (name,))
-    return replace(found, value=name, nodes=(*found.nodes, reshape(reader.graph, node, source, reader.names)))
-
-
 def _without_nan(reader: Reader, shares: str) -> tuple[str, int]:
     """Return what is read in place of a softmax, and whether that is zeros where the softmax is NaN."""
     choice, check = ([*reader.readers(shares, kind), None][0] for kind in ("Where", "IsNaN"))
@@ -117,141 +128,6 @@ def _without_nan(reader: Reader, shares: str) -> tuple[str, int]:
     hidden, zero, kept = choice.inputs
     fits = (hidden, kept) == (check.outputs[0], shares) and reader.number(zero) == 0
     return (choice.outputs[0], 1) if fits and reader.dims(choice.outputs[0]) == reader.dims(shares) else (shares, 0)
-
-
-def _scores(reader: Reader, value: str, budget: Budget) -> _Scores | None:
-    """Return the parts of the scores, if nothing else reads an intermediate value; constant masks are added up."""
-    total = reader.maker(value, "Add")
-    if not reader.is_read_once(value):
-        return None
-    if total is None:
-        return _scaled(reader, value)
-    for rest, mask in (total.inputs, total.inputs[::-1]):
-        if not reader.is_read_once(rest) or reader.dims(rest) != reader.dims(value):
-            continue
-        found = _scaled(reader, rest)
-        if found is not None:
-            return replace(found, mask=mask)
-        if mask in reader.graph.constants and (found := _scores(reader, rest, budget)) is not None:
-            joint = _sum(reader, found.mask, mask, budget)
-            return replace(found, mask=joint) if joint else None
-    return None
-
-
-def _sum(reader: Reader, first: str, second: str, budget: Budget) -> str:
-    """Return the sum of two constants as a constant; "" if one is none, or the sum is too large."""
-    constants = reader.graph.constants
-    if first not in constants or any(map(is_symbolic, (constants[first], constants[second]))):
-        return ""
-    spec = reader.graph.specs[first]
-    dims = np.broadcast_shapes(constants[first].shape, constants[second].shape)
-    nbytes, began = prod(dims) * spec.dtype.itemsize, budget.clock()
-    if not budget.allows((), nbytes):
-        return ""
-    name = reader.names.fresh(f"{first}.masks")
-    constants[name] = constants[first] + constants[second]
-    reader.graph.specs[name] = TensorSpec(dims, spec.dtype)
-    budget.spend(nbytes, began)
-    return name
-
-
-def _scaled(reader: Reader, value: str) -> _Scores | None:
-    scale, inner = reader.scaled(value)
-    lead: Shape = ()
-    apart = reader.maker(inner, *RESHAPES)
-    if apart is not None and reader.is_read_once(inner):  # heads are an axis of their own for the mask alone
-        dims, whole = reader.dims(apart.inputs[0]), reader.dims(inner)
-        lead = whole[:2] if len(dims) == 3 and len(whole) == 4 and dims[1:] == whole[2:] else ()
-        scale_apart, inner = reader.scaled(apart.inputs[0])
-        scale *= scale_apart
-    product = reader.maker(inner, "MatMul")
-    if product is None or not reader.is_read_once(inner) or bool(lead) != (apart is not None):
-        return None
-    scale_k, turned = reader.scaled(product.inputs[1])
-    if len(reader.dims(product.inputs[0])) != len(reader.dims(turned)) or len(reader.dims(turned)) < 3:
-        return None
-    keys = _turned_back(reader, turned)
-    if keys is None:
-        return None
-    queries = _unscaled(reader, product.inputs[0])
-    if lead:
-        queries, keys = _with_lead(reader, queries, lead), _with_lead(reader, keys, lead)
-    scale *= scale_k * keys.scale * queries.scale
-    return _Scores(scale, queries.value, keys.value, "", (*queries.nodes, *keys.nodes))
-
-
-@dataclass(frozen=True, slots=True)
-class _Scaled:
-    """A number times a value; `nodes` holds the transpose or reshape that must be added for it, if one must."""
-
-    scale: float
-    value: str
-    nodes: tuple[Node, ...] = ()
-
-
-def _unscaled(reader: Reader, value: str) -> _Scaled:
-    """Return a value without its scale, which may lie before a transpose."""
-    scale, value = reader.scaled(value)
-    node = reader.maker(value, "Transpose")
-    order = None if node is None else order_of(reader.graph, node)
-    if node is None or order is None or not reader.is_read_once(value) or reader.scaled(node.inputs[0])[0] == 1:
-        return _Scaled(scale, value)
-    return _transposed(reader, value, node.inputs[0], order, scale)
-
-
-def _transposed(reader: Reader, value: str, source: str, order: Order, scale: float = 1.0) -> _Scaled:
-    """Return `source`, transposed and without its scale, in place of something like `value`.
-
-    Moves that the scale was between become one, so that there is nothing left to squash.
-    """
-    more, source = reader.scaled(source)
-    before = reader.maker(source, "Transpose")
-    first = None if before is None else order_of(reader.graph, before)
-    if before is not None and first is not None:
-        source, order = before.inputs[0], compose(first, order)
-    dims = tuple(reader.dims(source)[axis] for axis in order)
-    free = keeps_elements(reader.dims(source), order)
-    if free:
-        apart = reader.maker(source, *RESHAPES)
-        source = source if apart is None else apart.inputs[0]
-        if reader.dims(source) == dims:
-            return _Scaled(scale * more, source)
-    name = reader.names.fresh(f"{value}.turned")
-    reader.graph.specs[name] = TensorSpec(dims, reader.graph.specs[source].dtype)
-    node = Node(name, make("Transpose", perm=order), (source,), (name,))
-    return _Scaled(scale * more, name, (reshape(reader.graph, node, source, reader.names) if free else node,))
-
-
-def _turned_back(reader: Reader, value: str) -> _Scaled | None:
-    """Return the value that `value` is with its last two axes swapped."""
-    node = reader.maker(value, "Transpose", *RESHAPES)
-    order = None if node is None else order_of(reader.graph, node)
-    if node is None:
-        return None
-    if order is None:
-        return _turned_in_rank_3(reader, value, node)
-    swapped = (*order[:-2], order[-1], order[-2])
-    if swapped == tuple(range(len(order))):
-        return _unscaled(reader, node.inputs[0])
-    return _transposed(reader, value, node.inputs[0], swapped)
-
-
-def _turned_in_rank_3(reader: Reader, value: str, outer: Node) -> _Scaled | None:
-    """Return what `_turned_back` does where the axes are swapped by way of one axis for batch and heads."""
-    middle = reader.maker(outer.inputs[0], "Transpose")
-    inner = middle and reader.maker(middle.inputs[0], *RESHAPES)
-    if middle is None or inner is None or order_of(reader.graph, middle) != (0, 2, 1):
-        return None
-    dims, source = reader.dims(value), inner.inputs[0]
-    wanted = (*dims[:-2], dims[-1], dims[-2])
-    if reader.dims(outer.inputs[0])[1:] != dims[-2:]:
-        return None
-    if reader.dims(source) == wanted:
-        return _unscaled(reader, source)
-    name = reader.names.fresh(f"{value}.turned")  # heads that were repeated are reshaped once, to one axis
-    reader.graph.specs[name] = TensorSpec(wanted, reader.graph.specs[value].dtype)
-    apart = Node(name, inner.op, inner.inputs, (name,))
-    return _Scaled(1.0, name, (reshape(reader.graph, apart, source, reader.names),))
 
 
 # -- keys that heads share -------------------------------------------------------------------------------

@@ -172,8 +172,12 @@ class Reader:
         return self.add("one", np.ones((), self.graph.specs[like].dtype.numpy))
 
     def put(self, root: Node, *nodes: Node) -> None:
-        """Replace a node by other nodes, of which the last makes its output."""
+        """Replace a node by other nodes, of which the last makes its output.
+
+        What was before the node may be gone: patterns behind it must not look there.
+        """
         self.replaced[root.name] = list(nodes)
+        self._makers |= {o: node for node in nodes for o in node.outputs if o}
 
     def finish(self) -> Graph:
         """Return the graph with the replacements, and without the nodes that are dead now."""

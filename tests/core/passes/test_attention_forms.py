@@ -1,0 +1,319 @@
+"""Attention as exporters write it for images: moves of joined axes, Einsums, and factors of heads around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import weft
+from tests.helpers.launches import planned_kernels
+from tests.helpers.nets import Net, feeds, kinds
+from tests.helpers.random_nets import SLOW
+from tests.helpers.rewrites import assert_same
+from tests.helpers.run_length import examples
+from weft.core.graph.graph import Graph, bind
+from weft.core.graph.interpreter import outputs
+from weft.core.graph.layout import Array
+from weft.core.passes import run_passes
+from weft.core.passes.patterns import fuse_attention
+
+few = settings(max_examples=examples(40), deadline=None, suppress_health_check=SLOW)
+
+
+def number(value: float) -> Array:
+    return np.full((), value, np.float32)
+
+
+# -- rows before the batch -----------------------------------------------------------------------------------
+
+
+def rows_first(net: Net, x: str, heads: int) -> str:
+    """Add a multi-head attention of (rows, batch, elements), whose heads and batch are one axis for a while."""
+    rows, batch, width = net.shape(x)
+    each, parts = width // heads, list[str]()
+    made = net.add("Add", net.add("MatMul", x, net.random(width, 3 * width, scale=width**-0.5)), net.random(3 * width))
+    apart = net.add("Unsqueeze", net.add("Reshape", made, np.array([rows, batch, 3, width])), np.array([0]))
+    thrice = net.add("Squeeze", net.add("Transpose", apart, perm=(3, 1, 2, 0, 4)), np.array([3]))
+    for part in range(3):
+        joined = net.add("Reshape", net.add("Gather", thrice, np.array(part), axis=0), np.array([rows, -1, each]))
+        turned = net.add("Transpose", joined, perm=(1, 2, 0) if part == 1 else (1, 0, 2))
+        shape = [batch, heads, each, rows] if part == 1 else [batch, heads, rows, each]
+        parts.append(net.add("Reshape", turned, np.array(shape)))
+    q, k = (net.add("Mul", value, number(0.5)) for value in parts[:2])
+    mixed = net.add("MatMul", net.add("Softmax", net.add("MatMul", q, k), axis=-1), parts[2])
+    back = net.add("Transpose", mixed, perm=(2, 0, 1, 3))
+    return net.add("Reshape", back, np.array([rows * batch, width]))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_attention_of_rows_before_the_batch_takes_two_launches(batch: int) -> None:
+    net = Net()
+    graph = net.finish(rows_first(net, net.input("x", 5, batch, 16), 2))
+    after = run_passes(graph)
+    assert {"Softmax", "Mul"}.isdisjoint(kinds(after))
+    assert [n.op.attributes()["scale"] for n in after.nodes if n.op.type == "weft::Attention"] == [0.25]
+    assert_same(graph, after)
+    assert len(planned_kernels(graph)) == 2
+    with weft.load(graph, "opencl", precision="high", fallback="error") as session:
+        (want,) = outputs(graph, feeds(graph))
+        np.testing.assert_allclose(session.run(feeds(graph))[0], want, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_before_a_batch_of_any_size() -> None:
+    net = Net()
+    parts = [net.input(name, 5, "n", 16) for name in "qkv"]
+    sizes = net.add("Shape", parts[0])
+    batch = net.add("Gather", sizes, np.array([1]))
+    shape = net.add("Concat", batch, np.array([2, 5, 8]), axis=0)
+    swapped = net.add("Concat", batch, np.array([2, 8, 5]), axis=0)
+    q, k, v = (net.add("Reshape", value, np.array([5, -1, 8])) for value in parts)
+    q, v = (net.add("Reshape", net.add("Transpose", each, perm=(1, 0, 2)), shape) for each in (q, v))
+    k = net.add("Reshape", net.add("Transpose", k, perm=(1, 2, 0)), swapped)
+    graph = net.finish(net.add("MatMul", net.add("Softmax", net.add("MatMul", q, k), axis=-1), v))
+    for n in (1, 2, 3):
+        shapes = dict.fromkeys("qkv", (5, n, 16))
+        bound = bind(graph, shapes)
+        with weft.load(graph, "cpu") as session:
+            (found,) = session.run(feeds(bound))
+        np.testing.assert_allclose(found, outputs(bound, feeds(bound))[0], rtol=1e-4, atol=1e-5)
+    after = run_passes(bind(graph, shapes))
+    assert kinds(after).count("weft::Attention") == 1
+    assert "Softmax" not in kinds(after)
+
+
+# -- windows -------------------------------------------------------------------------------------------------
+
+WINDOWS = {"q": (2, 3, 4, 5, 8), "k": (2, 3, 4, 7, 8), "v": (2, 3, 4, 7, 6)}
+"""Two images of three windows with four heads."""
+
+
+def windows(net: Net, shape: tuple[int, ...], mask: Callable[[Net], str] | None, **sizes: tuple[int, ...]) -> str:
+    """Add an attention with five axes, whose products have the axes of `shape` in place of the first three."""
+    q, k, v = (net.input(name, *own) for name, own in (WINDOWS | sizes).items())
+    turned = net.add("Transpose", k, perm=(0, 1, 2, 4, 3))
+    flat = [net.add("Reshape", each, np.array([*shape, *net.shape(each)[-2:]])) for each in (q, turned, v)]
+    scores = net.add("Mul", net.add("MatMul", flat[0], flat[1]), number(0.25))
+    scores = net.add("Reshape", scores, np.array([2, 3, 4, 5, 7]))
+    scores = net.add("Add", scores, mask(net)) if mask else scores
+    shares = net.add("Reshape", net.add("Softmax", scores, axis=-1), np.array([*shape, 5, 7]))
+    mixed = net.add("MatMul", shares, flat[2])
+    return net.add("Reshape", mixed, np.array([2, 3, 4, 5, 6]))
+
+
+MASKS: dict[str, Callable[[Net], str] | None] = {
+    "none": None,
+    "a constant of heads": lambda net: net.constant(net.random(1, 4, 5, 7)),
+    "an input of heads": lambda net: net.input("mask", 4, 1, 7),
+    "an input of rows": lambda net: net.input("mask", 5, 7),
+    "a constant of windows": lambda net: net.constant(net.random(1, 3, 1, 5, 7)),
+    "a constant of images": lambda net: net.constant(net.random(2, 1, 1, 1, 7)),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("shape", [(24,), (6, 4)], ids=["one axis", "two axes"])
+def test_axes_of_windows_are_joined(shape: tuple[int, ...], mask: str) -> None:
+    net = Net()
+    graph = net.finish(windows(net, shape, MASKS[mask]))
+    after = fuse_attention(graph)
+    assert sorted(set(kinds(after))) == ["Reshape", "weft::Attention"]
+    (found,) = (n for n in after.nodes if n.op.type == "weft::Attention")
+    assert after.specs[found.outputs[0]].dims == (6, 4, 5, 6)
+    assert len(after.nodes) < len(graph.nodes)
+    assert_same(graph, after)
+    assert str(fuse_attention(after)) == str(after)
+
+
+def test_a_mask_that_cannot_be_joined_stays() -> None:
+    net = Net()
+    graph = net.finish(windows(net, (24,), lambda net: net.input("mask", 2, 1, 4, 5, 7)))
+    assert fuse_attention(graph).nodes == graph.nodes
+
+
+def test_a_result_that_is_read_as_it_is_and_reshaped_stays() -> None:
+    net = Net()
+    y = windows(net, (24,), None)
+    product = next(n.outputs[0] for n in reversed(net.graph.nodes) if n.op.type == "MatMul")
+    graph = net.finish(y, product)
+    assert fuse_attention(graph).nodes == graph.nodes
+
+
+def test_an_attention_to_the_result_of_another_is_found() -> None:
+    """What the first read is gone when the second is found."""
+    net = Net()
+    y = windows(net, (24,), None)
+    keys = net.add("Transpose", net.input("k2", 2, 3, 4, 7, 6), perm=(0, 1, 2, 4, 3))
+    scores = net.add("MatMul", y, keys)
+    shares = net.add("Softmax", net.add("Mul", scores, number(0.5)), axis=-1)
+    mixed = net.add("MatMul", shares, net.input("v2", 2, 3, 4, 7, 3))
+    graph = net.finish(mixed)
+    after = fuse_attention(graph)
+    assert kinds(after).count("weft::Attention") == 2
+    assert {"MatMul", "Softmax"}.isdisjoint(kinds(after)), "nothing reads what the first was made of"
+    assert_same(graph, after)
+
+
+def test_rows_that_are_joined_with_other_axes_stay() -> None:
+    """The reshapes around the softmax must leave the last two axes alone."""
+    net = Net()
+    q, k, v = net.input("q", 2, 3, 5, 4), net.input("k", 2, 3, 4, 7), net.input("v", 2, 15, 7, 6)
+    scores = net.add("Reshape", net.add("MatMul", q, k), np.array([2, 15, 1, 7]))
+    graph = net.finish(net.add("MatMul", net.add("Softmax", scores, axis=-1), v))
+    assert fuse_attention(graph).nodes == graph.nodes
+
+
+# -- Einsums -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        ("bhid,bhjd->bhij", "bhij,bhjd->bhid"),
+        ("... i d, ... j d -> ... i j", "... i j, ... j d -> ... i d"),
+        ("bhjd,bhid->bhij", "bhjd,bhij->bhid"),
+        ("bhid,bjhd->bhij", "bhij,bhjd->bhid"),
+        ("bhid,bhdj->bhij", "bhij,bjhd->bhid"),
+    ],
+)
+def test_products_may_be_einsums(first: str, second: str) -> None:
+    letters = dict(zip("bhijd", (2, 3, 5, 7, 4), strict=True))
+    net, shapes = Net(), dict[str, tuple[int, ...]]()
+    terms = "".join(first.split()).replace("...", "bh").partition("->")[0].split(",")
+    values = "".join(second.split()).replace("...", "bh").partition("->")[0].split(",")
+    for name, term in (("q", next(t for t in terms if "i" in t)), ("k", next(t for t in terms if "j" in t)),
+                       ("v", next(t for t in values if "i" not in t))):  # fmt: skip
+        shapes[name] = tuple(letters[c] for c in term)
+    q, k, v = (net.input(name, *shape) for name, shape in shapes.items())
+    operands = (q, k) if "i" in terms[0] else (k, q)
+    scores = net.add("Mul", net.add("Einsum", *operands, equation=first), number(0.5))
+    shares = net.add("Softmax", scores, axis=-1)
+    mixed = net.add("Einsum", *((shares, v) if "i" in values[0] else (v, shares)), equation=second)
+    graph = net.finish(mixed)
+    after = fuse_attention(graph)
+    assert kinds(after)[-1] == "weft::Attention"
+    assert set(kinds(after)) <= {"Transpose", "weft::Attention"}
+    assert_same(graph, after)
+
+
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        ("bhid,bhjd->bhij", "bhij,bhjd->bihd"),  # a result in another order takes a move more
+        ("bhid,bhjd->bhji", "bhij,bhjd->bhid"),  # the softmax of the columns
+        ("bhid,bhjd->bij", "bij,bhjd->bhid"),  # heads are summed up
+    ],
+)
+def test_other_sums_of_products_stay(first: str, second: str) -> None:
+    net = Net()
+    q, k, v = (net.input(name, 2, 3, 5, 4) for name in "qkv")
+    shares = net.add("Softmax", net.add("Einsum", q, k, equation=first), axis=-1)
+    graph = net.finish(net.add("Einsum", shares, v, equation=second))
+    after = fuse_attention(graph)
+    if first.endswith("bhji"):  # which are the rows, if queries and keys change places
+        assert kinds(after) == ["weft::Attention"]
+        assert after.nodes[0].inputs[:2] == (k, q)
+    else:
+        assert after.nodes == graph.nodes
+    assert_same(graph, after)
+
+
+def test_five_axes_of_einsums_become_one_attention() -> None:
+    """As window attention is written: heads apart, scaled keys, a bias for each head."""
+    net = Net()
+    x = net.input("x", 1, 6, 5, 48)
+    parts = []
+    for k in range(3):
+        part = net.add("Slice", x, np.array([16 * k]), np.array([16 * k + 16]), np.array([3]))
+        apart = net.add("Reshape", part, np.array([1, 6, 5, 2, 8]))
+        parts.append(net.add("Transpose", apart, perm=(0, 1, 3, 2, 4)))
+    keys = net.add("Mul", parts[1], number(0.3))
+    scores = net.add("Einsum", parts[0], keys, equation="B G H I D, B G H J D -> B G H I J")
+    shares = net.add("Softmax", net.add("Add", scores, net.random(1, 2, 5, 5)), axis=-1)
+    mixed = net.add("Einsum", shares, parts[2], equation="B G H I J, B G H J D -> B G H I D")
+    back = net.add("Reshape", net.add("Transpose", mixed, perm=(0, 1, 3, 2, 4)), np.array([1, 6, 5, 16]))
+    graph = net.finish(back)
+    after = run_passes(graph)
+    assert {"Einsum", "Softmax", "Mul"}.isdisjoint(kinds(after))
+    assert_same(graph, after)
+
+
+# -- factors of heads ----------------------------------------------------------------------------------------
+
+
+def cosine(net: Net, factor: Array, kind: str = "Mul", *, masks: int = 1, first: bool = False) -> str:
+    """Add an attention of queries and keys of length one, whose scores take a factor; a mask may be added `first`."""
+    q, k, v = (net.input(name, *shape[1:]) for name, shape in WINDOWS.items())
+    q, k = (net.add("Div", each, net.add("ReduceL2", each, np.array([-1]))) for each in (q, k))
+    scores = net.add("MatMul", q, net.add("Transpose", k, perm=(0, 1, 3, 2)))
+    added = [net.random(3, 1, 5, 7) for _ in range(masks)]
+    scores = net.add("Add", scores, added.pop()) if first else scores
+    scores = net.add(kind, scores, factor)
+    for mask in added:
+        scores = net.add("Add", scores, mask)
+    return net.add("MatMul", net.add("Softmax", scores, axis=-1), v)
+
+
+@pytest.mark.parametrize("kind", ["Mul", "Div"])
+@pytest.mark.parametrize("shape", [(4, 1, 1), (1, 4, 1, 1), (3, 4, 5, 1), (5, 1)])
+def test_a_factor_of_heads_or_rows_is_given_to_queries(kind: str, shape: tuple[int, ...]) -> None:
+    net = Net()
+    factor = np.asarray(1 + np.arange(prod(shape)).reshape(shape) / 8, np.float32)
+    graph = net.finish(cosine(net, factor, kind, masks=2))
+    after = fuse_attention(graph)
+    assert sorted(kinds(after)) == sorted(["ReduceL2", "ReduceL2", "Div", "Div", kind, "weft::Attention"])
+    assert_same(graph, after)
+    (taken,) = (n for n in after.nodes if n.op.type == "weft::Attention")
+    assert len(taken.inputs) == 4, "constant masks are added up"
+
+
+@pytest.mark.parametrize("what", ["of keys", "zero", "infinite", "behind a mask", "of the first operand"])
+def test_other_factors_stay(what: str) -> None:
+    net = Net()
+    factor = np.ones((4, 1, 7) if what == "of keys" else (4, 1, 1), np.float32)
+    factor[0] = {"zero": 0, "infinite": np.inf}.get(what, 2)
+    if what == "of the first operand":
+        q, k, v = (net.input(name, *shape[1:]) for name, shape in WINDOWS.items())
+        scores = net.add("Div", factor, net.add("MatMul", q, net.add("Transpose", k, perm=(0, 1, 3, 2))))
+        graph = net.finish(net.add("MatMul", net.add("Softmax", scores, axis=-1), v))
+    else:
+        graph = net.finish(cosine(net, factor, first=what == "behind a mask"))
+    assert fuse_attention(graph).nodes == graph.nodes
+
+
+# -- all of them ---------------------------------------------------------------------------------------------
+
+
+@st.composite
+def forms(draw: st.DrawFn) -> Graph:
+    """Draw an attention of windows, with its parts in any form; values inside may be outputs, too."""
+    net = Net(draw(st.integers(0, 100)))
+    if draw(st.booleans()):
+        x = net.input("x", draw(st.integers(1, 4)), draw(st.integers(1, 3)), 8)
+        y = rows_first(net, x, draw(st.sampled_from([1, 2])))
+    elif draw(st.booleans()):
+        shape = draw(st.sampled_from([(24,), (6, 4), (2, 12), (2, 3, 4)]))
+        y = windows(net, shape, draw(st.sampled_from([*MASKS.values()])))
+    else:
+        factor = net.random(*draw(st.sampled_from([(4, 1, 1), (5, 1), (3, 4, 1, 1), (4, 5, 7)])))
+        y = cosine(net, factor, draw(st.sampled_from(["Mul", "Div"])), masks=draw(st.integers(0, 2)))
+    others = draw(st.lists(st.sampled_from([n.outputs[0] for n in net.graph.nodes]), max_size=1))
+    return net.finish(*dict.fromkeys([y, *others]))
+
+
+@given(graph=forms())
+@few
+def test_numbers_are_unchanged(graph: Graph) -> None:
+    before = str(graph)
+    after = fuse_attention(graph)
+    assert len(after.nodes) <= len(graph.nodes), "a standard pass adds no node"
+    assert_same(graph, after, 2e-5)
+    assert str(fuse_attention(after)) == str(after)
+    after = run_passes(graph)
+    assert_same(graph, after, 2e-5)
+    assert str(run_passes(after)) == str(after)
+    assert str(graph) == before, "a pass leaves the graph that it was given"

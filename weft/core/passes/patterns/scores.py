@@ -1,0 +1,335 @@
+"""Read the scores of an attention back to Q, K and masks, whatever moves and factors lie between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from weft.core.graph.graph import Node
+from weft.core.graph.layout import Array, Shape
+from weft.core.graph.limits import Budget
+from weft.core.graph.symbolic import has_open_size, is_symbolic
+from weft.core.graph.tensor import TensorSpec
+from weft.core.passes.moves import RESHAPES, Order, compose, is_identity, keeps_elements, order_of, reshape
+from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.undo_reshapes import broadcast_reshape
+
+LONGEST = 16
+"""Exporters write no more moves, factors and masks between the product and the softmax."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A number times a value; `nodes` holds the moves and factors that must be added for it."""
+
+    value: str
+    scale: float = 1.0
+    nodes: tuple[Node, ...] = ()
+
+    def times(self, scale: float) -> Part:
+        """Return it times another number."""
+        return replace(self, scale=self.scale * scale)
+
+    def with_lead(self, reader: Reader, lead: Shape) -> Part:
+        """Return it with other axes before the last two."""
+        dims = (*lead, *reader.dims(self.value)[-2:])
+        if reader.dims(self.value) == dims:
+            return self
+        *before, last = self.nodes or (reader.maker(self.value, *RESHAPES),)
+        source, kept = self.value, self.nodes
+        if last is not None and last.op.type in RESHAPES:  # of two reshapes in a row one is enough
+            source, kept = last.inputs[0], tuple(n for n in before if n is not None)
+        if reader.dims(source) == dims:
+            return Part(source, self.scale, kept)
+        name = reader.names.fresh(f"{self.value}.apart")
+        reader.graph.specs[name] = TensorSpec(dims, reader.graph.specs[source].dtype)
+        shaped = Node(name, make("Identity"), (source,), (name,))
+        return Part(name, self.scale, (*kept, reshape(reader.graph, shaped, source, reader.names)))
+
+    def spared(self, reader: Reader, before: str) -> int:
+        """Return how many nodes nothing reads any more if this is read in place of the value `before`."""
+        made = {o for node in self.nodes for o in node.outputs}
+        sources = {i for node in self.nodes for i in node.inputs if i not in made} | {self.value}
+        count = 0
+        while before not in sources and reader.is_read_once(before):
+            node = reader.maker(before, "Transpose", "Mul", "Div", *RESHAPES)
+            if node is None:
+                break
+            scaled = None if node.op.type in ("Transpose", *RESHAPES) else reader.with_number(node)
+            before, count = (scaled[1] if scaled else node.inputs[0]), count + 1
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class _Mask:
+    """What is added to scores of the shape `scores`."""
+
+    value: str
+    scores: Shape
+
+
+@dataclass(slots=True)
+class Scores:
+    """Scores as scale * q k^T plus masks; `count` nodes compute them, from the product of the `operands` on."""
+
+    q: Part
+    k: Part
+    operands: tuple[str, ...]
+    count: int
+    leads: list[Shape]
+    """The axes before the last two at each sum with a mask, the last one first, and at the product."""
+    added: list[_Mask] = field(default_factory=list)
+    masks: list[str] = field(default_factory=list)
+    """The sum of all masks, once `place` was called and if there are any."""
+
+    @property
+    def scale(self) -> float:
+        """Return the number by which scores are multiplied."""
+        return self.q.scale * self.k.scale
+
+    def place(self, reader: Reader, leads: list[Shape], budget: Budget) -> Shape | None:
+        """Return one or two axes for heads to which all masks can be broadcast, the first such of `leads`, or None.
+
+        Axes are joined where there are more than two. Masks are reshaped, and added up if they are constants.
+        """
+        tried: list[Shape] = []
+        for each in sorted((_joined(lead) for lead in leads if lead), key=len, reverse=True):
+            if each in tried:
+                continue
+            tried.append(each)
+            rows = self.added[0].scores[-2:] if self.added else ()
+            masks = [_mask(reader, mask, (*each, *rows), budget) for mask in self.added]
+            total = masks[:1]
+            for mask in masks[1:]:
+                total = [_sum(reader, total[0], mask, budget) if total[0] and mask else ""]
+            if all(total):
+                self.masks = total
+                return each
+        return None
+
+
+def _joined(lead: Shape) -> Shape:
+    """Return axes of which the first are joined if there are more than two."""
+    return lead if len(lead) <= 2 else (prod(lead[:-1]), lead[-1])
+
+
+def keeps_rows(reader: Reader, node: Node) -> bool:
+    """Tell whether a reshape only joins or divides axes before the last two."""
+    before, after = (reader.dims(value) for value in (node.inputs[0], node.outputs[0]))
+    return min(len(before), len(after)) > 2 and before[-2:] == after[-2:]
+
+
+def read_scores(reader: Reader, value: str, masked: bool = True, depth: int = LONGEST) -> Scores | None:
+    """Return the parts of the scores, if nothing else reads an intermediate value.
+
+    Factors come before masks; all masks but the first must be constants.
+    """
+    node = reader.maker(value, "MatMul", "Einsum", "Add", "Mul", "Div", *RESHAPES)
+    if node is None or not reader.is_read_once(value) or not depth:
+        return None
+    if node.op.type in ("MatMul", "Einsum"):
+        return _product(reader, node)
+    if node.op.type == "Add":
+        return _masked(reader, node, depth) if masked else None
+    if node.op.type in RESHAPES:
+        found = read_scores(reader, node.inputs[0], masked, depth - 1) if keeps_rows(reader, node) else None
+        return found and replace(found, count=found.count + 1)
+    number, inner = ([*reader.scalings(value)][:2])[-1]
+    factor = _factor(reader, node) if inner == value else None
+    inner = inner if factor is None else factor.inputs[0]
+    found = read_scores(reader, inner, False, depth - 1) if inner != value else None
+    if found is None or (factor is not None and reader.dims(inner)[:-2] != found.leads[-1]):
+        return None
+    q = found.q.times(number) if factor is None else _times(reader, found.q, factor)
+    return replace(found, q=q, count=found.count + 1)
+
+
+def _masked(reader: Reader, total: Node, depth: int) -> Scores | None:
+    """Return the parts of scores and a mask."""
+    dims = reader.dims(total.outputs[0])
+    for rest, mask in (total.inputs, total.inputs[::-1]):
+        if reader.dims(rest) != dims:
+            continue
+        found = read_scores(reader, rest, mask in reader.graph.constants, depth - 1)
+        if found is not None:
+            added = [*found.added, _Mask(mask, dims)]
+            return replace(found, count=found.count + 1, leads=[dims[:-2], *found.leads], added=added)
+    return None
+
+
+# -- masks -----------------------------------------------------------------------------------------------
+
+
+def _mask(reader: Reader, mask: _Mask, wanted: Shape, budget: Budget) -> str:
+    """Return a mask for scores of another shape; "" if only a constant, or a smaller one, can be made to fit."""
+    if mask.scores == wanted:
+        return mask.value
+    dims = reader.dims(mask.value)
+    own = len(dims) - next((axis for axis, size in enumerate(dims) if size != 1), len(dims))
+    if len(dims) <= len(wanted) and mask.scores[-own:] == wanted[-own:] and own <= min(len(mask.scores), len(wanted)):
+        return mask.value
+    constant = reader.graph.constants.get(mask.value)
+    if constant is None or is_symbolic(constant) or has_open_size((*mask.scores, *wanted)):
+        return ""
+    nbytes, began = prod(wanted) * constant.itemsize, budget.clock()
+    if not budget.allows((), nbytes):
+        return ""
+    made = broadcast_reshape(constant, mask.scores, wanted)
+    return "" if made is None else _constant(reader, f"{mask.value}.apart", made, mask.value, budget, began)
+
+
+def _sum(reader: Reader, first: str, second: str, budget: Budget) -> str:
+    """Return the sum of two constants as a constant; "" if one is none, or the sum is too large."""
+    constants = reader.graph.constants
+    if any(each not in constants or is_symbolic(constants[each]) for each in (first, second)):
+        return ""
+    dims = np.broadcast_shapes(constants[first].shape, constants[second].shape)
+    began = budget.clock()
+    if not budget.allows((), prod(dims) * constants[first].itemsize):
+        return ""
+    return _constant(reader, f"{first}.masks", constants[first] + constants[second], first, budget, began)
+
+
+def _constant(reader: Reader, name: str, array: Array, like: str, budget: Budget, began: float) -> str:
+    """Add a constant of the type of another, and return the name that it got."""
+    name = reader.names.fresh(name)
+    reader.graph.constants[name] = array
+    reader.graph.specs[name] = TensorSpec(array.shape, reader.graph.specs[like].dtype)
+    budget.spend(array.nbytes, began)
+    return name
+
+
+# -- the product -----------------------------------------------------------------------------------------
+
+
+def _product(reader: Reader, product: Node) -> Scores | None:
+    """Return the parts of a product of queries and keys."""
+    summed = read_einsum(reader, product)
+    if summed is not None:
+        (q, order), (k, order_k) = summed
+        queries, keys = (_ordered(reader, value, each) for value, each in ((q, order), (k, order_k)))
+    elif product.op.type == "MatMul":
+        q, k = product.inputs
+        scale, turned = reader.scaled(k)
+        lead = reader.dims(turned)[:-2]
+        found = _turned_back(reader, turned) if lead and reader.dims(q)[:-2] == lead else None
+        if found is None:
+            return None
+        queries, keys = _unscaled(reader, q), found.with_lead(reader, lead)
+        if not keys.nodes:
+            keys = _unscaled(reader, keys.value).times(keys.scale)
+        keys = keys.times(scale)
+    else:
+        return None
+    return Scores(queries, keys, (q, k), 1, [reader.dims(product.outputs[0])[:-2]])
+
+
+Operand = tuple[str, Order]
+"""An operand of a product, and the order in which its axes belong."""
+
+
+def read_einsum(reader: Reader, node: Node) -> tuple[Operand, Operand] | None:
+    """Return the operands of an Einsum of (lead..., i, d) and (lead..., j, d), in any order, to (lead..., i, j).
+
+    None if it is another sum of products, or repeats an operand along an axis.
+    """
+    if node.op.type != "Einsum" or len(node.inputs) != 2 or len(reader.dims(node.outputs[0])) < 3:
+        return None
+    op: Any = node.op
+    equation = op.read([reader.dims(value) for value in node.inputs])
+    *lead, row, column = equation.result
+    operands = [*zip(node.inputs, equation.terms, strict=True)]
+    if row not in operands[0][1]:
+        operands.reverse()
+    found: list[Operand] = []
+    for (value, labels), own in zip(operands, (row, column), strict=True):
+        inner = [label for label in labels if label not in equation.result]
+        wanted = [*lead, own, *inner]
+        sizes = [equation.sizes[label] for label in labels]
+        if len(inner) != 1 or sorted(labels) != sorted(wanted) or list(reader.dims(value)) != sizes:
+            return None
+        found.append((value, tuple(labels.index(label) for label in wanted)))
+    return (found[0], found[1]) if inner[0] in operands[0][1] else None
+
+
+def in_order(reader: Reader, value: str, order: Order) -> Part:
+    """Return a value with its axes in another order."""
+    return Part(value) if is_identity(order) else _transposed(reader, value, value, order)
+
+
+def _ordered(reader: Reader, value: str, order: Order) -> Part:
+    """Return a value without its scale, with its axes in another order."""
+    return _unscaled(reader, value) if is_identity(order) else _transposed(reader, value, value, order)
+
+
+def _factor(reader: Reader, node: Node) -> Node | None:
+    """Return a product with a constant that is the same for all keys, with the constant as its last operand."""
+    inner, factor = node.inputs
+    if node.op.type == "Mul" and inner in reader.graph.constants:
+        inner, factor = factor, inner
+    array = reader.graph.constants.get(factor)
+    if array is None or is_symbolic(array) or not array.ndim or reader.dims(inner) != reader.dims(node.outputs[0]):
+        return None
+    fits = array.shape[-1] == 1 and np.all(np.isfinite(array) & (array != 0))
+    return replace(node, inputs=(inner, factor)) if fits else None
+
+
+def _times(reader: Reader, queries: Part, factor: Node) -> Part:
+    """Return queries times a factor of scores, which is the same for all keys."""
+    name = reader.names.fresh(f"{queries.value}.times")
+    reader.graph.specs[name] = reader.graph.specs[queries.value]
+    node = Node(name, factor.op, (queries.value, factor.inputs[1]), (name,))
+    return Part(name, queries.scale, (*queries.nodes, node))
+
+
+def _unscaled(reader: Reader, value: str) -> Part:
+    """Return a value without its scale, which may lie before a transpose."""
+    scale, value = reader.scaled(value)
+    node = reader.maker(value, "Transpose")
+    order = None if node is None else order_of(reader.graph, node)
+    if node is None or order is None or not reader.is_read_once(value) or reader.scaled(node.inputs[0])[0] == 1:
+        return Part(value, scale)
+    return _transposed(reader, value, node.inputs[0], order, scale)
+
+
+def _transposed(reader: Reader, value: str, source: str, order: Order, scale: float = 1.0) -> Part:
+    """Return `source`, transposed and without its scale, in place of something like `value`.
+
+    Moves that the scale was between become one, so that there is nothing left to squash.
+    """
+    more, source = reader.scaled(source)
+    before = reader.maker(source, "Transpose")
+    first = None if before is None else order_of(reader.graph, before)
+    if before is not None and first is not None:
+        source, order = before.inputs[0], compose(first, order)
+    dims = tuple(reader.dims(source)[axis] for axis in order)
+    free = keeps_elements(reader.dims(source), order)
+    if free:
+        apart = reader.maker(source, *RESHAPES)
+        source = source if apart is None else apart.inputs[0]
+        if reader.dims(source) == dims:
+            return Part(source, scale * more)
+    name = reader.names.fresh(f"{value}.turned")
+    reader.graph.specs[name] = TensorSpec(dims, reader.graph.specs[source].dtype)
+    node = Node(name, make("Transpose", perm=order), (source,), (name,))
+    return Part(name, scale * more, (reshape(reader.graph, node, source, reader.names) if free else node,))
+
+
+def _turned_back(reader: Reader, value: str) -> Part | None:
+    """Return the value that `value` is with its last two axes swapped; axes before these may be joined or divided."""
+    node = reader.maker(value, "Transpose", *RESHAPES)
+    order = None if node is None else order_of(reader.graph, node)
+    if node is None:
+        return None
+    if order is None:
+        scale, inner = reader.scaled(node.inputs[0])
+        swaps = reader.maker(inner, "Transpose") is not None and keeps_rows(reader, node)
+        found = _turned_back(reader, inner) if swaps else None
+        return found and found.times(scale)
+    swapped = (*order[:-2], order[-1], order[-2])
+    if swapped == tuple(range(len(order))):
+        return _unscaled(reader, node.inputs[0])
+    return _transposed(reader, value, node.inputs[0], swapped)
