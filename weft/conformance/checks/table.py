@@ -106,9 +106,11 @@ def compare_row(row: Case, arrays: Sequence[Array | None], actual: Sequence[Arra
 def halved(row: Case) -> list[Array | None]:
     """Return the arrays of a row with float16 instead of float32, as precision LOW stores them.
 
-    Constants of `Op.wide_inputs` stay float32.
+    Constants of `Op.wide_inputs` and `Op.exact_parameters` stay float32.
     """
-    wide = {k for k in row.make_op().wide_inputs if k < len(row.inputs) and (i := row.inputs[k]) and i.constant}
+    op = row.make_op()
+    kept = (*op.wide_inputs, *op.exact_parameters)
+    wide = {k for k in kept if k < len(row.inputs) and (i := row.inputs[k]) and i.constant}
     with np.errstate(over="ignore"):
         return [
             a.astype(np.float16) if a is not None and a.dtype == np.float32 and k not in wide else a
