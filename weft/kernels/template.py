@@ -191,7 +191,7 @@ class ArgWriter:
         for s, step in enumerate(self._steps()):
             texts = [self._scalar_operand(o, s, lines) for o in step.operands]
             lines += _step_lines(self._steps(), s, "real", "_v", texts, self._kept())
-        for arg, stored in self._stored("_v"):
+        for arg, stored in ((self, "_v"), *self._kept_values("")):
             # A narrower float than f32 would be rounded twice.
             narrow = self._writer.double and (arg.arg.dtype is DType.FLOAT16 or is_coded(arg.arg.dtype))
             lines.append(self._dialect.store(arg.arg, arg._at("_i"), f"odd_float({stored})" if narrow else stored))
@@ -209,7 +209,7 @@ class ArgWriter:
     def store4(self, n: str, c4: str, hw: str, value: str) -> str:
         """Store four channels of one pixel, with the epilogue; lanes past the last channel become zero."""
         lines = [f"const int _n = {n}; const int _p = {hw};", *self._finished(c4, value, "")]
-        for arg, stored in self._stored("_v", "_v"):
+        for arg, stored in ((self, "_v"), *self._kept_values("_v")):
             lines.append(self._dialect.store4(arg.arg, arg._place("_n", "_c", "_p"), stored))
         return "{ " + " ".join(lines) + " }"
 
@@ -217,7 +217,8 @@ class ArgWriter:
         """Store vector `index` of an argument in fours, with the epilogue."""
         lines = [f"const int _i = {index}; f32x4 _v = {value};"]
         self._add_vector_steps(lines, "", "_v", "")
-        lines += (self._dialect.store4(a.arg, a._at_four("_i"), stored) for a, stored in self._stored("_v", "_v"))
+        for arg, stored in ((self, "_v"), *self._kept_values("_v")):
+            lines.append(self._dialect.store4(arg.arg, arg._at_four("_i"), stored))
         return "{ " + " ".join(lines) + " }"
 
     def _add_vector_steps(self, lines: list[str], tag: str, v: str, c: str) -> None:
@@ -230,8 +231,8 @@ class ArgWriter:
         lines = [f"const int _n = {n}; const int _p = {hw};"]
         lines += [*self._finished(c4, first, ""), *self._finished(f"({c4}) + 1", second, "1")]
         lines.append(self._dialect.store8(self.arg, self._place("_n", "_c", "_p"), "_v", "_v1"))
-        for tag in ("", "1"):  # of the others two blocks need not lie at an even one
-            for arg, stored in self._stored("", f"_v{tag}")[1:]:
+        for tag in ("", "1"):  # other values need not begin at an even block
+            for arg, stored in self._kept_values(f"_v{tag}"):
                 lines.append(self._dialect.store4(arg.arg, arg._place("_n", f"_c{tag}", "_p"), stored))
         return "{ " + " ".join(lines) + " }"
 
@@ -241,7 +242,7 @@ class ArgWriter:
         lines = [f"const int {c} = {c4}; f32x4 {v} = {value};"]
         self._add_vector_steps(lines, tag, v, c)
         a = self.name
-        for _, each in self._stored(v, v):
+        for each in (v, *(stored for _, stored in self._kept_values(v))):
             lines.append(f"if ({a}_C % 4 != 0 && {c} * 4 + 4 > {a}_C) {each} = first_lanes({each}, {a}_C - {c} * 4);")
         return lines
 
@@ -249,10 +250,9 @@ class ArgWriter:
         """Return the numbers of the steps before which the value is stored, and the arguments that get it."""
         return dict(self._writer.request.kept) if self._steps() else {}
 
-    def _stored(self, last: str, tag: str = "") -> list[tuple[ArgWriter, str]]:
-        """Return the arguments that a store writes, with the variables: `last`, and those that steps have kept."""
-        kept = [(self._writer.args[name], f"_before{number}{tag}") for number, name in self._kept().items()]
-        return [(self, last), *kept]
+    def _kept_values(self, variable: str) -> list[tuple[ArgWriter, str]]:
+        """Return the arguments that get values before the last, and what holds these; `variable` is "" for a scalar."""
+        return [(self._writer.args[name], f"_before{number}{variable}") for number, name in self._kept().items()]
 
     def _vector_operand(self, o: Operand, step: str, v: str, c: str, lines: list[str]) -> str:
         if o.kind == "value":

@@ -27,7 +27,9 @@ OTHERS = {
 def _stored_otherwise(graph: Graph, dtype: DType) -> list[str]:
     others, edge = OTHERS[dtype], {*graph.inputs, *graph.outputs}
     kept = _nodes_that_keep(graph, dtype)
-    edge.update(v for n in graph.nodes if n.name in kept for v in (*n.inputs, *n.outputs))
+    for node in (n for n in graph.nodes if n.name in kept):
+        edge.update(node.inputs[k] for k in kept[node.name].inputs)
+        edge.update(node.outputs if kept[node.name].outputs else ())
     # A graph may keep specs of values that do not exist, such as an output of a Split that no node reads.
     values = dict.fromkeys(v for n in graph.nodes for v in (*n.inputs, *n.outputs) if v)
     return [v for v in values if v not in edge and graph.specs[v].dtype in others]

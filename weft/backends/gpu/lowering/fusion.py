@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
 
 from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op, is_of_channels
 from weft.backends.gpu.lowering.support import why_not
@@ -83,8 +81,7 @@ def join_steps(
     `values` numbers what `base` makes and `node` may read.
     """
     alone, steps = taken_apart(described(graph, node)[0], node.op, node.inputs, names.fresh)
-    alone.specs = cast(dict[str, TensorSpec], ChainMap(alone.specs, graph.specs))  # a copy would take too long
-    alone.constants = graph.constants
+    alone.specs |= {name: graph.specs[name] for name in (*base.inputs, *base.outputs, *values) if name}
     number = len(base.op.steps) if isinstance(base.op, Fused) else 0
     if number + len(steps) > MOST_STEPS:
         return f"a kernel takes over at most {MOST_STEPS} steps"
@@ -168,13 +165,13 @@ def _operand_fits(graph: Graph, base: Op, name: str, shape: tuple[int, ...]) -> 
     if len(dims) > len(shape):
         return False
     form = find_gpu_op(base)
-    wanted = WantedLayout.LINEAR if form is None else form.wanted_layout
-    if wanted is WantedLayout.CHANNELS or (wanted is WantedLayout.EITHER and not base.is_elementwise):
+    linear = form is not None and form.wanted_layout is WantedLayout.LINEAR
+    if not linear and not base.is_elementwise:
         return dims != shape and is_of_channels(dims, shape)
     full = (1,) * (len(shape) - len(dims)) + dims
     axes = [a for a, d in enumerate(full) if d != 1]
-    first, end = axes[0], axes[-1] + 1 if wanted is WantedLayout.EITHER else len(shape)
-    return wanted is not WantedLayout.ALIAS and full[first:end] == shape[first:end]
+    first, end = axes[0], len(shape) if linear else axes[-1] + 1
+    return full[first:end] == shape[first:end]
 
 
 def convolves(graph: Graph) -> bool:

@@ -80,7 +80,7 @@ def _places(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _shaped(tensor: Tensor, target: Tensor) -> Tensor:
-    """Return a tensor with the shape of what a kernel stores: a linear value may be stored as another shape."""
+    """Return a tensor in the shape in which a kernel stores the result, as rows are stored as images of one pixel."""
     return tensor if tensor.shape == target.shape else replace(tensor, shape=target.shape, layout=target.layout)
 
 

@@ -60,8 +60,8 @@ def truncation(step: int) -> float:
 def split_weights(rows: Array, lost: float = 0.0, low_bits: int = LOW_BITS) -> tuple[Array, Array]:
     """Return fp16 arrays hi and lo of rows of fp32 weights, each row scaled by 2^shift: hi + lo / 2^low_bits.
 
-    The low halves make up for the share `lost` (`truncation`). hi is rounded toward zero, and
-    neither is zero unless the weight is: both have its sign, so that an infinite activation gives infinity and not NaN.
+    The low halves make up for the share `lost` (`truncation`). hi is rounded toward zero, and neither is zero unless
+    the weight is: both have its sign, so that an infinite activation gives infinity and not NaN.
     """
     scaled = rows * np.ldexp(np.float32(1), shifts(rows))[:, None]
     with np.errstate(all="ignore"):
