@@ -54,6 +54,8 @@ TUNED_ALSO = {"vgg16": (224, 112, 56, 28, 14), "yolov8n_like": (640, 320, 160, 8
 
 The sides tell apart the trials that belong to none of `MODELS`.
 """
+ALSO_ON = (("opencl", "NVIDIA H100 80GB HBM3"),)
+"""Another card with trials: as many units of the same kind at the same clock, with less bandwidth."""
 OTHERS = "no network"
 NETWORKS = (*MODELS, *TUNED_ALSO, OTHERS)
 LEVEL, NEAR_BEST, PULL = 0.03, 3.0, 3e-3
@@ -137,16 +139,17 @@ def _fact(text: str) -> tuple[str, int]:
     return name, int(ast.literal_eval(value))
 
 
-def entries(api: str) -> Mapping[str, Entry]:
-    """Return the trials on the card of an API."""
-    return TuningTable(CARDS[api].info, shipped=TRIALS).entries()
+def entries(api: str, name: str = "") -> Mapping[str, Entry]:
+    """Return the trials of an API, on the card whose choices the package brings, or on one of a name."""
+    info = CARDS[api].info
+    return TuningTable(replace(info, name=name or info.name), shipped=TRIALS).entries()
 
 
 def timed(chooser: Chooser[ConvProblem, ConvPlan] = RULES) -> list[Timed]:
     """Return the timed convolutions with at least two candidates that are still offered, as a chooser decides."""
     out = []
-    for api in CARDS:
-        for key, entry in sorted(entries(api).items()):
+    for api, name in [*((api, "") for api in CARDS), *ALSO_ON]:
+        for key, entry in sorted(entries(api, name).items()):
             parsed = problem_of(api, key)
             if parsed is None:
                 continue
@@ -277,7 +280,10 @@ def _estimate(each: Timed, text: str, fitted: Fitted) -> float:
     if found is None:
         return float("inf")
     # What no trial shows at all, such as a second launch without the network that has them, is not taken.
-    return sum(fitted.get((found[0], term), np.inf) * x for term, x in zip(TERMS, found[1], strict=True) if x)
+    us = sum(fitted.get((found[0], term), np.inf) * x for term, x in zip(TERMS, found[1], strict=True) if x)
+    candidate = each.decision.candidates[text]
+    assert candidate.algorithm is not None
+    return us + candidate.algorithm.margin(candidate.tile)
 
 
 def unseen(problems: Sequence[Timed]) -> list[tuple[str, Timed, float]]:
@@ -367,7 +373,7 @@ def main() -> None:
         for name in sorted({name for name, _ in fitted}):
             table[name] = {term: float(f"{fitted[name, term]:.3g}") for term in TERMS}
         content = {
-            "fitted_on": f"{len(problems)} convolutions timed on an H200, by benchmarks/fit_costs.py",
+            "fitted_on": f"{len(problems)} convolutions timed on an H200 and an H100, by benchmarks/fit_costs.py",
             "excess": {name: round(x, 3) for name, x in sorted(excess.items())},
             "microseconds": table,
         }

@@ -175,6 +175,10 @@ class CudaDialect(Dialect):
             return self.store(arg, index, value)
         return f"{{ const f32x4 _w = {value}; {self.store_quad(arg, index, '_w')} }}"
 
+    def shared_number(self, array: str, index: str) -> str:
+        """Return a number of an array of float4."""
+        return f"((f32*){array})[{index}]"
+
     def load_lane(self, arg: Arg, index: str, lane: str) -> str:
         """Return one lane of four in memory."""
         if arg.dtype not in _VECTORS:

@@ -5,8 +5,9 @@ Run it after `weft tune --output` has added trials there (about a minute, no dev
     python -m scripts.update_shipped_choices
 
 The package holds choices alone, each with the time and the hash of the kernels that it stands for, and only those that
-gain: where what the chooser takes without a table was not timed, or takes more than `GAIN` times as long. To see that,
-the networks of the benchmarks are planned for the card, without it. What none of them asks for is left out.
+gain: where what the chooser takes without a table takes more than `GAIN` times as long. Where that was not timed on the
+card, the cost model knows more than the table. To see what is taken, the networks of the benchmarks are planned for the
+card, without it. What none of them asks for is left out.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def _gains(entry: Entry, default: str) -> bool:
     if entry.choice is None or entry.choice == default or entry.choice not in entry.trials:
         return False
     best, other = entry.trials[entry.choice].us, entry.trials.get(default, Trial("")).us
-    return best is not None and (other is None or other > GAIN * best)
+    return best is not None and other is not None and other > GAIN * best
 
 
 def main() -> None:
@@ -154,9 +155,10 @@ def main() -> None:
                             defaults[card.key].setdefault(choice.key, set()).add(choice.default)
     SHIPPED.mkdir(exist_ok=True)
     for path in sorted(TRIALS.glob("*.json")):
-        found = {key: choices(entries, defaults.get(key, {})) for key, entries in read_tables(path).items()}
+        found = {key: choices(entries, defaults[key]) for key, entries in read_tables(path).items() if key in defaults}
         (SHIPPED / path.name).unlink(missing_ok=True)
-        write_tables(SHIPPED / path.name, found)
+        if found:
+            write_tables(SHIPPED / path.name, found)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,13 @@ from weft.kernels.chooser import NEVER
 from weft.kernels.cost_model import DATA, TERMS, WORTH, Effort, coefficients, excess, microseconds
 from weft.kernels.device_caps import DeviceCaps
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
+from weft.ops.gpu.conv.gemm import GemmTile, TiledConv
+from weft.ops.gpu.conv.split_k import InParts
+from weft.ops.gpu.conv.wide import WideConv
 
 ALGORITHMS = (
-    "conv_gemm", "conv_matrix", "conv_split", "conv_split_wgmma", "conv_unstaged", "conv_wgmma", "conv_winograd",
-    "workgroup_gemm",
+    "conv_gemm", "conv_matrix", "conv_split", "conv_split_wgmma", "conv_unstaged", "conv_wgmma", "conv_wide",
+    "conv_winograd", "workgroup_gemm",
 )  # fmt: skip
 CLOSE = 1.1
 """The most that choices may be from the best, as a geometric mean over the problems of some rivals."""
@@ -59,13 +62,24 @@ def test_the_model_ranks_convolutions_on_gpus_and_rules_rank_them_on_software_de
     for dtype in (DType.FLOAT16, DType.FLOAT32):
         problem = conv_problem((1, 64, 56, 56), (64, 64, 3, 3), H200, dtype=dtype)
         decision = CONVOLUTIONS.decide(problem)
-        costs = [each.cost for each in decision.candidates.values()]
+        costs = [each.cost + each.algorithm.margin(each.tile) for each in decision.candidates.values() if each.algorithm]
         assert decision.in_microseconds and costs[1:] == sorted(costs[1:]) and decision.problem is problem
         assert costs[0] <= WORTH * min(costs)
         assert "about" in str(decision)
         software = CONVOLUTIONS.decide(replace(problem, caps=DeviceCaps(software=True)))
         assert not software.in_microseconds and "about" not in str(software)
         assert software.texts == RULES.decide(replace(problem, caps=DeviceCaps(software=True))).texts
+
+
+def test_large_products_take_wide_tiles_and_small_ones_must_gain_clearly() -> None:
+    def taken(images: int, side: int, read: int, written: int) -> str:
+        shape = (images, read, side, side)
+        return CONVOLUTIONS.decide(conv_problem(shape, (written, read, 1, 1), OPENCL, dtype=DType.FLOAT32)).default
+
+    assert "pixels=8" in taken(16, 14, 384, 1536) and "pixels=8" in taken(16, 56, 384, 96)
+    assert "pixels=8" not in taken(16, 56, 24, 144) and "pixels=8" not in taken(1, 14, 96, 96)
+    tile = GemmTile(8, 2, 8, 16, 1)
+    assert WideConv().margin(InParts(tile, 2)) > WideConv().margin(tile) > TiledConv().margin(tile) == 0
 
 
 def test_the_model_makes_nothing_illegal_and_knows_few_units() -> None:

@@ -92,6 +92,10 @@ class Algorithm(ABC, Generic[ProblemT, PlanT, TileT]):
         """Return what a candidate has the device do, for the cost model; None: the model has no say in it."""
         return None
 
+    def margin(self, tile: TileT) -> float:
+        """Return by how many microseconds the cost model must expect it to be faster than others, to be taken."""
+        return 0.0
+
     @abstractmethod
     def launch(self, plan: PlanT, tile: TileT) -> None:
         """Launch a candidate, packing the weights as it needs them."""
@@ -252,10 +256,11 @@ def _estimated(
         us = microseconds(each.algorithm.name, effort, caps) if effort is not None else None
         if us is None and each.cost < NEVER:
             return None
-        out.append(replace(each, cost=NEVER if us is None else us))
-    least = min(each.cost for each in out)
-    usual = out[0] if out[0].cost <= WORTH * least else None
-    return sorted(out, key=lambda each: (each is not usual, each.cost))
+        out.append((NEVER if us is None else us + each.algorithm.margin(each.tile), us, each))
+    least = min(weighed for weighed, *_ in out)
+    usual = out[0] if out[0][0] <= WORTH * least else None
+    in_turn = sorted(out, key=lambda found: (found is not usual, found[0]))
+    return [replace(each, cost=NEVER if us is None else us) for _, us, each in in_turn]
 
 
 _CHOOSERS: WeakSet[Chooser[Any, Any]] = WeakSet()

@@ -177,6 +177,13 @@ class Dialect(ABC):
     def load_lane(self, arg: Arg, index: str, lane: str) -> str:
         """Return the expression of element 4 * `index` + `lane` of a c4 argument, as f32."""
 
+    def shared_number(self, array: str, index: str) -> str:
+        """Return number `index` of an array of f32x4 in work-group memory, to assign to.
+
+        As written here it is for languages in which vectors have elements by index.
+        """
+        return f"{array}[({index}) / 4][({index}) % 4]"
+
     def load_quad(self, arg: Arg, index: str) -> str:
         """Return the expression of the four elements from 4 * `index` on of a linear argument, as f32x4."""
         return f"F4({', '.join(self.load(arg, f'({index}) * 4 + {e}') for e in range(4))})"

@@ -422,6 +422,10 @@ class Writer:
         self.shared_arrays.append(Shared(type_, name, size, align))
         return ""
 
+    def number_of(self, array: str, index: str) -> str:
+        """Return number `index` of an array of f32x4 in work-group memory, to assign to."""
+        return self.dialect.shared_number(array, index)
+
     def view(self, arg: str, type_: str, name: str) -> str:
         """Let the template see an argument as an array of another type, too; OpenCL C casts pointers instead."""
         self.views.append(View(arg, type_, name))

@@ -5,7 +5,7 @@
 <%page args="parted=False, planar=0, pooled=0"/>\
 <%namespace name="gemm" file="gemm.parts.mako"/>
 <%
-rows, cols, items, fetched_a, _ = gemm.module.sizes(rp, rc, lx, ly)
+rows, cols, _, fetched_a, _ = gemm.module.sizes(rp, rc, lx, ly, depth)
 rounds = "GROUP_Z * EACH", "min((GROUP_Z + 1) * EACH, (STEPS + LZ - 1) / LZ)"
 image = " + GROUP_Z * (PIXELS / (OH * OW))" if parted else ""
 
@@ -31,7 +31,7 @@ ${gemm.memory()}
 <%def name="fetch(step)">
 % for u in range(fetched_a):
   {
-    const int kk = (${step}) * 4 + ak${u};
+    const int kk = (${step}) * ${depth} + ak${u};
 % if pooled:
     inside${u} = row${u} < PIXELS && kk < C4;
 % for tap in range(pooled):
@@ -53,11 +53,25 @@ ${gemm.memory()}
 % endfor
 ${gemm.fetch_weights(step)}\
 </%def>\
+<%def name="finish(where)">\
+% for j in range(rc):
+    ${where(f"column0 + {j * ly} + down < COUNT")}{
+      const int block = FIRST + column0 + ${j * ly} + down;
+      const f32x4 bias = ${k.args["b"].load4("0", "block", "0") if k.has("b") else "SPLAT(0.0)"};
+% for i in range(rp):
+      ${where(f"first_row + {gemm.module.row(i, lx, turned)} < PIXELS")}{
+        const int row = first_row + ${gemm.module.row(i, lx, turned)};
+        ${y.store4("row / (OH * OW)" + image, "block", "row % (OH * OW)", f"acc{i}_{j} + bias")}
+      }
+% endfor
+    }
+% endfor
+</%def>\
 ${gemm.who()}\
 ${k.for_groups("tile", "TILES")} {
   const int first_row = tile * ${rows};
 % for u in range(fetched_a):
-  const int ak${u} = (item + ${u * items}) / ${rows}, row${u} = first_row + (item + ${u * items}) % ${rows};
+  ${gemm.place(u)}
   const int an${u} = row${u} / (OH * OW), ap${u} = row${u} % (OH * OW);
 % if not pointwise:
   const int ah${u} = ap${u} / OW * SH - PH, aw${u} = ap${u} % OW * SW - PW;
@@ -66,18 +80,15 @@ ${k.for_groups("tile", "TILES")} {
   bool inside${u};
 % endfor
 ${gemm.multiply(fetch, lambda u: f"inside{u} ? va{u} : SPLAT(0.0)", rounds if parted else None)}\
+% if turned:
+## Without conditions the compiler loads what all stores of the epilogue read before it stores: an item has many, and
+## few others beside it to wait with.
+  if (LOCAL_Z == 0 && (PIXELS % ${rows} == 0 || first_row + ${rows} <= PIXELS) && (COUNT % ${cols} == 0 || column0 + ${cols} <= COUNT)) {
+${finish(lambda condition: "")}\
+  } else if (LOCAL_Z == 0) {
+% else:
   if (LOCAL_Z == 0) {
-% for j in range(rc):
-    if (column0 + ${j * ly} + down < COUNT) {
-      const int block = FIRST + column0 + ${j * ly} + down;
-      const f32x4 bias = ${k.args["b"].load4("0", "block", "0") if k.has("b") else "SPLAT(0.0)"};
-% for i in range(rp):
-      if (first_row + ${i * lx} + across < PIXELS) {
-        const int row = first_row + ${i * lx} + across;
-        ${y.store4("row / (OH * OW)" + image, "block", "row % (OH * OW)", f"acc{i}_{j} + bias")}
-      }
-% endfor
-    }
-% endfor
+% endif
+${finish("if ({}) ".format)}\
   }
 }

@@ -2,7 +2,7 @@
 ## output channels, over blocks of four input channels: v[point][block][patch] by w, to m[point][block][patch].
 <%namespace name="gemm" file="gemm.parts.mako"/>
 <%
-rows, cols, items, fetched, _ = gemm.module.sizes(rp, rc, lx, ly)
+rows, _, _, fetched, _ = gemm.module.sizes(rp, rc, lx, ly, depth)
 %>\
 ${gemm.memory()}
 ## Blocks behind the last one are multiplied by zero weights; patches behind the last one are not stored.
@@ -16,7 +16,7 @@ ${gemm.who()}\
 ${k.for_groups("tile", "TILES")} {
   const int first_row = tile * ${rows};
 % for u in range(fetched):
-  const int ak${u} = (item + ${u * items}) / ${rows}, row${u} = first_row + (item + ${u * items}) % ${rows};
+  ${gemm.place(u)}
   const int vfrom${u} = GROUP_Z * C4 * PATCHES + min(row${u}, PATCHES - 1);
   f32x4 va${u};
 % endfor

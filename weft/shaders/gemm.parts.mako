@@ -1,30 +1,67 @@
 ## Parts of the fp32 GEMMs with sums in registers: a group of lx x ly items computes rp * lx rows x rc * ly blocks of four
-## columns; LZ slices of K work side by side and are summed at the end. Items fetch the next step of 4 blocks of K into
-## registers while they compute this one, all loads at once. With two `buffers` a step needs only one barrier.
+## columns; LZ slices of K work side by side and are summed at the end. Items fetch the next step of `depth` blocks of K
+## into registers while they compute this one, all loads at once. With two `buffers` a step needs only one barrier.
+## `turned`: vectors of four rows of one column lie in work-group memory, not of four columns of one row. An item then
+## holds the operands of one product at a time, not of four, so that it has registers for eight rows.
 <%!
-def sizes(rp, rc, lx, ly):
+def sizes(rp, rc, lx, ly, depth):
     """Return the rows, columns and items of a group, and what an item fetches a step of either factor."""
     rows, cols, items = rp * lx, rc * ly, lx * ly
-    return rows, cols, items, 4 * rows // items, 16 * cols // items
+    return rows, cols, items, depth * rows // items, 4 * depth * cols // items
 
 
 def pitch(cols):
     """Two vectors more than columns: four items that write one column of four rows touch other banks."""
     return cols + 2
+
+
+def line(rows):
+    """Return the vectors of a line of turned rows; with one more, 16 rows of two blocks are written to other banks."""
+    return rows // 4 + 1
+
+
+def held(rows, turned, depth):
+    """Return the vectors of rows of a step."""
+    return 4 * depth * line(rows) if turned else depth * rows
+
+
+def origin(u, rows, items, turned, depth):
+    """Return the block of K and the row that an item fetches as number u; 16 rows of two blocks are whole sectors."""
+    e = f"(item + {u * items})"
+    if turned:
+        return f"{e} / 16 % {depth}", f"{e} / {16 * depth} * 16 + {e} % 16"
+    return f"{e} / {rows}", f"{e} % {rows}"
+
+
+def row(i, lx, turned):
+    """Return the row of an item's results number i, within its group's."""
+    return f"({i // 4 * lx} + across) * 4 + {i % 4}" if turned else f"{i * lx} + across"
 %>
+## The block of K, ak., and the row, row., that an item fetches as number u.
+<%def name="place(u)">\
+<%
+rows, _, items, *_ = sizes(rp, rc, lx, ly, depth)
+block, of_group = origin(u, rows, items, turned, depth)
+%>\
+const int ak${u} = ${block}, row${u} = first_row + ${of_group};\
+</%def>
 <%def name="memory()">\
 <%
-rows, cols, *_ = sizes(rp, rc, lx, ly)
-k.shared("f32x4", "As", f"LZ * {4 * rows * buffers}")
-k.shared("f32x4", "Bs", f"LZ * {16 * pitch(cols) * buffers}")
+rows, cols, *_ = sizes(rp, rc, lx, ly, depth)
+k.shared("f32x4", "As", f"LZ * {held(rows, turned, depth) * buffers}")
+k.shared("f32x4", "Bs", f"LZ * {4 * depth * pitch(cols) * buffers}")
 k.shared("f32x4", "Sum", f"LZ > 1 ? (LZ - 1) * {rows * cols} : 1")
 %>\
 </%def>
 ## The indices of a work-item, and the weights that it moves. Two adjacent items share a block and the next two a pixel,
-## because two items at a time share a load of 16 bytes.
+## because two items at a time share a load of 16 bytes. Turned, 32 items share 8 blocks and 4 vectors of rows.
 <%def name="who()">\
-<% rows, cols, items, _, fetched = sizes(rp, rc, lx, ly) %>\
+<% rows, cols, items, _, fetched = sizes(rp, rc, lx, ly, depth) %>\
+% if turned:
+const int item = LOCAL_Y * ${lx} + LOCAL_X, across = item / 32 % ${lx // 4} * 4 + item / 16 % 2 * 2 + item % 2, down = item / ${8 * lx} * 8 + item / 2 % 8;
+% else:
 const int item = LOCAL_Y * ${lx} + LOCAL_X, across = item / 2 % ${lx}, down = item % 2 + item / ${2 * lx} * 2;
+% endif
 const int column0 = GROUP_Y * ${cols};
 % for u in range(fetched):
 const int e${u} = item + ${u * items}, bcolumn${u} = e${u} / 4 % ${cols}, bk${u} = e${u} / ${4 * cols};
@@ -33,11 +70,11 @@ const int bto${u} = (bk${u} * 4 + e${u} % 4) * ${pitch(cols)} + bcolumn${u};
 f32x4 vb${u};
 % endfor
 </%def>
-## The weights of a step: vectors [step][4 blocks of K][COUNT blocks of columns][4 along K], from vector `first` on.
+## The weights of a step: vectors [block of K][COUNT blocks of columns][4 along K], from vector `first` on.
 <%def name="fetch_weights(step, first='')">\
-<% _, _, _, _, fetched = sizes(rp, rc, lx, ly) %>\
+<% _, _, _, _, fetched = sizes(rp, rc, lx, ly, depth) %>\
 % for u in range(fetched):
-  vb${u} = ${w.vector(f"{first}min({step}, STEPS - 1) * 16 * COUNT + bfrom{u}")};
+  vb${u} = ${w.vector(f"{first}min({step}, STEPS - 1) * {4 * depth} * COUNT + bfrom{u}")};
 % endfor
 </%def>
 ## The sums of a tile: `fetch(step)` loads va. and vb.; `staged(u)` is the operand in va. that is multiplied. With split K,
@@ -45,7 +82,7 @@ f32x4 vb${u};
 <%def name="multiply(fetch, staged, rounds=None)">\
 <%
 first, (begin, end) = f"{rounds[0]} * LZ + LOCAL_Z" if rounds else "LOCAL_Z", rounds or ("0", "(STEPS + LZ - 1) / LZ")
-rows, cols, items, fetched_a, fetched_b = sizes(rp, rc, lx, ly)
+rows, cols, items, fetched_a, fetched_b = sizes(rp, rc, lx, ly, depth)
 acc = [(i, j) for i in range(rp) for j in range(rc)]
 %>\
 % for i, j in acc:
@@ -54,26 +91,39 @@ acc = [(i, j) for i in range(rp) for j in range(rc)]
   ${fetch(first)}
   for (int round = ${begin}; round < ${end}; round++) {
     const int staged = LOCAL_Z${f" * {buffers} + round % {buffers}" if buffers > 1 else ""};
-    const int a_base = staged * ${4 * rows}, b_base = staged * ${16 * pitch(cols)};
+    const int a_base = staged * ${held(rows, turned, depth)}, b_base = staged * ${4 * depth * pitch(cols)};
 % for u in range(fetched_a):
+% if turned:
+    {
+      const f32x4 four = ${staged(u)};
+      const int to = (a_base + ak${u} * ${4 * line(rows)}) * 4 + row${u} - first_row;
+% for lane, letter in enumerate("xyzw"):
+      ${k.number_of("As", f"to + {4 * line(rows) * lane}")} = four.${letter};
+% endfor
+    }
+% else:
     As[a_base + item + ${u * items}] = ${staged(u)};
+% endif
 % endfor
 % for u in range(fetched_b):
     Bs[b_base + bto${u}] = vb${u};
 % endfor
     BARRIER;
     ${fetch("(round + 1) * LZ + LOCAL_Z")}
-    for (int kk = 0; kk < 4; kk++) {
-% for i in range(rp):
+    for (int kk = 0; kk < ${depth}; kk++) {
+% for i in range(0 if turned else rp):
       const f32x4 a${i} = As[a_base + kk * ${rows} + ${i * lx} + across];
 % endfor
 ## One product in each statement compiles to one fused multiply-add; a sum of four products would take an addition more.
 % for lane, letter in enumerate("xyzw"):
+% for h in range(rp // 4 if turned else 0):
+      const f32x4 a${h}${letter} = As[a_base + (kk * 4 + ${lane}) * ${line(rows)} + ${h * lx} + across];
+% endfor
 % for j in range(rc):
       const f32x4 b${j}${letter} = Bs[b_base + (kk * 4 + ${lane}) * ${pitch(cols)} + ${j * ly} + down];
 % endfor
 % for i, j in acc:
-      acc${i}_${j} += a${i}.${letter} * b${j}${letter};
+      acc${i}_${j} += ${f"a{i // 4}{letter}.{'xyzw'[i % 4]}" if turned else f"a{i}.{letter}"} * b${j}${letter};
 % endfor
 % endfor
     }

@@ -12,7 +12,7 @@ from tests.helpers.conv_problems import take
 from tests.helpers.convolutions import convolution, launched_as_on_the_cpu
 from tests.helpers.null_gpu import CAPS, null_gpu
 from weft.errors import UnsupportedOps
-from weft.ops.gpu.conv import gemm
+from weft.ops.gpu.conv import gemm, wide
 from weft.ops.gpu.conv.split_k import InParts
 
 SHAPES = [
@@ -29,10 +29,10 @@ def _runs() -> list[Any]:
     In the short run the wide ones, which take compilers seconds, run on llvmpipe alone: one of those that differ by the
     size of a work-group only. Each other tile runs on OpenCL, which compiles it in less time.
     """
-    tiles = list(dict.fromkeys((*gemm.TILES, gemm.SOFTWARE_TILE)))
-    wide = {(t.pixels, t.blocks, t.lz): t for t in reversed(tiles) if t in gemm.WIDE_TILES}
-    narrow = [t for t in tiles if t not in gemm.WIDE_TILES]
-    quick = {(t, "vulkan") for t in wide.values()} | {(t, "opencl") for t in narrow}
+    narrow = list(dict.fromkeys((*gemm.TILES, gemm.SOFTWARE_TILE)))
+    tiles = [*narrow, *wide.WIDE_TILES]
+    few = {(t.pixels, t.blocks, t.lz): t for t in reversed(wide.WIDE_TILES)}
+    quick = {(t, "vulkan") for t in few.values()} | {(t, "opencl") for t in narrow}
     runs = [(tile, device) for tile in tiles for device in ("opencl", "vulkan")]
     return [pytest.param(*run, marks=[pytest.mark.long] * (run not in quick)) for run in runs]
 
@@ -41,7 +41,7 @@ def _runs() -> list[Any]:
 def test_every_tile_computes_the_convolution(
     device: str, tile: gemm.GemmTile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take(monkeypatch, gemm.TiledConv(), tile)
+    take(monkeypatch, wide.WideConv() if tile in wide.WIDE_TILES else gemm.TiledConv(), tile)
     assert_convolutions(device, ["conv_gemm"])
 
 

@@ -119,6 +119,10 @@ class OpenCLDialect(Dialect):
             return f"{{ const f32x4 _w = {value}; {super().store_quad(arg, index, '_w')} }}"
         return f"{arg.name}[{index}] = {value};"
 
+    def shared_number(self, array: str, index: str) -> str:
+        """Return a number of an array of float4: vectors have no elements by index."""
+        return f"((__local f32*){array})[{index}]"
+
     def store8(self, arg: Arg, index: str, first: str, second: str) -> str:
         """Return the statement that stores eight halves at once, or two float4."""
         if arg.dtype is DType.FLOAT16:

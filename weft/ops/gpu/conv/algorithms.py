@@ -26,6 +26,7 @@ from weft.ops.gpu.conv.split_floats import SplitConv, why_not_split
 from weft.ops.gpu.conv.split_floats_wgmma import SplitWgmmaConv
 from weft.ops.gpu.conv.unstaged import UnstagedConv
 from weft.ops.gpu.conv.wgmma import WgmmaConv
+from weft.ops.gpu.conv.wide import WideConv
 from weft.ops.gpu.conv.winograd import WinogradConv
 from weft.ops.gpu.conv.workgroup_gemm import GroupMatrixConv
 
@@ -64,7 +65,7 @@ CONVOLUTIONS = Chooser[ConvProblem, ConvPlan](
     ),
     Rivals(
         "conv_gemm",
-        (WinogradConv(), TiledConv(), ConvInPieces()),
+        (WinogradConv(), TiledConv(), WideConv(), ConvInPieces()),
         ConvProblem.facts_by_blocks,
         why_not_tiled,
         modelled=_caps,

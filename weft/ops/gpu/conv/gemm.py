@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 
@@ -11,7 +11,6 @@ import numpy as np
 
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.core.graph.tensor import Tensor
-from weft.kernels.chooser import NEVER, Candidate
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
@@ -27,7 +26,7 @@ from weft.ops.gpu.packing import pack_in_run
 CONV_PROLOGUE = "conv_prologue"
 """The portable GEMM that applies element-wise steps as it loads; `DeviceCaps.without` names it where it is wrong."""
 STEP = 4
-"""Blocks of four input channels that one pass of the kernel stages."""
+"""Blocks of four input channels, of which packed weights have a multiple."""
 
 
 def pack_weights(weight: Array, first: int, count: int) -> Array:
@@ -91,13 +90,35 @@ class GemmTile:
         return self.lx * self.ly * self.lz
 
     @property
+    def turned(self) -> bool:
+        """Tell whether the group stages vectors of four rows, so that items need few registers for operands."""
+        return self.pixels >= 2 * PACK
+
+    @property
+    def depth(self) -> int:
+        """Return the blocks of four input channels that the group stages at a time.
+
+        Few items with many results fetch so much for STEP that they lack registers.
+        """
+        return STEP // 2 if self.turned and self.lx * self.ly < 128 else STEP
+
+    @property
+    def variant(self) -> dict[str, int | bool]:
+        """Return what templates know of it."""
+        return {
+            "rp": self.pixels, "rc": self.blocks, "lx": self.lx, "ly": self.ly, "turned": self.turned,
+            "depth": self.depth,
+        }  # fmt: skip
+
+    @property
     def registers(self) -> int:
-        """Return the registers of an item, about: its sums, and 40 for operands and addresses."""
-        return PACK * self.pixels * self.blocks + 40
+        """Return the registers of an item, about: its sums, and others for operands and addresses."""
+        return PACK * self.pixels * self.blocks + (90 if self.turned else 40)
 
     def shared_bytes(self, buffers: int = 1) -> int:
         """Return the bytes of work-group memory: the staged tiles, and the sums of all slices but one."""
-        tiles = self.lz * buffers * STEP * (self.rows + PACK * (self.columns + 2))
+        rows = self.rows + PACK * self.turned
+        tiles = self.lz * buffers * self.depth * (rows + PACK * (self.columns + 2))
         return VECTOR_BYTES * (tiles + max((self.lz - 1) * self.rows * self.columns, 1))
 
     def buffers(self, caps: DeviceCaps) -> int:
@@ -105,13 +126,6 @@ class GemmTile:
         return 1 if caps.software or self.shared_bytes(2) > caps.local_memory else 2
 
 
-WIDE_TILES = (
-    GemmTile(8, 2, 8, 8, 1),
-    GemmTile(8, 2, 16, 16, 1),
-    GemmTile(8, 2, 8, 16, 1),
-    GemmTile(8, 2, 16, 8, 1),
-)
-"""For tuning alone: items that compute more, or share more of what is staged, which pays or not by the shape."""
 LONG_TILE = GemmTile(4, 2, 8, 8, 1)
 """For sums of many steps (`GemmFigures.long_steps`): shorter ones are faster where more groups fit on a unit."""
 TILES = (
@@ -121,15 +135,19 @@ TILES = (
     GemmTile(4, 1, 8, 8, 4),
     GemmTile(2, 1, 8, 8, 4),
     GemmTile(2, 1, 8, 4, 8),
-    *WIDE_TILES,
 )
-"""From the best reuse to the most parallelism, and those that only tuning takes."""
+"""From the best reuse to the most parallelism."""
 SOFTWARE_TILE = GemmTile(4, 1, 8, 8, 1)
 
 
 def legal_tiles(caps: DeviceCaps, steps: int) -> list[GemmTile]:
     """Return the tiles that fit the device and so many steps of K."""
-    return [t for t in TILES if _has_room(caps, t) and (t.lz == 1 or steps >= 2 * t.lz)]
+    return fitting_tiles(caps, steps, TILES)
+
+
+def fitting_tiles(caps: DeviceCaps, steps: int, tiles: Sequence[GemmTile]) -> list[GemmTile]:
+    """Return those of some tiles that fit the device and so many steps of K."""
+    return [t for t in tiles if _has_room(caps, t) and (t.lz == 1 or steps >= 2 * t.lz)]
 
 
 def _has_room(caps: DeviceCaps, tile: GemmTile) -> bool:
@@ -145,8 +163,7 @@ def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmT
     if caps.software:
         return SOFTWARE_TILE if _has_room(caps, SOFTWARE_TILE) else None
     known, units = caps.model.of(GemmFigures), caps.likely_units
-    without = WIDE_TILES if steps > known.long_steps else (LONG_TILE, *WIDE_TILES)
-    fitting = [t for t in legal_tiles(caps, steps) if t not in without]
+    fitting = [t for t in legal_tiles(caps, steps) if t != LONG_TILE or steps > known.long_steps]
     for tile in fitting:
         groups = -(-pixels // tile.rows) * -(-blocks // tile.columns)
         wanted = known.items if tile.lz == 1 else known.sliced_items
@@ -155,9 +172,9 @@ def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmT
     return fitting[-1] if fitting else None
 
 
-def steps_of(problem: ConvProblem) -> int:
-    """Return the steps of K: taps times blocks of input channels."""
-    return -(-problem.taps * problem.blocks_in // STEP)
+def steps_of(problem: ConvProblem, depth: int = STEP) -> int:
+    """Return the steps of so many blocks of K in the packed weights: taps times blocks of input channels."""
+    return -(-problem.taps * problem.blocks_in // STEP) * (STEP // depth)
 
 
 def bytes_of_block(problem: ConvProblem) -> int:
@@ -200,9 +217,9 @@ class TiledConv(ImplicitGemm[GemmTile]):
 
     def work(self, problem: ConvProblem, tile: GemmTile) -> TileWork:
         """Return the work in tiles of this size."""
-        steps, pixels, count = steps_of(problem), problem.pixels, problem.count
+        steps, pixels, count = steps_of(problem, tile.depth), problem.pixels, problem.count
         groups = -(-pixels // tile.rows) * -(-count // tile.columns)
-        read = steps * STEP * PACK * (tile.rows + PACK * tile.columns) * problem.weights.itemsize
+        read = steps * tile.depth * PACK * (tile.rows + PACK * tile.columns) * problem.weights.itemsize
         return TileWork(groups, -(-steps // tile.lz), read, pixels * count * PACK)
 
     def in_parts(self, problem: ConvProblem, whole: Sequence[GemmTile]) -> Sequence[InParts[GemmTile]]:
@@ -213,16 +230,9 @@ class TiledConv(ImplicitGemm[GemmTile]):
         """Accept slices: without them a group has 64 work-items, and a round takes longer than the model says."""
         return tile.tile.lz > 1
 
-    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
-        """Return the tiles, whole and in parts, of which only tuning may take the wide ones."""
-        every = super().candidates(problem)
-        return [replace(c, cost=NEVER) if tile_and_parts(c.tile)[0] in WIDE_TILES else c for c in every]
-
-    def effort(self, problem: ConvProblem, tile: GemmTile | InParts[GemmTile]) -> Effort | None:
-        """Return the work of a tile; None for tiles that only tuning takes."""
+    def effort(self, problem: ConvProblem, tile: GemmTile | InParts[GemmTile]) -> Effort:
+        """Return the work of a tile."""
         p, (chosen, parts) = problem, tile_and_parts(tile)
-        if chosen in WIDE_TILES:
-            return None
         work, rows, columns = self.work(p, chosen), chosen.rows, PACK * chosen.columns
         return Effort(
             groups=work.groups * parts,
@@ -232,7 +242,7 @@ class TiledConv(ImplicitGemm[GemmTile]):
             rows=rows,
             columns=columns,
             rounds=-(-work.rounds // parts),
-            depth=PACK * STEP,
+            depth=PACK * chosen.depth,
             slices=chosen.lz,
             read=p.staged(rows, columns, PACK * STEP * steps_of(p)),
             moved=p.moved,
@@ -243,8 +253,7 @@ class TiledConv(ImplicitGemm[GemmTile]):
     def multiply(self, plan: ConvPlan, tile: GemmTile, sums: Sums) -> None:
         """Launch the GEMM."""
         k, p = plan.k, plan.problem
-        steps = steps_of(p)
-        packed = _packed(plan, steps)
+        packed = _packed(plan, steps_of(p))
         tiles = -(-p.pixels // tile.rows)
         reading, channels = p.reading
         k.launch(
@@ -252,12 +261,11 @@ class TiledConv(ImplicitGemm[GemmTile]):
             reads={"x": plan.x, "w": packed, **sums.bias},
             writes={"y": sums.target},
             ints={
-                **p.constants, "C4": p.blocks_in, "STEPS": steps, "PIXELS": p.pixels, "FIRST": plan.first,
-                "COUNT": p.count, "TILES": tiles, **channels, **sums.ints,
+                **p.constants, "C4": p.blocks_in, "STEPS": steps_of(p, tile.depth), "PIXELS": p.pixels,
+                "FIRST": plan.first, "COUNT": p.count, "TILES": tiles, **channels, **sums.ints,
             },
             variant={
-                "rp": tile.pixels, "rc": tile.blocks, "lx": tile.lx, "ly": tile.ly,
-                "buffers": tile.buffers(k.caps), "pointwise": p.pointwise, **reading, **sums.variant,
+                **tile.variant, "buffers": tile.buffers(k.caps), "pointwise": p.pointwise, **reading, **sums.variant,
             },
             grid=(min(tiles, k.caps.max_grid[0]), -(-p.count // tile.columns), sums.parts),
             local=(tile.lx, tile.ly, tile.lz),

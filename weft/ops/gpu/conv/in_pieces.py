@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from weft.kernels.chooser import Algorithm, Candidate, Chooser, Rivals
 from weft.ops.gpu.conv.gemm import TiledConv, bytes_of_block, legal_tiles, steps_of
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, pieces
+from weft.ops.gpu.conv.wide import WideConv
 
 OF_A_PIECE = Chooser[ConvProblem, ConvPlan](
-    Rivals("conv_gemm", (TiledConv(),), ConvProblem.facts_by_blocks)
+    Rivals("conv_gemm", (TiledConv(), WideConv()), ConvProblem.facts_by_blocks, modelled=attrgetter("caps"))
 )
 
 

@@ -60,6 +60,8 @@ class TileWork:
     rounds: int
     read: int
     stored: int
+    beside: int = 1
+    """Groups that keep a unit busy together; where there are fewer, parts may pay."""
 
     def microseconds(self, caps: DeviceCaps, parts: int = 1) -> float:
         """Return the time by a model: a round takes the latency of memory, or as long as the unit's groups read.
@@ -73,7 +75,7 @@ class TileWork:
 
     def possible_parts(self, caps: DeviceCaps) -> list[int]:
         """Return the possible numbers of parts of K: none if the tiles fill the device, or on a CPU."""
-        if caps.software or SUM_PARTS in caps.without or self.groups >= caps.compute_units:
+        if caps.software or SUM_PARTS in caps.without or self.groups >= self.beside * caps.compute_units:
             return []
         return [p for p in PARTS if self.groups * p <= FILLED * caps.compute_units and self.rounds >= LEAST * p]
 

@@ -52,9 +52,6 @@ READ = SIDE + TAPS - 1
 """Outputs, taps and inputs of a patch along an axis."""
 ITEMS = 64
 """Work-items of a transform's work-group: each holds 36 vectors in registers, so larger groups would not fit well."""
-PIXELS = 4
-"""Patches of an item in the GEMM by default: with 8 fewer groups fit on a compute unit (ResNet-50's
-layers took a sixth longer, `benchmarks/NOTES.md`)."""
 LEAST = 64
 """Least input channels, output channels and patches for which it is the default."""
 TRIED = 16
@@ -154,23 +151,23 @@ def share(problem: ConvProblem) -> float:
 
 
 def choose_tile(problem: ConvProblem, tiles: Sequence[WinogradTile]) -> WinogradTile | None:
-    """Return the first tile of at most PIXELS that gives each compute unit two work-groups, else the last of these.
+    """Return the first tile that gives each compute unit two work-groups, else the last.
 
     None if the method would gain little: small problems spend their time on launches and on reading weights. On
     devices with fewer compute units than `DeviceModel.many_units`, only tuning chooses it: on software devices it was
     not faster when measured, and small GPUs may lack registers for 36 vectors an item.
     """
-    caps, few = problem.caps, [tile for tile in tiles if tile.gemm.pixels <= PIXELS]
-    if not few or caps.software or caps.compute_units < caps.model.many_units:
+    caps = problem.caps
+    if not tiles or caps.software or caps.compute_units < caps.model.many_units:
         return None
     patches = prod(patches_of(problem))
     if min(problem.channels_in, problem.channels_out, patches) < LEAST or share(problem) > WINS:
         return None
-    for tile in few:
+    for tile in tiles:
         groups = READ * READ * -(-patches // tile.gemm.rows) * -(-problem.blocks // tile.gemm.columns)
         if groups >= 2 * caps.compute_units:
             return tile
-    return few[-1]
+    return tiles[-1]
 
 
 class WinogradConv(Algorithm[ConvProblem, ConvPlan, WinogradTile]):
@@ -217,13 +214,12 @@ class WinogradConv(Algorithm[ConvProblem, ConvPlan, WinogradTile]):
         if best is None:
             return [Candidate(tile, NEVER) for tile in tiles]
         cost = share(problem) / WINS
-        every = dict.fromkeys([best, *tiles])
-        return [Candidate(tile, cost if tile.gemm.pixels <= PIXELS else NEVER) for tile in every]
+        return [Candidate(tile, cost) for tile in dict.fromkeys([best, *tiles])]
 
     def effort(self, problem: ConvProblem, tile: WinogradTile) -> Effort | None:
         """Return the work of the GEMM, and what the transforms move; None where only tuning may take it."""
         p, gemm = problem, tile.gemm
-        if p.caps.compute_units < p.caps.model.many_units or gemm.pixels > PIXELS:
+        if p.caps.compute_units < p.caps.model.many_units:
             return None
         patches, steps, points = prod(patches_of(p)), _steps(p.channels_in), READ * READ
         rows, columns = gemm.rows, PACK * gemm.columns
@@ -295,9 +291,7 @@ def _launch_products(plan: ConvPlan, tile: GemmTile, v: Tensor, m: Tensor, patch
         ints={
             "C4": p.blocks_in, "STEPS": _steps(p.channels_in), "COUNT": p.blocks, "PATCHES": patches, "TILES": rows,
         },
-        variant={
-            "rp": tile.pixels, "rc": tile.blocks, "lx": tile.lx, "ly": tile.ly, "buffers": tile.buffers(k.caps),
-        },
+        variant={**tile.variant, "buffers": tile.buffers(k.caps)},
         kinds=dict.fromkeys("vwm", "fours"),
         epilogue=False,
         grid=(min(rows, k.caps.max_grid[0]), -(-p.blocks // tile.columns), READ * READ),
