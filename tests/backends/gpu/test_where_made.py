@@ -157,7 +157,7 @@ def beside(rows: list[Case]) -> tuple[Graph, dict[str, Array]]:
 
 
 @pytest.mark.parametrize("device", GPUS)
-def test_every_kernel_that_takes_steps_stores_two_more_values(device: str) -> None:
+def test_every_kernel_that_takes_steps_stores_second_outputs(device: str) -> None:
     graph, fed = beside(list(FUSING.values()))
     with weft.load(graph, device, fallback="error") as session:
         launched, got = {launch.node for _, launch in session.report.launches}, session.run(fed)

@@ -13,17 +13,17 @@ from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Node
 from weft.kernels.device_caps import DeviceCaps
 
-MOST_KEPT = 2
-"""Most values before the last that a kernel stores: each takes registers until the store."""
+MOST_SECOND_OUTPUTS = 2
+"""Most second outputs of a kernel: each takes registers until the store."""
 
 
 def fuse_where_made(graph: Graph, is_custom: IsCustom, caps: DeviceCaps) -> Graph:
     """Return the graph with element-wise nodes computed where a value that they read is stored.
 
-    If others read the value, too, the kernel stores both: the node is its second output, which costs neither a launch
-    nor a load. If the value is reshaped first, the node is computed before that, and reshaped itself, as other values
-    that it reads are if kernels store these as rows. Steps that are the only readers of a value have joined its maker
-    already.
+    If others read the value, too, it is a second output of the kernel, which stores it beside what the node makes: that
+    costs neither a launch nor a load. If the value is reshaped first, the node is computed before that, and reshaped
+    itself, as other values that it reads are if kernels store these as rows. Steps that are the only readers of a value
+    have joined its maker already.
     """
     changing = ChangingGraph(graph)
     for node in graph.nodes:
@@ -63,15 +63,15 @@ def _joined(graph: ChangingGraph, candidate: Candidate, is_custom: IsCustom, cap
     """Return the one node that computes what the maker and the node of a candidate make; or why there is none."""
     maker, node = candidate.maker, candidate.node
     op = maker.op if isinstance(maker.op, Fused) else Fused(maker.op, len(maker.inputs), ())
-    if len(maker.outputs) != 1 + len(op.kept) or "" in maker.outputs:
+    if len(maker.outputs) != 1 + len(op.second_outputs) or "" in maker.outputs:
         return f"{base_op(maker.op).type} may have several results of its own"
-    values = dict(zip(maker.outputs, (len(op.steps), *op.kept), strict=True))
+    values = dict(zip(maker.outputs, (len(op.steps), *op.second_outputs), strict=True))
     reads = Counter(i for each in candidate.gone for i in each.inputs)
-    kept = {o: k for o, k in values.items() if graph.readers[o] > reads[o]}
-    if len(kept) > MOST_KEPT:
-        return f"a kernel stores at most {MOST_KEPT} values besides its last"
+    seconds = {o: k for o, k in values.items() if graph.readers[o] > reads[o]}
+    if len(seconds) > MOST_SECOND_OUTPUTS:
+        return f"a kernel stores at most {MOST_SECOND_OUTPUTS} second outputs"
     base = replace(maker, op=op, outputs=maker.outputs[:1])
-    most = caps.max_buffers - len(kept)
+    most = caps.max_buffers - len(seconds)
     joined = join_steps(candidate.known, graph.names, base, node, values, is_custom, most)
     if isinstance(joined, str):
         return joined
@@ -80,4 +80,5 @@ def _joined(graph: ChangingGraph, candidate: Candidate, is_custom: IsCustom, cap
     if len(node.outputs) > 1:
         return f"{base_op(node.op).type} has {len(node.outputs)} results itself"
     assert isinstance(joined.op, Fused)
-    return replace(joined, op=replace(joined.op, kept=tuple(kept.values())), outputs=(*node.outputs, *kept))
+    stores_both = replace(joined.op, second_outputs=tuple(seconds.values()))
+    return replace(joined, op=stores_both, outputs=(*node.outputs, *seconds))
