@@ -111,8 +111,8 @@ class KernelBuilder(ABC):
     """Whether Winograd's method may be used (`BackendConfig.winograd`)."""
     thrifty: bool = False
     """Whether memory is short (`MemoryMode.LIMIT`): then avoid algorithms that need much scratch memory."""
-    keeps_values: bool = False
-    """Whether the node has results besides the last of its fused steps: its values before some of them."""
+    stores_second_outputs: bool = False
+    """Whether values before the last of the fused steps are results, too (`Fused.second_outputs`)."""
 
     def launch(
         self,

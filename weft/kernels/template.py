@@ -82,7 +82,7 @@ class KernelRequest:
     """Steps on what is loaded of an argument."""
     loaded_on: str = ""
     """The argument, by `fetch4`, or values that the template computes, by `apply`, to which the steps are applied."""
-    kept: tuple[tuple[int, str], ...] = ()
+    second_outputs: tuple[tuple[int, str], ...] = ()
     """The numbers of the steps before which the value is stored, too, and the arguments that get it."""
 
 
@@ -190,8 +190,8 @@ class ArgWriter:
         lines = [f"const int _i = {index};", f"real _v = {value};"]
         for s, step in enumerate(self._steps()):
             texts = [self._scalar_operand(o, s, lines) for o in step.operands]
-            lines += _step_lines(self._steps(), s, "real", "_v", texts, self._kept())
-        for arg, stored in ((self, "_v"), *self._kept_values("")):
+            lines += _step_lines(self._steps(), s, "real", "_v", texts, self._second_outputs())
+        for arg, stored in ((self, "_v"), *self._second_values("")):
             # A narrower float than f32 would be rounded twice.
             narrow = self._writer.double and (arg.arg.dtype is DType.FLOAT16 or is_coded(arg.arg.dtype))
             lines.append(self._dialect.store(arg.arg, arg._at("_i"), f"odd_float({stored})" if narrow else stored))
@@ -209,7 +209,7 @@ class ArgWriter:
     def store4(self, n: str, c4: str, hw: str, value: str) -> str:
         """Store four channels of one pixel, with the epilogue; lanes past the last channel become zero."""
         lines = [f"const int _n = {n}; const int _p = {hw};", *self._finished(c4, value, "")]
-        for arg, stored in ((self, "_v"), *self._kept_values("_v")):
+        for arg, stored in ((self, "_v"), *self._second_values("_v")):
             lines.append(self._dialect.store4(arg.arg, arg._place("_n", "_c", "_p"), stored))
         return "{ " + " ".join(lines) + " }"
 
@@ -217,22 +217,22 @@ class ArgWriter:
         """Store vector `index` of an argument in fours, with the epilogue."""
         lines = [f"const int _i = {index}; f32x4 _v = {value};"]
         self._add_vector_steps(lines, "", "_v", "")
-        for arg, stored in ((self, "_v"), *self._kept_values("_v")):
+        for arg, stored in ((self, "_v"), *self._second_values("_v")):
             lines.append(self._dialect.store4(arg.arg, arg._at_four("_i"), stored))
         return "{ " + " ".join(lines) + " }"
 
     def _add_vector_steps(self, lines: list[str], tag: str, v: str, c: str) -> None:
         for s, step in enumerate(self._steps()):
             texts = [self._vector_operand(o, f"{s}{tag}", v, c, lines) for o in step.operands]
-            lines += _step_lines(self._steps(), s, "f32x4", v, texts, self._kept())
+            lines += _step_lines(self._steps(), s, "f32x4", v, texts, self._second_outputs())
 
     def store8(self, n: str, c4: str, hw: str, first: str, second: str) -> str:
         """Store eight contiguous channels of one pixel, from an even block on, with the epilogue."""
         lines = [f"const int _n = {n}; const int _p = {hw};"]
         lines += [*self._finished(c4, first, ""), *self._finished(f"({c4}) + 1", second, "1")]
         lines.append(self._dialect.store8(self.arg, self._place("_n", "_c", "_p"), "_v", "_v1"))
-        for tag in ("", "1"):  # other values need not begin at an even block
-            for arg, stored in self._kept_values(f"_v{tag}"):
+        for tag in ("", "1"):  # second outputs need not begin at an even block
+            for arg, stored in self._second_values(f"_v{tag}"):
                 lines.append(self._dialect.store4(arg.arg, arg._place("_n", f"_c{tag}", "_p"), stored))
         return "{ " + " ".join(lines) + " }"
 
@@ -242,17 +242,18 @@ class ArgWriter:
         lines = [f"const int {c} = {c4}; f32x4 {v} = {value};"]
         self._add_vector_steps(lines, tag, v, c)
         a = self.name
-        for each in (v, *(stored for _, stored in self._kept_values(v))):
+        for each in (v, *(stored for _, stored in self._second_values(v))):
             lines.append(f"if ({a}_C % 4 != 0 && {c} * 4 + 4 > {a}_C) {each} = first_lanes({each}, {a}_C - {c} * 4);")
         return lines
 
-    def _kept(self) -> Mapping[int, str]:
+    def _second_outputs(self) -> Mapping[int, str]:
         """Return the numbers of the steps before which the value is stored, and the arguments that get it."""
-        return dict(self._writer.request.kept) if self._steps() else {}
+        return dict(self._writer.request.second_outputs) if self._steps() else {}
 
-    def _kept_values(self, variable: str) -> list[tuple[ArgWriter, str]]:
-        """Return the arguments that get values before the last, and what holds these; `variable` is "" for a scalar."""
-        return [(self._writer.args[name], f"_before{number}{variable}") for number, name in self._kept().items()]
+    def _second_values(self, variable: str) -> list[tuple[ArgWriter, str]]:
+        """Return the arguments of the second outputs, and what holds their values; `variable` is "" for a scalar."""
+        args, seconds = self._writer.args, self._second_outputs()
+        return [(args[name], f"_before{number}{variable}") for number, name in seconds.items()]
 
     def _vector_operand(self, o: Operand, step: str, v: str, c: str, lines: list[str]) -> str:
         if o.kind == "value":
@@ -284,9 +285,9 @@ class ArgWriter:
         """Return the body of a function that applies the epilogue to one element and returns it, without storing it.
 
         `loaded` maps each argument of `operands` to the variable that holds its value at the element's place. Such a
-        kernel keeps no values before the last (`KernelBuilder.keeps_values`).
+        kernel stores no second outputs (`KernelBuilder.stores_second_outputs`).
         """
-        assert not self._kept()
+        assert not self._second_outputs()
         lines = [f"f32 _v = {value};"]
         names = {"": "_v", **loaded}  # the running value has no name, a constant its own
         for s, step in enumerate(self._steps()):
@@ -360,16 +361,16 @@ def _step_lines(
     kind: str,
     variable: str,
     texts: Sequence[str],
-    kept: Collection[int] = (),
+    seconds: Collection[int] = (),
 ) -> list[str]:
     """Return the lines of one step on a variable; they keep the value before it if a later step or a store reads it.
 
-    `kept` are the numbers of the steps before which the value is stored.
+    `seconds` are the numbers of the steps before which the value is stored as a second output.
     """
     step, name = steps[number], f"_before{number}"
     vector = kind == "f32x4"
-    is_read = number in kept or any(o.name == name for later in steps[number + 1 :] for o in later.operands)
-    type_ = kind if number in kept else f"const {kind}"
+    is_read = number in seconds or any(o.name == name for later in steps[number + 1 :] for o in later.operands)
+    type_ = kind if number in seconds else f"const {kind}"
     lines = [f"{type_} {name}{variable if vector else ''} = {variable};"] if is_read else []
     if not vector:
         return [*lines, f"{variable} = {step.expr.format(*texts)};"]

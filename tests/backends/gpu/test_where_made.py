@@ -157,7 +157,7 @@ def beside(rows: list[Case]) -> tuple[Graph, dict[str, Array]]:
 
 
 @pytest.mark.parametrize("device", GPUS)
-def test_every_kernel_that_takes_steps_stores_two_more_values(device: str) -> None:
+def test_every_kernel_that_takes_steps_stores_second_outputs(device: str) -> None:
     graph, fed = beside(list(FUSING.values()))
     with weft.load(graph, device, fallback="error") as session:
         launched, got = {launch.node for _, launch in session.report.launches}, session.run(fed)
@@ -184,6 +184,21 @@ def test_what_also_reads_what_is_computed_from_it_stays_apart() -> None:
     x = net.add("MatMul", net.input("x", 6, 8), net.random(8, 6), name="made")
     graph = net.finish(net.add("Mul", x, net.add("Transpose", x, perm=(1, 0)), name="y"))
     assert "it also reads what is computed from that" in _launched(graph)["n_y"]
+
+
+def test_nothing_is_left_of_a_node_that_cannot_be_computed_before_the_reshape() -> None:
+    """It could but for what else it reads, of which it is found last that this follows from the same value."""
+    net = Net()
+    made = net.add("MatMul", net.input("x", 12, 8), net.random(8, 6), name="made")
+    turned = net.add("Reshape", made, np.array([2, 6, 6]))
+    other = net.add("Transpose", turned, perm=(0, 2, 1), name="other")
+    graph = net.finish(net.add("Mul", turned, other, name="y"))
+    assert "it also reads what is computed from that" in _launched(graph)["n_y"]
+    with null_gpu():
+        (part,) = weft.optimize(graph, "null", fallback="error").parts
+        assert part.lowered is not None
+        lowered = part.lowered.graph
+    assert {*lowered.specs} == {*lowered.inputs, *lowered.constants, *(o for node in lowered for o in node.outputs)}
 
 
 @pytest.mark.parametrize("device", GPUS)

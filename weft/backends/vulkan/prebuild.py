@@ -72,9 +72,9 @@ def write_requests(requests: Iterable[KernelRequest], path: Path = MANIFEST) -> 
 def _encode(r: KernelRequest) -> list[Any]:
     args = [_encode_arg(a) for a in r.args]
     row = [r.template, r.variant, args, r.ints, r.floats, _encode_steps(r.steps), r.steps_on]
-    if r.loaded or r.kept:
+    if r.loaded or r.second_outputs:
         row += [_encode_steps(r.loaded), r.loaded_on]
-    return [*row, r.kept] if r.kept else row
+    return [*row, r.second_outputs] if r.second_outputs else row
 
 
 def _decode(row: list[Any]) -> KernelRequest:
@@ -90,7 +90,7 @@ def _decode(row: list[Any]) -> KernelRequest:
         steps_on,
         _decode_steps(loaded),
         loaded_on,
-        tuple((number, name) for kept in more[2:] for number, name in kept),
+        tuple((number, name) for seconds in more[2:] for number, name in seconds),
     )
 
 

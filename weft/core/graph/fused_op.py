@@ -56,7 +56,7 @@ class Fused(Op):
     base: Op
     arity: int
     steps: tuple[Step, ...]
-    kept: tuple[int, ...] = ()
+    second_outputs: tuple[int, ...] = ()
     """The numbers of the values before the last that are results, too, behind the result of the last step."""
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -73,7 +73,7 @@ class Fused(Op):
             if after.shape != spec.shape:
                 raise ModelError(f"the step {step.op.type} makes {after} of {spec}", why="a step changes no shape")
             specs.append(after)
-        return tuple(spec for number in (-1, *self.kept) if (spec := specs[number]) is not None)
+        return tuple(spec for number in (-1, *self.second_outputs) if (spec := specs[number]) is not None)
 
     def _problem(self, inputs: int) -> str:
         """Return what is wrong with the parts of a node with `inputs` inputs, or ""."""
@@ -81,9 +81,10 @@ class Fused(Op):
             return "its base is itself a fused node"
         if not 0 <= self.arity <= inputs:
             return f"its base takes {self.arity} of {inputs} inputs"
-        if len(set(self.kept)) < len(self.kept) or not set(self.kept) <= set(range(len(self.steps))):
-            return f"it keeps the values {self.kept} of {len(self.steps)} steps"
-        unread = set(range(len(self.steps))) - set(self.kept)
+        seconds = set(self.second_outputs)
+        if len(seconds) < len(self.second_outputs) or not seconds <= set(range(len(self.steps))):
+            return f"its second outputs are the values {self.second_outputs} of {len(self.steps)} steps"
+        unread = set(range(len(self.steps))) - seconds
         for number, step in enumerate(self.steps):
             if not step.op.is_elementwise:
                 return f"its step {step.op.type} is not element-wise"
@@ -99,7 +100,8 @@ class Fused(Op):
         made = [first[0] if isinstance(first, tuple) else first]
         for number, step in enumerate(self.steps):
             made.append(cast(Array, step.op.reference(*pick_operands(step, number, inputs, made))))
-        return (made[-1], *(made[number] for number in self.kept)) if self.kept else made[-1]
+        seconds = [made[number] for number in self.second_outputs]
+        return (made[-1], *seconds) if seconds else made[-1]
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
         """Return the base op's operations, plus one for each element and step."""

@@ -102,8 +102,8 @@ def why_not_fused(
 
     `Fused.infer` has checked that the inputs fit the node.
     """
-    if op.kept:
-        return "a device itself decides, as it plans the network, which values before the last step are kept"
+    if op.second_outputs:
+        return "a device itself decides, as it plans the network, which second outputs a kernel stores"
     graph, nodes = taken_apart(inputs, op)
     base = nodes[0]
     spec = graph.specs[base.outputs[0]]

@@ -145,8 +145,9 @@ class NodeBuilder(KernelBuilder):
             self.caps = replace(device.caps, without=device.caps.without | {SUM_PARTS})
         self._device, self._op, self._label, self._node = device, op, label, node or label
         self._inputs, self._source, self._known = inputs, source, known or {}
-        self._kept = dict(zip(op.kept, outputs[1:], strict=True)) if isinstance(op, Fused) else {}
-        self.keeps_values = bool(self._kept)
+        seconds = zip(op.second_outputs, outputs[1:], strict=True) if isinstance(op, Fused) else ()
+        self._second_outputs = dict(seconds)
+        self.stores_second_outputs = bool(self._second_outputs)
         self._shape = outputs[0].shape if outputs else ()
         form = find_gpu_op(op)
         self._computes_double = self.caps.doubles and form is not None and form.computes_double
@@ -172,11 +173,13 @@ class NodeBuilder(KernelBuilder):
         target, kinds = next(iter(asked.writes)), asked.kinds
         fours, written_to = kinds.get(target) == "fours", asked.writes[target]
         extra = self._epilogue(written_to, fours) if asked.epilogue else _Steps()
-        kept = {f"kept{number}": _shaped(t, written_to) for number, t in self._kept.items() if asked.epilogue}
-        writes = {**asked.writes, **kept}
+        seconds = {}
+        if asked.epilogue:
+            seconds = {f"second{n}": _shaped(t, written_to) for n, t in self._second_outputs.items()}
+        writes = {**asked.writes, **seconds}
         before = _Steps() if asked.prologue is None else self._prologue(asked.prologue)
         if fours:
-            in_fours = (*extra.reads.keys() - extra.single, *kept)
+            in_fours = (*extra.reads.keys() - extra.single, *seconds)
             kinds = {**kinds, **dict.fromkeys(in_fours, kinds[target])}
         sources = {n: self._on_device(n, t) for n, t in {**asked.reads, **extra.reads, **before.reads}.items()}
         args = [self._arg(n, t, kinds.get(n), asked.raw, False) for n, t in sources.items()]
@@ -194,7 +197,7 @@ class NodeBuilder(KernelBuilder):
             target if extra.steps else "",
             before.steps,
             asked.prologue.on if asked.prologue is not None and before.steps else "",
-            tuple(zip(self._kept, kept, strict=False)),
+            tuple(zip(self._second_outputs, seconds, strict=False)),
         )
         source = render(request, self._device.dialect)
         sizes = dict(zip(LOCAL_SIZE, asked.local, strict=True))
@@ -311,7 +314,7 @@ class NodeBuilder(KernelBuilder):
         return replace(tensor, memory=replace(tensor.memory, places=IDENTITY)), *found
 
     def reads_rows(self, output: Tensor) -> bool:
-        """Tell whether all that the fused steps read or keep in the output's shape is stored as rows of channels.
+        """Tell whether all that the fused steps read or store in the output's shape is stored as rows of channels.
 
         Constants of the channels always are, and a value of another shape is stored like the output.
         """
@@ -325,10 +328,10 @@ class NodeBuilder(KernelBuilder):
     # -- parts ---------------------------------------------------------------------------------------------
 
     def _step_tensors(self) -> list[Tensor]:
-        """Return the inputs of the node that its fused steps read, and the values before the last that are kept."""
+        """Return the inputs of the node that its fused steps read, and its second outputs."""
         steps = self._op.steps if isinstance(self._op, Fused) else ()
         read = (self._inputs[i] for step in steps for i in step.operands if i >= 0)
-        return [*(t for t in read if t is not None), *self._kept.values()]
+        return [*(t for t in read if t is not None), *self._second_outputs.values()]
 
     def _each(self, constant: Array) -> int:
         """Return over how many elements of the result each of a constant is repeated, if it is broadcast to it."""

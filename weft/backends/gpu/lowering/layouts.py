@@ -51,7 +51,7 @@ def is_of_channels(dims: Shape, shape: Shape) -> bool:
 
 def base_outputs(op: Op, outputs: Sequence[T]) -> Sequence[T]:
     """Return the outputs of the base of a fused op, of which the first is what its last step makes."""
-    return outputs[: len(outputs) - len(op.kept)] if isinstance(op, Fused) else outputs
+    return outputs[: len(outputs) - len(op.second_outputs)] if isinstance(op, Fused) else outputs
 
 
 def splits_products(caps: DeviceCaps, precision: Precision) -> bool:

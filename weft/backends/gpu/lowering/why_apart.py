@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from weft.backends.gpu.lowering.changing_graph import ChangingGraph
 from weft.backends.gpu.lowering.fold_moves import FoldedMoves
 from weft.backends.gpu.lowering.layouts import IsCustom, base_op
 from weft.backends.gpu.lowering.prologues import why_no_prologue_of
-from weft.backends.gpu.lowering.where_made import Joiner
+from weft.backends.gpu.lowering.where_made import compute_where_made
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Layout
 from weft.kernels.device_caps import DeviceCaps
@@ -40,7 +41,9 @@ class _Reasons:
         self.graph, self.folded, self.is_custom = folded.graph, folded, is_custom
         self.caps, self.split_products, self.fusing = caps, split_products, fusing
         self.makers, self.readers = self.graph.producers(), self.graph.readers()
-        self.joiner = Joiner(self.graph, is_custom, caps)
+        self.changing = ChangingGraph(self.graph)
+        for node in self.graph.nodes:
+            self.changing.reach(node)
         results, relayouts = set(self.graph.outputs), [n for n in self.graph.nodes if n.op.type == "Relayout"]
         self.results = results | {node.inputs[0] for node in relayouts if node.outputs[0] in results}
 
@@ -94,7 +97,8 @@ class _Reasons:
             by += ", which is a result as well"
         elif others > 0:
             by += f", which {others} other node{'s read' if others > 1 else ' reads'} too"
-        return f"{by}: {self.joiner.why_not(maker, alone)}"
+        found = compute_where_made(self.changing, maker, alone, self.is_custom, self.caps)
+        return f"{by}: {found if isinstance(found, str) else 'they were apart when steps were fused'}"
 
     def _of_move(self, node: Node) -> str:
         packed = next((name for name in (*node.inputs, *node.outputs) if self._is_packed(name)), "")

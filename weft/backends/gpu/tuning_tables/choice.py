@@ -80,8 +80,9 @@ def problem_key(name: str, facts: str, op: Op, inputs: Sequence[Tensor | None]) 
     types = ", ".join(t.dtype.value if t is not None else "none" for t in inputs[:arity])
     steps = op.steps if isinstance(op, Fused) else ()
     texts = [f"{s.op!r}({', '.join(_operand(i, inputs) for i in s.operands)})" for s in steps]
-    kept = f" keeping {list(op.kept)}" if isinstance(op, Fused) and op.kept else ""
-    return f"{name}({facts}) of {types}" + "".join(f" then {t}" for t in texts) + kept
+    seconds = op.second_outputs if isinstance(op, Fused) else ()
+    stored = f" with second outputs {list(seconds)}" if seconds else ""
+    return f"{name}({facts}) of {types}" + "".join(f" then {t}" for t in texts) + stored
 
 
 def _operand(position: int, inputs: Sequence[Tensor | None]) -> str:

@@ -73,8 +73,8 @@ class ConvProblem:
     """Whether 16 bytes of channels can be written at a time."""
     rows_added: bool = True
     """Whether the operands of fused steps are rows of channels, too (`KernelBuilder.reads_rows`)."""
-    keeps_values: bool = False
-    """See `KernelBuilder.keeps_values`."""
+    stores_second_outputs: bool = False
+    """See `KernelBuilder.stores_second_outputs`."""
     split_products: bool = False
     """See `KernelBuilder.split_products`."""
     winograd: bool = True
@@ -255,7 +255,7 @@ class ConvPlan:
             read_pieces=looks and _lies_in_pieces(x, rows),
             written_pieces=looks and _lies_in_pieces(y, k.rows(y)),
             rows_added=not looks or k.reads_rows(y),
-            keeps_values=k.keeps_values,
+            stores_second_outputs=k.stores_second_outputs,
             split_products=k.split_products,
             winograd=k.winograd,
             thrifty=k.thrifty,
