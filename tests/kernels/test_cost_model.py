@@ -62,7 +62,8 @@ def test_the_model_ranks_convolutions_on_gpus_and_rules_rank_them_on_software_de
     for dtype in (DType.FLOAT16, DType.FLOAT32):
         problem = conv_problem((1, 64, 56, 56), (64, 64, 3, 3), H200, dtype=dtype)
         decision = CONVOLUTIONS.decide(problem)
-        costs = [each.cost + each.algorithm.margin(each.tile) for each in decision.candidates.values() if each.algorithm]
+        ranked = ((each, each.algorithm) for each in decision.candidates.values())
+        costs = [each.cost + algorithm.margin(each.tile) for each, algorithm in ranked if algorithm is not None]
         assert decision.in_microseconds and costs[1:] == sorted(costs[1:]) and decision.problem is problem
         assert costs[0] <= WORTH * min(costs)
         assert "about" in str(decision)
