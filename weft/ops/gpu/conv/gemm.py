@@ -230,7 +230,7 @@ class TiledConv(ImplicitGemm[GemmTile]):
         """Accept slices: without them a group has 64 work-items, and a round takes longer than the model says."""
         return tile.tile.lz > 1
 
-    def effort(self, problem: ConvProblem, tile: GemmTile | InParts[GemmTile]) -> Effort:
+    def effort(self, problem: ConvProblem, tile: GemmTile | InParts[GemmTile]) -> Effort | None:
         """Return the work of a tile."""
         p, (chosen, parts) = problem, tile_and_parts(tile)
         work, rows, columns = self.work(p, chosen), chosen.rows, PACK * chosen.columns

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from weft.kernels.chooser import NEVER, Candidate
+from weft.kernels.cost_model import Effort
 from weft.kernels.special import KernelFamily, on_many_units, register_family
 from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.gemm import GemmTile, TiledConv, fitting_tiles, steps_of
@@ -45,6 +47,15 @@ class WideConv(TiledConv):
             return "a CPU gains nothing from reuse in registers"
         return super().why_not(problem)
 
+    def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
+        """Return the tiles, whole and in parts; on small GPUs, which may lack registers for 64 sums, for tuning."""
+        every = super().candidates(problem)
+        return every if _has_registers(problem) else [replace(each, cost=NEVER) for each in every]
+
+    def effort(self, problem: ConvProblem, tile: GemmTile | InParts[GemmTile]) -> Effort | None:
+        """Return the work of a tile; None where only tuning may take it."""
+        return super().effort(problem, tile) if _has_registers(problem) else None
+
     def tiles(self, problem: ConvProblem) -> tuple[GemmTile | None, Sequence[GemmTile]]:
         """Return the tile that is best by the model of `TileWork`, and all that fit."""
         fitting = fitting_tiles(problem.caps, steps_of(problem), WIDE_TILES)
@@ -71,6 +82,10 @@ class WideConv(TiledConv):
     def needs_no_tuning(self, tile: InParts[GemmTile]) -> bool:
         """Accept all: each group has work for a round."""
         return True
+
+
+def _has_registers(problem: ConvProblem) -> bool:
+    return problem.caps.compute_units >= problem.caps.model.many_units
 
 
 register_family(
