@@ -139,17 +139,17 @@ def _fact(text: str) -> tuple[str, int]:
     return name, int(ast.literal_eval(value))
 
 
-def entries(api: str, name: str = "") -> Mapping[str, Entry]:
-    """Return the trials of an API, on the card whose choices the package brings, or on one of a name."""
+def entries(api: str, card: str = "") -> Mapping[str, Entry]:
+    """Return the trials of an API, on the card whose choices the package brings, or on one of another name."""
     info = CARDS[api].info
-    return TuningTable(replace(info, name=name or info.name), shipped=TRIALS).entries()
+    return TuningTable(replace(info, name=card or info.name), shipped=TRIALS).entries()
 
 
 def timed(chooser: Chooser[ConvProblem, ConvPlan] = RULES) -> list[Timed]:
     """Return the timed convolutions with at least two candidates that are still offered, as a chooser decides."""
     out = []
-    for api, name in [*((api, "") for api in CARDS), *ALSO_ON]:
-        for key, entry in sorted(entries(api, name).items()):
+    for api, card in [*((api, "") for api in CARDS), *ALSO_ON]:
+        for key, entry in sorted(entries(api, card).items()):
             parsed = problem_of(api, key)
             if parsed is None:
                 continue
@@ -283,7 +283,7 @@ def _estimate(each: Timed, text: str, fitted: Fitted) -> float:
     us = sum(fitted.get((found[0], term), np.inf) * x for term, x in zip(TERMS, found[1], strict=True) if x)
     candidate = each.decision.candidates[text]
     assert candidate.algorithm is not None
-    return us + candidate.algorithm.margin(candidate.tile)
+    return us + candidate.algorithm.margin(each.problem, candidate.tile)
 
 
 def unseen(problems: Sequence[Timed]) -> list[tuple[str, Timed, float]]:

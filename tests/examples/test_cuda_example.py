@@ -39,6 +39,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.source import Arg, KernelSource
 from weft.kernels.template import SHADERS, render
 from weft.ops.gpu.conv.gemm import SOFTWARE_TILE, TILES, GemmTile
+from weft.ops.gpu.conv.wide import WIDE_TILES
 
 H200 = DeviceCaps(
     max_local_items=1024,
@@ -282,7 +283,7 @@ def test_a_fused_network_is_what_the_cpu_computes(cuda: str, name: str, precisio
     fused.test_a_fused_network_is_what_the_cpu_computes(name, cuda, precision)
 
 
-@pytest.mark.parametrize("tile", on_gpu([*TILES, SOFTWARE_TILE]), ids=str)
+@pytest.mark.parametrize("tile", on_gpu([*TILES, SOFTWARE_TILE, *WIDE_TILES]), ids=str)
 def test_every_tile_computes_the_convolution(cuda: str, tile: GemmTile, monkeypatch: pytest.MonkeyPatch) -> None:
     conv_tiles.test_every_tile_computes_the_convolution(cuda, tile, monkeypatch)
 

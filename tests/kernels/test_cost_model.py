@@ -16,9 +16,8 @@ from weft.kernels.chooser import NEVER
 from weft.kernels.cost_model import DATA, TERMS, WORTH, Effort, coefficients, excess, microseconds
 from weft.kernels.device_caps import DeviceCaps
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
-from weft.ops.gpu.conv.gemm import GemmTile, TiledConv
-from weft.ops.gpu.conv.split_k import InParts
-from weft.ops.gpu.conv.wide import WideConv
+from weft.ops.gpu.conv.split_k import tile_and_parts
+from weft.ops.gpu.conv.wide import WideTile
 
 ALGORITHMS = (
     "conv_gemm", "conv_matrix", "conv_split", "conv_split_wgmma", "conv_unstaged", "conv_wgmma", "conv_wide",
@@ -62,8 +61,7 @@ def test_the_model_ranks_convolutions_on_gpus_and_rules_rank_them_on_software_de
     for dtype in (DType.FLOAT16, DType.FLOAT32):
         problem = conv_problem((1, 64, 56, 56), (64, 64, 3, 3), H200, dtype=dtype)
         decision = CONVOLUTIONS.decide(problem)
-        ranked = ((each, each.algorithm) for each in decision.candidates.values())
-        costs = [each.cost + algorithm.margin(each.tile) for each, algorithm in ranked if algorithm is not None]
+        costs = [each.weighed for each in decision.candidates.values()]
         assert decision.in_microseconds and costs[1:] == sorted(costs[1:]) and decision.problem is problem
         assert costs[0] <= WORTH * min(costs)
         assert "about" in str(decision)
@@ -77,10 +75,21 @@ def test_large_products_take_wide_tiles_and_small_ones_must_gain_clearly() -> No
         shape = (images, read, side, side)
         return CONVOLUTIONS.decide(conv_problem(shape, (written, read, 1, 1), OPENCL, dtype=DType.FLOAT32)).default
 
-    assert "pixels=8" in taken(16, 14, 384, 1536) and "pixels=8" in taken(16, 56, 384, 96)
-    assert "pixels=8" not in taken(16, 56, 24, 144) and "pixels=8" not in taken(1, 14, 96, 96)
-    tile = GemmTile(8, 2, 8, 16, 1)
-    assert WideConv().margin(InParts(tile, 2)) > WideConv().margin(tile) > TiledConv().margin(tile) == 0
+    assert "WideTile" in taken(16, 14, 384, 1536) and "WideTile" in taken(16, 56, 384, 96)
+    assert "WideTile" not in taken(16, 56, 24, 144) and "WideTile" not in taken(1, 14, 96, 96)
+    decision = CONVOLUTIONS.decide(conv_problem((16, 24, 56, 56), (144, 24, 1, 1), OPENCL, dtype=DType.FLOAT32))
+    wide = [each for each in decision.candidates.values() if each.margin]
+    assert wide and all(isinstance(tile_and_parts(each.tile)[0], WideTile) for each in wide)
+    assert "and a margin of" in str(decision)
+    default = decision.candidates[decision.default]
+    doubtful = next(each for each in wide if each.cost < default.cost < each.weighed)
+    assert decision.near([decision.default, repr(doubtful.tile)]) == decision.default
+
+
+def test_a_piece_is_estimated_as_a_convolution_of_as_many_channels() -> None:
+    whole = conv_problem((16, 64, 7, 7), (512, 64, 1, 1), OPENCL, dtype=DType.FLOAT32)
+    piece, alone = replace(whole, piece=16), replace(whole, channels_out=64)
+    assert (piece.moved, piece.staged(64, 64, 64)) == (alone.moved, alone.staged(64, 64, 64))
 
 
 def test_the_model_makes_nothing_illegal_and_knows_few_units() -> None:

@@ -66,6 +66,13 @@ class Candidate:
     """
     algorithm: Algorithm[Any, Any, Any] | None = None
     """Whose it is; the chooser fills it in."""
+    margin: float = 0.0
+    """By how many microseconds it must be faster (`Algorithm.margin`), in a `Decision` by the cost model."""
+
+    @property
+    def weighed(self) -> float:
+        """Return what ranks it: the cost, and the margin."""
+        return self.cost + self.margin
 
 
 class Algorithm(ABC, Generic[ProblemT, PlanT, TileT]):
@@ -92,7 +99,7 @@ class Algorithm(ABC, Generic[ProblemT, PlanT, TileT]):
         """Return what a candidate has the device do, for the cost model; None: the model has no say in it."""
         return None
 
-    def margin(self, tile: TileT) -> float:
+    def margin(self, problem: ProblemT, tile: TileT) -> float:
         """Return by how many microseconds the cost model must expect it to be faster than others, to be taken."""
         return 0.0
 
@@ -155,9 +162,9 @@ class Decision:
 
     def near(self, known: Collection[str]) -> str | None:
         """Return the cheapest of some candidates, if it hardly costs more than the default."""
-        most = NEAR * self.candidates[self.default].cost
-        there = [text for text in self.candidates if text in known and self.candidates[text].cost <= most]
-        return min(there, key=lambda text: self.candidates[text].cost, default=None)
+        most = NEAR * self.candidates[self.default].weighed
+        there = [text for text in self.candidates if text in known and self.candidates[text].weighed <= most]
+        return min(there, key=lambda text: self.candidates[text].weighed, default=None)
 
     def lines(self, taken: str | None = None, reason: str = "tuning found it best") -> Iterator[str]:
         """Iterate over the lines of what is printed; `taken` is the candidate that was taken, for a `reason`."""
@@ -166,6 +173,7 @@ class Decision:
         taken = taken or self.default
         for text, candidate in self.candidates.items():
             cost = f"about {candidate.cost:.1f} us" if self.in_microseconds else f"cost {candidate.cost:.2f}"
+            cost += f" and a margin of {candidate.margin:.1f}" if candidate.margin else ""
             cost = "for tuning" if candidate.cost == NEVER else cost
             by = f"{candidate.algorithm.name}: " if candidate.algorithm is not None else ""
             mark = "" if text != taken else ", taken" if text == self.default else f", taken: {reason}"
@@ -244,7 +252,7 @@ def _estimated(
     """Return candidates with the cost model's microseconds, the fastest first; None if their own costs rank them.
 
     The model has no data on software devices, and none if it does not know a candidate that may be taken untuned. The
-    first of `candidates` comes before others that are hardly faster.
+    first of `candidates` comes before others that are hardly faster; margins count.
     """
     caps = rivals.modelled(problem) if rivals.modelled is not None else None
     if caps is None or caps.software:
@@ -256,11 +264,11 @@ def _estimated(
         us = microseconds(each.algorithm.name, effort, caps) if effort is not None else None
         if us is None and each.cost < NEVER:
             return None
-        out.append((NEVER if us is None else us + each.algorithm.margin(each.tile), us, each))
-    least = min(weighed for weighed, *_ in out)
-    usual = out[0] if out[0][0] <= WORTH * least else None
-    in_turn = sorted(out, key=lambda found: (found is not usual, found[0]))
-    return [replace(each, cost=NEVER if us is None else us) for _, us, each in in_turn]
+        margin = each.algorithm.margin(problem, each.tile)
+        out.append(replace(each, cost=NEVER if us is None else us, margin=margin))
+    least = min(each.weighed for each in out)
+    usual = out[0] if out[0].weighed <= WORTH * least else None
+    return sorted(out, key=lambda each: (each is not usual, each.weighed))
 
 
 _CHOOSERS: WeakSet[Chooser[Any, Any]] = WeakSet()

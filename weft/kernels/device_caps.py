@@ -72,6 +72,11 @@ class DeviceCaps:
         """Return the figures of this kind of device."""
         return MODELS["software" if self.software else "gpu"]
 
+    @property
+    def has_many_units(self) -> bool:
+        """Tell whether it reports `DeviceModel.many_units` or more; fewer may have few registers each, too."""
+        return self.compute_units >= self.model.many_units
+
     def holds(self, local: Size3) -> bool:
         """Tell whether a work-group of these sizes is within the limits."""
         within = all(1 <= n <= most for n, most in zip(local, self.max_local_size, strict=True))

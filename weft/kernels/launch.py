@@ -243,7 +243,7 @@ class KernelBuilder(ABC):
     def for_items(self, total: int, per_item: int = 1) -> tuple[Size3, Size3]:
         """Return grid and local size of a one-dimensional loop over `total` elements."""
         caps, local = self.caps, min(SMALL_GROUP, self.caps.max_local_items)
-        if caps.compute_units >= caps.model.many_units and not caps.software:
+        if caps.has_many_units and not caps.software:
             # A large GPU starts about one work-group per clock, so a few large groups beat many small ones.
             most_items = min(LARGE_GROUP, caps.max_local_items)
             while local * 2 <= most_items and total >= 8 * local * caps.compute_units:

@@ -59,8 +59,8 @@ ${gemm.fetch_weights(step)}\
       const int block = FIRST + column0 + ${j * ly} + down;
       const f32x4 bias = ${k.args["b"].load4("0", "block", "0") if k.has("b") else "SPLAT(0.0)"};
 % for i in range(rp):
-      ${where(f"first_row + {gemm.module.row(i, lx, turned)} < PIXELS")}{
-        const int row = first_row + ${gemm.module.row(i, lx, turned)};
+      ${where(f"first_row + {gemm.module.row(i, lx, transposed)} < PIXELS")}{
+        const int row = first_row + ${gemm.module.row(i, lx, transposed)};
         ${y.store4("row / (OH * OW)" + image, "block", "row % (OH * OW)", f"acc{i}_{j} + bias")}
       }
 % endfor
@@ -80,7 +80,7 @@ ${k.for_groups("tile", "TILES")} {
   bool inside${u};
 % endfor
 ${gemm.multiply(fetch, lambda u: f"inside{u} ? va{u} : SPLAT(0.0)", rounds if parted else None)}\
-% if turned:
+% if transposed:
 ## Without conditions the compiler loads what all stores of the epilogue read before it stores: an item has many, and
 ## few others beside it to wait with.
   if (LOCAL_Z == 0 && (PIXELS % ${rows} == 0 || first_row + ${rows} <= PIXELS) && (COUNT % ${cols} == 0 || column0 + ${cols} <= COUNT)) {

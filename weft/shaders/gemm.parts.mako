@@ -1,7 +1,7 @@
 ## Parts of the fp32 GEMMs with sums in registers: a group of lx x ly items computes rp * lx rows x rc * ly blocks of four
 ## columns; LZ slices of K work side by side and are summed at the end. Items fetch the next step of `depth` blocks of K
 ## into registers while they compute this one, all loads at once. With two `buffers` a step needs only one barrier.
-## `turned`: vectors of four rows of one column lie in work-group memory, not of four columns of one row. An item then
+## `transposed`: vectors of four rows of one column lie in work-group memory, not of four columns of one row. An item then
 ## holds the operands of one product at a time, not of four, so that it has registers for eight rows.
 <%!
 def sizes(rp, rc, lx, ly, depth):
@@ -16,39 +16,39 @@ def pitch(cols):
 
 
 def line(rows):
-    """Return the vectors of a line of turned rows; with one more, 16 rows of two blocks are written to other banks."""
+    """Return the vectors of a line of transposed rows; with one more, 16 rows of two blocks are written to other banks."""
     return rows // 4 + 1
 
 
-def held(rows, turned, depth):
+def held(rows, transposed, depth):
     """Return the vectors of rows of a step."""
-    return 4 * depth * line(rows) if turned else depth * rows
+    return 4 * depth * line(rows) if transposed else depth * rows
 
 
-def origin(u, rows, items, turned, depth):
+def origin(u, rows, items, transposed, depth):
     """Return the block of K and the row that an item fetches as number u; 16 rows of two blocks are whole sectors."""
     e = f"(item + {u * items})"
-    if turned:
+    if transposed:
         return f"{e} / 16 % {depth}", f"{e} / {16 * depth} * 16 + {e} % 16"
     return f"{e} / {rows}", f"{e} % {rows}"
 
 
-def row(i, lx, turned):
+def row(i, lx, transposed):
     """Return the row of an item's results number i, within its group's."""
-    return f"({i // 4 * lx} + across) * 4 + {i % 4}" if turned else f"{i * lx} + across"
+    return f"({i // 4 * lx} + across) * 4 + {i % 4}" if transposed else f"{i * lx} + across"
 %>
 ## The block of K, ak., and the row, row., that an item fetches as number u.
 <%def name="place(u)">\
 <%
 rows, _, items, *_ = sizes(rp, rc, lx, ly, depth)
-block, of_group = origin(u, rows, items, turned, depth)
+block, of_group = origin(u, rows, items, transposed, depth)
 %>\
 const int ak${u} = ${block}, row${u} = first_row + ${of_group};\
 </%def>
 <%def name="memory()">\
 <%
 rows, cols, *_ = sizes(rp, rc, lx, ly, depth)
-k.shared("f32x4", "As", f"LZ * {held(rows, turned, depth) * buffers}")
+k.shared("f32x4", "As", f"LZ * {held(rows, transposed, depth) * buffers}")
 k.shared("f32x4", "Bs", f"LZ * {4 * depth * pitch(cols) * buffers}")
 k.shared("f32x4", "Sum", f"LZ > 1 ? (LZ - 1) * {rows * cols} : 1")
 %>\
@@ -57,7 +57,7 @@ k.shared("f32x4", "Sum", f"LZ > 1 ? (LZ - 1) * {rows * cols} : 1")
 ## because two items at a time share a load of 16 bytes. Turned, 32 items share 8 blocks and 4 vectors of rows.
 <%def name="who()">\
 <% rows, cols, items, _, fetched = sizes(rp, rc, lx, ly, depth) %>\
-% if turned:
+% if transposed:
 const int item = LOCAL_Y * ${lx} + LOCAL_X, across = item / 32 % ${lx // 4} * 4 + item / 16 % 2 * 2 + item % 2, down = item / ${8 * lx} * 8 + item / 2 % 8;
 % else:
 const int item = LOCAL_Y * ${lx} + LOCAL_X, across = item / 2 % ${lx}, down = item % 2 + item / ${2 * lx} * 2;
@@ -91,9 +91,9 @@ acc = [(i, j) for i in range(rp) for j in range(rc)]
   ${fetch(first)}
   for (int round = ${begin}; round < ${end}; round++) {
     const int staged = LOCAL_Z${f" * {buffers} + round % {buffers}" if buffers > 1 else ""};
-    const int a_base = staged * ${held(rows, turned, depth)}, b_base = staged * ${4 * depth * pitch(cols)};
+    const int a_base = staged * ${held(rows, transposed, depth)}, b_base = staged * ${4 * depth * pitch(cols)};
 % for u in range(fetched_a):
-% if turned:
+% if transposed:
     {
       const f32x4 four = ${staged(u)};
       const int to = (a_base + ak${u} * ${4 * line(rows)}) * 4 + row${u} - first_row;
@@ -111,19 +111,19 @@ acc = [(i, j) for i in range(rp) for j in range(rc)]
     BARRIER;
     ${fetch("(round + 1) * LZ + LOCAL_Z")}
     for (int kk = 0; kk < ${depth}; kk++) {
-% for i in range(0 if turned else rp):
+% for i in range(0 if transposed else rp):
       const f32x4 a${i} = As[a_base + kk * ${rows} + ${i * lx} + across];
 % endfor
 ## One product in each statement compiles to one fused multiply-add; a sum of four products would take an addition more.
 % for lane, letter in enumerate("xyzw"):
-% for h in range(rp // 4 if turned else 0):
+% for h in range(rp // 4 if transposed else 0):
       const f32x4 a${h}${letter} = As[a_base + (kk * 4 + ${lane}) * ${line(rows)} + ${h * lx} + across];
 % endfor
 % for j in range(rc):
       const f32x4 b${j}${letter} = Bs[b_base + (kk * 4 + ${lane}) * ${pitch(cols)} + ${j * ly} + down];
 % endfor
 % for i, j in acc:
-      acc${i}_${j} += ${f"a{i // 4}{letter}.{'xyzw'[i % 4]}" if turned else f"a{i}.{letter}"} * b${j}${letter};
+      acc${i}_${j} += ${f"a{i // 4}{letter}.{'xyzw'[i % 4]}" if transposed else f"a{i}.{letter}"} * b${j}${letter};
 % endfor
 % endfor
     }

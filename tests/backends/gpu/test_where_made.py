@@ -194,6 +194,16 @@ def test_nothing_is_left_of_a_node_that_cannot_be_computed_before_the_reshape() 
     other = net.add("Transpose", turned, perm=(0, 2, 1), name="other")
     graph = net.finish(net.add("Mul", turned, other, name="y"))
     assert "it also reads what is computed from that" in _launched(graph)["n_y"]
+    assert_nothing_is_left(graph)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_is_left_of_values_that_are_no_longer_made(case: str) -> None:
+    assert_nothing_is_left(CASES[case][0]())
+
+
+def assert_nothing_is_left(graph: Graph) -> None:
+    """Fail unless the lowered graph has the specs of the values that there are, and no others."""
     with null_gpu():
         (part,) = weft.optimize(graph, "null", fallback="error").parts
         assert part.lowered is not None

@@ -30,6 +30,7 @@ from weft.ops.gpu.conv import gemm
 from weft.ops.gpu.conv.gemm import GemmTile
 from weft.ops.gpu.conv.pooled import PooledConv
 from weft.ops.gpu.conv.split_k import InParts
+from weft.ops.gpu.conv.wide import WIDE_TILES, WideConv
 from weft.ops.pool import MaxPool
 
 
@@ -165,12 +166,19 @@ def test_any_shape(
 @pytest.mark.covering
 @pytest.mark.parametrize("device", GPUS)
 @pytest.mark.parametrize(
-    "tile", [*gemm.TILES[::3], InParts(GemmTile(4, 1, 8, 8, 1), 2), InParts(GemmTile(2, 1, 8, 8, 1), 8)], ids=str
+    "tile",
+    [
+        *gemm.TILES[::3],
+        WIDE_TILES[-1],
+        InParts(GemmTile(4, 1, 8, 8, 1), 2),
+        InParts(GemmTile(2, 1, 8, 8, 1), 8),
+    ],
+    ids=str,
 )
 def test_tiles_of_all_kinds_compute_it(
     device: str, tile: GemmTile | InParts[GemmTile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take(monkeypatch, gemm.TiledConv(), tile)
+    take(monkeypatch, WideConv() if tile in WIDE_TILES else gemm.TiledConv(), tile)
     net = Net()
     p = net.add(MaxPool((3, 3), strides=(2, 2), pads=(0, 1, 1, 0)), net.input("x", 2, 68, 9, 9))
     assert_right(net.finish(net.add("Relu", net.conv(p, 20), name="y")), device)

@@ -10,7 +10,10 @@ import pytest
 import weft
 from tests.helpers.conv_problems import take
 from tests.helpers.convolutions import convolution, launched_as_on_the_cpu
+from tests.helpers.launches import kernels
+from tests.helpers.nets import Net
 from tests.helpers.null_gpu import CAPS, null_gpu
+from tests.helpers.random_nets import assert_session_is_right
 from weft.errors import UnsupportedOps
 from weft.ops.gpu.conv import gemm, wide
 from weft.ops.gpu.conv.split_k import InParts
@@ -62,6 +65,33 @@ def test_groups_share_out_the_sums_of_a_convolution(
 ) -> None:
     take(monkeypatch, gemm.TiledConv(), tile)
     assert_convolutions(device, ["conv_gemm", "sum_parts"])
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+@pytest.mark.parametrize("tile", [wide.WideTile(8, 2, 4, 8, 1), InParts(wide.WideTile(8, 2, 4, 8, 2), 2)], ids=str)
+def test_wide_tiles_that_are_full_and_others_store_all_that_is_asked(
+    device: str, tile: wide.WideTile | InParts[wide.WideTile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 72 pixels and 72 channels some groups compute a whole tile, whose stores have no conditions; others do not.
+
+    The product reads scaled numbers, and its result goes through a sum that is a second output.
+    """
+    take(monkeypatch, wide.WideConv(), tile)
+    net = Net()
+    x = net.add("Sigmoid", net.input("x", 2, 36, 6, 6))
+    made = net.conv(net.add("Mul", x, net.input("gate", 2, 36, 1, 1)), 72)
+    joined = net.add("Add", made, net.input("r", 2, 72, 6, 6), name="sum")
+    graph = net.finish(net.add("Relu", joined), joined)
+    with weft.load(graph, device, fallback="error") as session:
+        assert kernels(session).count("conv_gemm") == kernels(session).count("elementwise") == 1
+        assert_session_is_right(session, graph, 1e-5)
+
+
+def test_every_item_fetches_as_much_of_each_factor() -> None:
+    for tile in (*gemm.TILES, gemm.SOFTWARE_TILE, *wide.WIDE_TILES):
+        assert tile.depth * tile.pixels % tile.ly == 0 and 4 * tile.depth * tile.blocks % tile.lx == 0
+    assert all(tile.pixels % 4 == tile.lx % 4 == tile.ly % 8 == 0 for tile in wide.WIDE_TILES)
 
 
 def assert_convolutions(device: str, kernels: list[str]) -> None:

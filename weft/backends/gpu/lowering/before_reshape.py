@@ -14,13 +14,13 @@ from weft.kernels.gpu_op import WantedLayout, find_gpu_op
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """An element-wise node that may be computed where `maker` stores what it reads, and the nodes around it."""
+class Joinable:
+    """A node and the element-wise one that may be computed where it stores what that reads, and the nodes around."""
 
     maker: Node
     node: Node
     also_read: tuple[str, ...]
-    """Values that are read besides what `maker` makes; constants may be left out."""
+    """Values that are read besides what `maker` makes, all but constants at least."""
     gone: tuple[Node, ...]
     """The nodes in whose place this one and the reshapes are."""
     known: Graph
@@ -37,7 +37,7 @@ def is_reshape(node: Node, is_custom: IsCustom) -> bool:
     return form is not None and form.wanted_layout is WantedLayout.ALIAS and len(node.outputs) == 1
 
 
-def before_reshape(graph: ChangingGraph, reshape: Node, node: Node, is_custom: IsCustom) -> Candidate | str:
+def before_reshape(graph: ChangingGraph, reshape: Node, node: Node, is_custom: IsCustom) -> Joinable | str:
     """Return an element-wise node on what is reshaped, in place of one on the reshaped value; its result is reshaped.
 
     Return why there is none if the node would mean something else before the reshape. The graph stays as it is.
@@ -61,7 +61,7 @@ def before_reshape(graph: ChangingGraph, reshape: Node, node: Node, is_custom: I
     inputs = tuple(renamed.get(i, i) for i in node.inputs)
     after = replace(reshape, name=fresh(f"{node.name}.reshape"), inputs=(made, *reshape.inputs[1:]), outputs=(result,))
     last = graph.readers[read] == node.inputs.count(read)
-    return Candidate(
+    return Joinable(
         maker,
         replace(node, inputs=inputs, outputs=(made,)),
         also_read=tuple(rows),

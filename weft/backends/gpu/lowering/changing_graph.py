@@ -73,6 +73,7 @@ class ChangingGraph:
             self.readers.subtract(node.inputs)
             for o in (o for o in node.outputs if o not in made):
                 del self.makers[o]
+                self.graph.specs.pop(o, None)
         self.makers |= made
         for node in change.made:
             self.readers.update(node.inputs)

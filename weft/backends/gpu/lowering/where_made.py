@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from weft.backends.gpu.lowering.before_reshape import Candidate, before_reshape, is_reshape
+from weft.backends.gpu.lowering.before_reshape import Joinable, before_reshape, is_reshape
 from weft.backends.gpu.lowering.changing_graph import Change, ChangingGraph, known_of
 from weft.backends.gpu.lowering.fusion import join_steps
 from weft.backends.gpu.lowering.layouts import IsCustom, base_op
@@ -44,38 +44,38 @@ def compute_where_made(
     If `maker` is a reshape, the node is computed where what is reshaped is stored. Return why there is no such change
     if one kernel cannot make both.
     """
-    candidate: Candidate | str
+    pair: Joinable | str
     if is_reshape(maker, is_custom):
-        candidate = before_reshape(graph, maker, node, is_custom)
+        pair = before_reshape(graph, maker, node, is_custom)
     else:
         also_read = tuple(i for i in node.inputs if i and i not in maker.outputs)
-        candidate = Candidate(maker, node, also_read, gone=(node,), known=known_of(graph.graph, maker, node))
-    if isinstance(candidate, str):
-        return candidate
-    joined = _joined(graph, candidate, is_custom, caps)
+        pair = Joinable(maker, node, also_read, gone=(node,), known=known_of(graph.graph, maker, node))
+    if isinstance(pair, str):
+        return pair
+    joined = _joined(graph, pair, is_custom, caps)
     if isinstance(joined, str):
         return joined
-    made = (*candidate.before, joined, *candidate.after)
-    return Change((candidate.maker, *candidate.gone), made, candidate.known)
+    made = (*pair.before, joined, *pair.after)
+    return Change((pair.maker, *pair.gone), made, pair.known)
 
 
-def _joined(graph: ChangingGraph, candidate: Candidate, is_custom: IsCustom, caps: DeviceCaps) -> Node | str:
-    """Return the one node that computes what the maker and the node of a candidate make; or why there is none."""
-    maker, node = candidate.maker, candidate.node
+def _joined(graph: ChangingGraph, pair: Joinable, is_custom: IsCustom, caps: DeviceCaps) -> Node | str:
+    """Return the one node that computes what the maker and the node of a pair make; or why there is none."""
+    maker, node = pair.maker, pair.node
     op = maker.op if isinstance(maker.op, Fused) else Fused(maker.op, len(maker.inputs), ())
     if len(maker.outputs) != 1 + len(op.second_outputs) or "" in maker.outputs:
         return f"{base_op(maker.op).type} may have several results of its own"
     values = dict(zip(maker.outputs, (len(op.steps), *op.second_outputs), strict=True))
-    reads = Counter(i for each in candidate.gone for i in each.inputs)
+    reads = Counter(i for each in pair.gone for i in each.inputs)
     seconds = {o: k for o, k in values.items() if graph.readers[o] > reads[o]}
     if len(seconds) > MOST_SECOND_OUTPUTS:
         return f"a kernel stores at most {MOST_SECOND_OUTPUTS} second outputs"
     base = replace(maker, op=op, outputs=maker.outputs[:1])
     most = caps.max_buffers - len(seconds)
-    joined = join_steps(candidate.known, graph.names, base, node, values, is_custom, most)
+    joined = join_steps(pair.known, graph.names, base, node, values, is_custom, most)
     if isinstance(joined, str):
         return joined
-    if graph.follows(candidate.also_read, maker):
+    if graph.follows(pair.also_read, maker):
         return "it also reads what is computed from that"
     if len(node.outputs) > 1:
         return f"{base_op(node.op).type} has {len(node.outputs)} results itself"

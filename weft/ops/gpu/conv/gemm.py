@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 
@@ -64,10 +65,12 @@ class GemmTile:
     """How a work-group of the GEMM kernel divides its work.
 
     Each work-item computes `pixels` x `blocks` vectors; the group has lx x ly items and lz slices of K, at most 256
-    items in all: with more, a compiler may run out of registers. ly divides 4 * pixels, and lx divides 16 * blocks, so
-    that every item fetches the same amount.
+    items in all: with more, a compiler may run out of registers. ly divides depth * pixels, and lx divides
+    4 * depth * blocks, so that every item fetches the same amount.
     """
 
+    transposed: ClassVar[bool] = False
+    """Whether vectors of four pixels lie in work-group memory, not of four channels of one."""
     pixels: int
     blocks: int
     lx: int
@@ -90,34 +93,26 @@ class GemmTile:
         return self.lx * self.ly * self.lz
 
     @property
-    def turned(self) -> bool:
-        """Tell whether the group stages vectors of four rows, so that items need few registers for operands."""
-        return self.pixels >= 2 * PACK
-
-    @property
     def depth(self) -> int:
-        """Return the blocks of four input channels that the group stages at a time.
-
-        Few items with many results fetch so much for STEP that they lack registers.
-        """
-        return STEP // 2 if self.turned and self.lx * self.ly < 128 else STEP
+        """Return the blocks of four input channels that the group stages at a time."""
+        return STEP
 
     @property
     def variant(self) -> dict[str, int | bool]:
         """Return what templates know of it."""
         return {
-            "rp": self.pixels, "rc": self.blocks, "lx": self.lx, "ly": self.ly, "turned": self.turned,
+            "rp": self.pixels, "rc": self.blocks, "lx": self.lx, "ly": self.ly, "transposed": self.transposed,
             "depth": self.depth,
         }  # fmt: skip
 
     @property
     def registers(self) -> int:
-        """Return the registers of an item, about: its sums, and others for operands and addresses."""
-        return PACK * self.pixels * self.blocks + (90 if self.turned else 40)
+        """Return the registers of an item, about: its sums, and 40 for operands and addresses."""
+        return PACK * self.pixels * self.blocks + 40
 
     def shared_bytes(self, buffers: int = 1) -> int:
         """Return the bytes of work-group memory: the staged tiles, and the sums of all slices but one."""
-        rows = self.rows + PACK * self.turned
+        rows = self.rows + PACK * self.transposed
         tiles = self.lz * buffers * self.depth * (rows + PACK * (self.columns + 2))
         return VECTOR_BYTES * (tiles + max((self.lz - 1) * self.rows * self.columns, 1))
 

@@ -115,6 +115,11 @@ class ConvProblem:
         return self.piece or self.blocks
 
     @property
+    def channels(self) -> int:
+        """Return the output channels of this piece, or all of them."""
+        return min(self.channels_out, self.piece * PACK) if self.piece else self.channels_out
+
+    @property
     def whole(self) -> bool:
         """Tell whether all output channels are computed."""
         return self.count == self.blocks
@@ -165,7 +170,7 @@ class ConvProblem:
     def moved(self) -> int:
         """Return the bytes of the image, the weights and the output, each counted once."""
         image = self.images * self.channels_in * prod(self.window.inputs)
-        return self.read.itemsize * (image + self.channels_out * (self.pixels + self.depth))
+        return self.read.itemsize * (image + self.channels * (self.pixels + self.depth))
 
     def tiles(self, rows: int, columns: int) -> int:
         """Return how many tiles of so many pixels and output channels cover the output."""
@@ -173,7 +178,7 @@ class ConvProblem:
 
     def staged(self, rows: int, columns: int, depth: int) -> int:
         """Return the bytes of operands that tiles of so many pixels and output channels read, `depth` along K."""
-        times = -(-self.pixels // rows) * self.channels_out + -(-self.channels_out // columns) * self.pixels
+        times = -(-self.pixels // rows) * self.channels + -(-self.channels // columns) * self.pixels
         return self.read.itemsize * times * depth
 
     def stepped(self, rows: int, parts: int) -> int:

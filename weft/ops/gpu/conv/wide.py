@@ -1,8 +1,9 @@
 """The portable GEMM with eight rows of results an item, for products that fill a device with large tiles.
 
 What an item reads from work-group memory and from the cache falls with the rows and columns that it computes, and so
-does what a product costs besides its one instruction. The price is registers, and few work-groups. Operands are staged
-turned (`gemm.parts.mako`); as in narrow tiles, items had no registers left for two groups on a unit.
+does what a product costs besides its one instruction. Staged as in narrow tiles, an item would need so many registers
+that a unit holds only one group: operands are transposed as they are staged (`gemm.parts.mako`), and an item holds
+those of one product at a time.
 """
 
 from __future__ import annotations
@@ -10,29 +11,63 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
+from weft.core.graph.layout import PACK
 from weft.kernels.chooser import NEVER, Candidate
 from weft.kernels.cost_model import Effort
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.special import KernelFamily, on_many_units, register_family
 from weft.ops.gpu.conv.cases import conv_with
-from weft.ops.gpu.conv.gemm import GemmTile, TiledConv, fitting_tiles, steps_of
+from weft.ops.gpu.conv.gemm import STEP, GemmTile, TiledConv, fitting_tiles, steps_of
 from weft.ops.gpu.conv.problem import ConvProblem
 from weft.ops.gpu.conv.split_k import InParts, TileWork, time_of
 
+
+@dataclass(frozen=True)
+class WideTile(GemmTile):
+    """A tile of the GEMM whose operands are transposed: 32 items share four vectors of pixels and eight blocks.
+
+    So `pixels` and lx are multiples of four, and ly of eight.
+    """
+
+    transposed: ClassVar[bool] = True
+
+    @property
+    def depth(self) -> int:
+        """Return the blocks of four input channels that the group stages at a time.
+
+        Few items with many results would fetch so much for STEP that they lack registers.
+        """
+        return STEP if self.lx * self.ly >= 128 else STEP // 2
+
+    @property
+    def registers(self) -> int:
+        """Return the registers of an item, about: its sums, and 90 for operands of two steps and addresses."""
+        return PACK * self.pixels * self.blocks + 90
+
+
 WIDE_TILES = (
-    GemmTile(8, 2, 16, 16, 1),
-    GemmTile(8, 2, 8, 16, 1),
-    GemmTile(8, 2, 8, 8, 1),
-    GemmTile(8, 2, 4, 16, 1),
-    GemmTile(8, 2, 4, 8, 1),
-    GemmTile(8, 2, 8, 8, 2),
-    GemmTile(8, 2, 4, 8, 2),
+    WideTile(8, 2, 16, 16, 1),
+    WideTile(8, 2, 8, 16, 1),
+    WideTile(8, 2, 8, 8, 1),
+    WideTile(8, 2, 4, 16, 1),
+    WideTile(8, 2, 4, 8, 1),
+    WideTile(8, 2, 8, 8, 2),
+    WideTile(8, 2, 4, 8, 2),
 )
-"""The tiles: lx in fours and ly in eights, because 32 items share so many operands."""
-BESIDE = 3
-"""Groups that a large GPU has registers for on each unit, of 128 items."""
-MARGIN, PARTS_MARGIN = 2.0, 4.0
-"""Microseconds by which whole tiles, and tiles in parts, must be faster by the cost model (`WideConv.margin`)."""
+
+
+@dataclass(frozen=True)
+class WideFigures(AlgorithmFigures, section="conv_wide"):
+    """When wide tiles pay."""
+
+    beside: int
+    """Groups of a tile that keep a unit busy together."""
+    margin_us: float
+    """Microseconds by which a whole tile must be faster by the cost model."""
+    parts_margin_us: float
+    """The same for a tile in parts."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +85,19 @@ class WideConv(TiledConv):
     def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
         """Return the tiles, whole and in parts; on small GPUs, which may lack registers for 64 sums, for tuning."""
         every = super().candidates(problem)
-        return every if _has_registers(problem) else [replace(each, cost=NEVER) for each in every]
+        return every if problem.caps.has_many_units else [replace(each, cost=NEVER) for each in every]
 
     def effort(self, problem: ConvProblem, tile: GemmTile | InParts[GemmTile]) -> Effort | None:
         """Return the work of a tile; None where only tuning may take it."""
-        return super().effort(problem, tile) if _has_registers(problem) else None
+        return super().effort(problem, tile) if problem.caps.has_many_units else None
+
+    def margin(self, problem: ConvProblem, tile: GemmTile | InParts[GemmTile]) -> float:
+        """Return what the model does not know: its trials are of convolutions alone.
+
+        In networks steps follow on the results, of which an item has many, and a second launch waits for the first.
+        """
+        known = problem.caps.model.of(WideFigures)
+        return known.parts_margin_us if isinstance(tile, InParts) else known.margin_us
 
     def tiles(self, problem: ConvProblem) -> tuple[GemmTile | None, Sequence[GemmTile]]:
         """Return the tile that is best by the model of `TileWork`, and all that fit."""
@@ -64,37 +107,28 @@ class WideConv(TiledConv):
 
     def work(self, problem: ConvProblem, tile: GemmTile) -> TileWork:
         """Return the work in tiles of this size, of which a unit has room for several."""
-        return replace(super().work(problem, tile), beside=BESIDE)
+        return replace(super().work(problem, tile), beside=problem.caps.model.of(WideFigures).beside)
 
     def in_parts(self, problem: ConvProblem, whole: Sequence[GemmTile]) -> Sequence[InParts[GemmTile]]:
-        """Return all tiles in parts: the cost model ranks them."""
-        if not problem.whole:
+        """Return tiles in parts, the most promising first: as many as there are, since the cost model ranks them."""
+        if not self.splits_k or not problem.whole:
             return []
-        return [InParts(t, p) for t in whole for p in self.work(problem, t).possible_parts(problem.caps)]
-
-    def margin(self, tile: GemmTile | InParts[GemmTile]) -> float:
-        """Return what the model does not know: its trials are of convolutions alone.
-
-        In networks steps follow on the results, of which an item has many, and a second launch waits for the first.
-        """
-        return PARTS_MARGIN if isinstance(tile, InParts) else MARGIN
+        work = partial(self.work, problem)
+        every = [InParts(t, p) for t in whole for p in work(t).possible_parts(problem.caps)]
+        return sorted(every, key=partial(time_of, problem.caps, work))
 
     def needs_no_tuning(self, tile: InParts[GemmTile]) -> bool:
-        """Accept all: each group has work for a round."""
+        """Accept all: a round of 64 sums an item takes as long as the model says."""
         return True
-
-
-def _has_registers(problem: ConvProblem) -> bool:
-    return problem.caps.compute_units >= problem.caps.model.many_units
 
 
 register_family(
     KernelFamily(
         "conv_wide", "convolutions in wide tiles",
         cases=lambda: (
-            conv_with((2, 17, 9, 7), (70, 17, 2, 3), strides=(2, 3), pads=(0, 1, 1, 2), prefer="GemmTile(pixels=8"),
-            conv_with((1, 36, 13, 12), (133, 36, 1, 1), prefer="GemmTile(pixels=8, blocks=2, lx=8, ly=16"),
-            conv_with((1, 132, 6, 7), (33, 132, 1, 1), prefer="GemmTile(pixels=8, blocks=2, lx=8, ly=8, lz=2)"),
+            conv_with((2, 17, 9, 7), (70, 17, 2, 3), strides=(2, 3), pads=(0, 1, 1, 2), prefer="WideTile("),
+            conv_with((1, 36, 13, 12), (133, 36, 1, 1), prefer="WideTile(pixels=8, blocks=2, lx=8, ly=16"),
+            conv_with((1, 132, 6, 7), (33, 132, 1, 1), prefer="WideTile(pixels=8, blocks=2, lx=8, ly=8, lz=2)"),
         ),
         templates=("conv_gemm",), whole=False, fallback="tiled convolutions", forced=on_many_units, seconds=0.65,
     )

@@ -158,7 +158,7 @@ def choose_tile(problem: ConvProblem, tiles: Sequence[WinogradTile]) -> Winograd
     not faster when measured, and small GPUs may lack registers for 36 vectors an item.
     """
     caps = problem.caps
-    if not tiles or caps.software or caps.compute_units < caps.model.many_units:
+    if not tiles or caps.software or not caps.has_many_units:
         return None
     patches = prod(patches_of(problem))
     if min(problem.channels_in, problem.channels_out, patches) < LEAST or share(problem) > WINS:
@@ -219,7 +219,7 @@ class WinogradConv(Algorithm[ConvProblem, ConvPlan, WinogradTile]):
     def effort(self, problem: ConvProblem, tile: WinogradTile) -> Effort | None:
         """Return the work of the GEMM, and what the transforms move; None where only tuning may take it."""
         p, gemm = problem, tile.gemm
-        if p.caps.compute_units < p.caps.model.many_units:
+        if not p.caps.has_many_units:
             return None
         patches, steps, points = prod(patches_of(p)), _steps(p.channels_in), READ * READ
         rows, columns = gemm.rows, PACK * gemm.columns
