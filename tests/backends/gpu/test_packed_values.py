@@ -11,6 +11,7 @@ import pytest
 import weft
 from tests.helpers.launches import kernels
 from tests.helpers.nets import Net, feeds
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
 
@@ -26,6 +27,17 @@ def _resized(scales: list[float], region: list[float] | None = None) -> Added:
     mode = "half_pixel" if region is None else "tf_crop_and_resize"
     given = np.array(region or [], np.float32), np.array(scales, np.float32)
     return _op("Resize", *given, coordinate_transformation_mode=mode)
+
+
+def _mask_as_numbers(net: Net, x: str) -> str:
+    """Return a value and a mask of it as floats, added: the conversion and the sum become one node."""
+    return net.add("Add", x, net.add("Cast", net.add("Greater", x, np.array(0.1, np.float32)), to=DType.FLOAT32))
+
+
+def _whole_numbers(net: Net, x: str) -> str:
+    """Return a value scaled by what is left of it without fractions, by way of integers."""
+    whole = net.add("Cast", net.add("Mul", x, np.array(9, np.float32)), to=DType.INT32)
+    return net.add("Mul", x, net.add("Cast", whole, to=DType.FLOAT32))
 
 
 WHOLE_BLOCKS = {
@@ -47,6 +59,8 @@ OTHERS = {
     "channels and a border, reflected": _op("Pad", [0, 1, 1, 0, 0, -1, 0, 2], mode="reflect"),
     "channels by a scale": _resized([1, 1.1, 2, 2]),
     "channels of a region": _resized([1, 2, 1, 1], [0, 0.5, 0, 0, 1, 1, 1, 1]),
+    "a mask as numbers": _mask_as_numbers,
+    "whole numbers": _whole_numbers,
 }
 
 

@@ -251,8 +251,9 @@ class CastOnGpu(ElementwiseOnGpu):
         return 0 if inputs[0].dtype.is_float else BITS
 
     def fits_channels(self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
-        """Accept conversions to floats: only floats can be in NC4HW4."""
-        return isinstance(op, Cast) and op.to.is_float and super().fits_channels(op, inputs, outputs)
+        """Accept conversions from floats to floats: nothing else is in NC4HW4, and other kernels are linear."""
+        floats = inputs[0] is not None and inputs[0].dtype.is_float and isinstance(op, Cast) and op.to.is_float
+        return floats and super().fits_channels(op, inputs, outputs)
 
     def launches(
         self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]

@@ -89,7 +89,7 @@ def _rows_also_read(graph: ChangingGraph, reshape: Node, node: Node, is_custom: 
             return f"it also reads {name!r}, which does not fit {source!r}, of which that is a {reshape.op.type}"
         rows.append(name)
     if len(node.outputs) > 1:
-        return f"{base_op(node.op).type} has {len(node.outputs)} results itself"
+        return f"the kernel of {base_op(node.op).type} stores {len(node.outputs)} values already"
     return rows
 
 

@@ -78,7 +78,7 @@ def _joined(graph: ChangingGraph, pair: Joinable, is_custom: IsCustom, caps: Dev
     if graph.follows(pair.also_read, maker):
         return "it also reads what is computed from that"
     if len(node.outputs) > 1:
-        return f"{base_op(node.op).type} has {len(node.outputs)} results itself"
+        return f"the kernel of {base_op(node.op).type} stores {len(node.outputs)} values already"
     assert isinstance(joined.op, Fused)
     stores_both = replace(joined.op, second_outputs=tuple(seconds.values()))
     return replace(joined, op=stores_both, outputs=(*node.outputs, *seconds))
