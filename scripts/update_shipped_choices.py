@@ -6,8 +6,8 @@ Run it after `weft tune --output` has added trials there (about a minute, no dev
 
 The package holds choices alone, each with the time and the hash of the kernels that it stands for, and only those that
 gain: where what the chooser takes without a table takes more than `GAIN` times as long. Where that was not timed on the
-card, the cost model knows more than the table. To see what is taken, the networks of the benchmarks are planned for the
-card, without it. What none of them asks for is left out.
+card, there is nothing to compare with, and no row overrules it. To see what is taken, the networks of the benchmarks
+are planned for the card, without it. What none of them asks for is left out.
 """
 
 from __future__ import annotations

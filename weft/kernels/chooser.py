@@ -100,7 +100,7 @@ class Algorithm(ABC, Generic[ProblemT, PlanT, TileT]):
         return None
 
     def margin(self, problem: ProblemT, tile: TileT) -> float:
-        """Return by how many microseconds the cost model must expect it to be faster than others, to be taken."""
+        """Return by how many microseconds the cost model must expect a candidate to win, to be taken untuned."""
         return 0.0
 
     @abstractmethod

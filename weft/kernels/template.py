@@ -423,7 +423,7 @@ class Writer:
         self.shared_arrays.append(Shared(type_, name, size, align))
         return ""
 
-    def number_of(self, array: str, index: str) -> str:
+    def shared_number(self, array: str, index: str) -> str:
         """Return number `index` of an array of f32x4 in work-group memory, to assign to."""
         return self.dialect.shared_number(array, index)
 

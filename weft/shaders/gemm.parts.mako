@@ -54,7 +54,7 @@ k.shared("f32x4", "Sum", f"LZ > 1 ? (LZ - 1) * {rows * cols} : 1")
 %>\
 </%def>
 ## The indices of a work-item, and the weights that it moves. Two adjacent items share a block and the next two a pixel,
-## because two items at a time share a load of 16 bytes. Turned, 32 items share 8 blocks and 4 vectors of rows.
+## because two items at a time share a load of 16 bytes. Transposed, 32 share 8 blocks and 4 vectors of rows.
 <%def name="who()">\
 <% rows, cols, items, _, fetched = sizes(rp, rc, lx, ly, depth) %>\
 % if transposed:
@@ -98,7 +98,7 @@ acc = [(i, j) for i in range(rp) for j in range(rc)]
       const f32x4 four = ${staged(u)};
       const int to = (a_base + ak${u} * ${4 * line(rows)}) * 4 + row${u} - first_row;
 % for lane, letter in enumerate("xyzw"):
-      ${k.number_of("As", f"to + {4 * line(rows) * lane}")} = four.${letter};
+      ${k.shared_number("As", f"to + {4 * line(rows) * lane}")} = four.${letter};
 % endfor
     }
 % else:

@@ -117,10 +117,6 @@ class WideConv(TiledConv):
         every = [InParts(t, p) for t in whole for p in work(t).possible_parts(problem.caps)]
         return sorted(every, key=partial(time_of, problem.caps, work))
 
-    def needs_no_tuning(self, tile: InParts[GemmTile]) -> bool:
-        """Accept all: a round of 64 sums an item takes as long as the model says."""
-        return True
-
 
 register_family(
     KernelFamily(
