@@ -76,7 +76,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     networks = [*models.MODELS, *table_networks.NETWORKS]
-    parser.add_argument("--networks", type=words(networks), default=networks)
+    known = words(networks, table_networks.LIBRARIES)
+    parser.add_argument("--networks", type=known, default=networks, help="by name, or timm/NAME, torchvision/NAME@SIZE")
     parser.add_argument("--batch", type=numbers, help="sizes of batches; by default 1,16 and 32, in a trial 1,2")
     parser.add_argument("--devices", type=words(APIS), default=["vulkan", "opencl"], help="Weft's, in order")
     precisions, peers = list(own.PRECISIONS), list(PEERS)
@@ -136,8 +137,8 @@ def main() -> None:
     if not options.quick and ("torch" in peers or peers_torch.is_there()):
         counts = replace(counts, wake=peers_torch.wake)
     devices = _weft_devices(options.devices, record)
-    few = table_networks.NETWORKS if options.few else ()
-    cases = [(n, b) for b in options.batch for n in options.networks if not (b == MOST and n in few)]
+    most = models.MODELS if options.few else options.networks
+    cases = [(n, b) for b in options.batch for n in options.networks if b != MOST or n in most]
     if options.jobs:
         side_by_side("benchmarks.gpu", sys.argv[1:], cases, options.jobs, record, options.gpus)
     for network, batch in [] if options.jobs else cases:

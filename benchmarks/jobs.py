@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.measure import Record
+from benchmarks.measure import Record, file_stem
 
 READY = "ready to be timed"
 """The line by which a process says that it waits for its turn."""
@@ -49,7 +49,7 @@ def side_by_side(
         started = []
         for network, batch in waiting:
             turns.acquire()
-            path = Path(folder) / f"{network}_{batch}.json"
+            path = Path(folder) / f"{file_stem(network, batch)}.json"
             own = ["--networks", network, "--batch", str(batch), "--json", str(path), "--waits", "--no-gemm"]
             gpu = ["--gpu", str(batches.index(batch) % gpus)] if gpus > 1 else []  # the last one counts
             command = [sys.executable, "-m", module, *_passed_on(arguments), *own, *gpu]

@@ -340,6 +340,11 @@ def onnxruntime_session(model: onnx.ModelProto, threads: int = 0) -> Any:
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
+def file_stem(network: str, batch: int) -> str:
+    """Return what the name of a file begins with that belongs to a network at a batch size."""
+    return f"{network.replace('/', '_')}_x{batch}"
+
+
 def model_of(network: str, batch: int, image: int = 224) -> onnx.ModelProto:
     """Return a network of `benchmarks.models`, whose weights do not depend on the batch."""
     make = models.MODELS[network]
@@ -348,14 +353,14 @@ def model_of(network: str, batch: int, image: int = 224) -> onnx.ModelProto:
 
 
 def build(network: str, batch: int, image: int = 224, *, trial: bool = False) -> Workload:
-    """Build a network of `benchmarks.models` or of the table, and compute its reference.
+    """Build a network of `benchmarks.models` or one that `table_networks` names, and compute its reference.
 
     `image` is for those of `models` that take pictures; the table's have pictures of their own, small in a trial.
     """
-    if network in table_networks.NETWORKS:
-        model, module = table_networks.NETWORKS[network].made(batch, trial)
-    else:
+    if network in models.MODELS:
         model, module = model_of(network, batch, image), None
+    else:
+        model, module = table_networks.named(network).made(batch, trial)
     inputs = random_inputs(model)
     threads = int(os.environ.get("OMP_NUM_THREADS", "0"))  # beside other processes, as `benchmarks.jobs` has it
     outputs = onnxruntime_session(model, threads).run(None, dict(inputs))

@@ -7,16 +7,20 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 
-def words(known: Collection[str]) -> Callable[[str], list[str]]:
-    """Return what reads a list of names with commas between them, each one of those known; an index may follow."""
+def words(known: Collection[str], families: tuple[str, ...] = ()) -> Callable[[str], list[str]]:
+    """Return what reads a list of names with commas between them.
+
+    Each is one of those known, which an index may follow, or begins as those of a family do.
+    """
+    all_known = [*known, *(f"{family}..." for family in families)]
 
     def read(text: str) -> list[str]:
         found = [word for word in text.split(",") if word]
-        strange = [word for word in found if word.partition(":")[0] not in known]
+        strange = [word for word in found if word.partition(":")[0] not in known and not word.startswith(families)]
         if text and not found:
-            raise ArgumentTypeError(f"{text!r} names none of {', '.join(known)}")
+            raise ArgumentTypeError(f"{text!r} names none of {', '.join(all_known)}")
         if strange:
-            raise ArgumentTypeError(f"{', '.join(strange)} is none of {', '.join(known)}")
+            raise ArgumentTypeError(f"{', '.join(strange)} is none of {', '.join(all_known)}")
         return found
 
     return read

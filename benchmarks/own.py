@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 import weft
-from benchmarks.measure import Array, Counts, Row, Workload, middle, timed_result, warm_up
+from benchmarks.measure import Array, Counts, Row, Workload, file_stem, middle, timed_result, warm_up
 
 PRECISIONS = {"high": "fp32", "normal": "normal", "low": "fp16"}
 """Weft's names of precisions, and what the rows call them."""
@@ -141,7 +141,7 @@ def _device_times(
     found.compare(timed_result(sample, replace(counts.at_once, one_core=False)).last, case)
     if folder is not None:
         api = found.who.replace(" ", "_")
-        path = folder / f"{case.network}_x{case.batch}_{api}_{found.precision}.json"
+        path = folder / f"{file_stem(case.network, case.batch)}_{api}_{found.precision}.json"
         path.write_text(json.dumps(list(zip(names, np.median(each, 0).tolist(), strict=True)), indent=0))
     if len(spans) != len(busy):
         found.note = "; ".join(filter(None, (found.note, "the device gives no times")))

@@ -1,8 +1,10 @@
 """The networks that nobody tuned Weft for: torchvision's definitions and a detector like YOLOv8n, exported on the spot.
 
-Weights are random but the same in each run, and most batch norms are measured on noise. TorchScript's exporter leaves
-batch norms to the runtime, which folds them itself. The module goes along, for PyTorch's side. Where PyTorch or
-torchvision is missing, `made` raises, and the measurement lists the network with that reason.
+Beside those of the table, any network of pictures of timm and torchvision goes by its name: `timm/resnext50_32x4d`,
+`torchvision/wide_resnet50_2@288` with pictures of 288 x 288. Weights are random but the same in each run, and most
+batch norms are measured on noise. TorchScript's exporter leaves batch norms to the runtime, which folds them itself.
+The module goes along, for PyTorch's side. Where PyTorch or torchvision is missing, `made` raises, and the measurement
+lists the network with that reason.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import onnx
 from benchmarks import models
 
 OPSET = 17
+LIBRARIES = ("timm/", "torchvision/")
+"""What the name of a network begins with that is not in the table."""
 CALIBRATED = 4
 """Pictures of noise on which batch norms are measured."""
 
@@ -64,14 +68,36 @@ class TableNetwork:
 
 def _vision(name: str, **options: Any) -> Callable[[], Any]:
     def make() -> Any:
-        from benchmarks.zoo.torchvision_ops import define_where_missing
-
-        define_where_missing()
+        _import_torchvision()
         import torchvision
 
         return torchvision.models.get_model(name, weights=None, **options)
 
     return make
+
+
+def _import_torchvision() -> None:
+    from benchmarks.zoo.torchvision_ops import define_where_missing
+
+    define_where_missing()
+
+
+def named(name: str) -> TableNetwork:
+    """Return a network of the table, of timm or of torchvision; ValueError if there is none of this name."""
+    if name in NETWORKS:
+        return NETWORKS[name]
+    model, _, size = name.partition("@")
+    library, _, model = model.partition("/")
+    if library == "timm":
+        _import_torchvision()
+        import timm
+
+        image = int(size) if size else timm.get_pretrained_cfg(model, allow_unregistered=False).input_size[-1]
+        return TableNetwork(image, image, module=lambda: timm.create_model(model, pretrained=False))
+    if library == "torchvision":
+        image = int(size) if size else 224
+        return TableNetwork(image, image, module=_vision(model))
+    raise ValueError(f"{name} is no network of the table, and its name does not begin with {' or '.join(LIBRARIES)}")
 
 
 def _yolo() -> Any:

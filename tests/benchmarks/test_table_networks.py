@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from importlib.util import find_spec
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import weft
 from benchmarks import measure, models, own, table_networks
 from benchmarks.measure import Counts, relative_error
+from benchmarks.options import words
 
 
 def test_one_that_needs_no_pytorch_has_pictures_of_its_own() -> None:
@@ -39,6 +41,17 @@ def test_pytorch_and_the_export_compute_the_same(name: str) -> None:
         assert relative_error([y.numpy() for y in got], case.outputs) < 1e-4
     with weft.load(case.model, "cpu") as session:
         assert relative_error(session.run(case.inputs), case.outputs) < 1e-4
+
+
+def test_a_network_outside_the_table_goes_by_its_library_and_name() -> None:
+    known = words(["resnet18"], table_networks.LIBRARIES)
+    asked = ["resnet18", "timm/resnext50_32x4d", "torchvision/resnet34@96"]
+    assert known(",".join(asked)) == asked
+    with pytest.raises(ArgumentTypeError, match=r"keras/resnet is none of resnet18, timm/..., torchvision/..."):
+        known("resnet18,keras/resnet")
+    assert table_networks.named("torchvision/resnet34@96").image == 96
+    with pytest.raises(ValueError, match="its name does not begin with timm/ or torchvision/"):
+        table_networks.named("resnet34")
 
 
 def test_every_network_of_the_table_is_known_by_one_name() -> None:
