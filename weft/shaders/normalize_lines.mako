@@ -1,43 +1,51 @@
 ## Normalization in NCHW of lines of R0 x R1 x R2 elements at steps RS., over K0 x K1 x K2 lines at steps KS..:
 ## (x - mean) * factor * scale + shift, the last two with each element repeated INNER times. `term` is the summand of an
-## element v, `factor` follows from the total. Short lines: one work-item for each; long lines: one work-group for each.
+## element v, `factor` follows from the total. Short lines: one work-item for each; long lines: one work-group for each
+## or, where there are `moments` (line_moments.mako), SPANS of them, with SPAN elements each.
+<%namespace name="lines" file="lines.parts.mako"/>
 <%
 if not short:
     k.shared("real", "part", "LX")
-first, step = ("0", "1") if short else ("LOCAL_X", "LX")
-where = "base + e / (R1 * R2) * RS0 + e / R2 % R1 * RS1 + e % R2 * RS2"
+first, step, end = ("0", "1", "LENGTH") if short else ("LOCAL_X", "LX", "LENGTH")
+spans = k.has("moments")
+if spans:
+    first, end = "start + LOCAL_X", "end"
 %>
-<%def name="sum(value, expr)">
-  real ${value} = 0.0;
-  for (int e = ${first}; e < LENGTH; e += ${step}) {
-    const real v = ${x.load(where)}${" - mean" if centred and value != "mean" else ""};
-    ${value} += ${expr};
-  }
-% if not short:
-  part[LOCAL_X] = ${value};
-  BARRIER;
-  for (int width = LX / 2; width > 0; width /= 2) {
-    if (LOCAL_X < width) part[LOCAL_X] += part[LOCAL_X + width];
-    BARRIER;
-  }
-  ${value} = part[0];
-  BARRIER;
-% endif
-</%def>
 % if short:
 ${k.for_each("line", "LINES")} {
+% elif spans:
+${k.for_groups("g", "LINES * SPANS")} {
+  const int line = g / SPANS, start = g % SPANS * SPAN, end = min(start + SPAN, LENGTH), held = line * SPANS * 2;
 % else:
 ${k.for_groups("line", "LINES")} {
 % endif
-  const int base = line / (K1 * K2) * KS0 + line / K2 % K1 * KS1 + line % K2 * KS2;
+  ${lines.base("line")}
+% if spans:
 % if centred:
-  ${sum("mean", "v")}
+  real mean = 0.0;
+  for (int s = LOCAL_X; s < SPANS; s += LX) mean += TO_REAL(min(SPAN, LENGTH - s * SPAN)) * ${k.args["moments"].load("held + s * 2")};
+  ${lines.tree("mean")}
   mean /= TO_REAL(LENGTH);
 % endif
-  ${sum("total", term)}
+  real total = 0.0;
+  for (int s = LOCAL_X; s < SPANS; s += LX) {
+    total += ${k.args["moments"].load("held + s * 2 + 1")};
+% if centred:
+    const real apart = ${k.args["moments"].load("held + s * 2")} - mean;
+    total += TO_REAL(min(SPAN, LENGTH - s * SPAN)) * apart * apart;
+% endif
+  }
+  ${lines.tree("total")}
+% else:
+% if centred:
+  ${lines.add("mean", "v", first, step, end, "", not short)}
+  mean /= TO_REAL(LENGTH);
+% endif
+  ${lines.add("total", term, first, step, end, " - mean" if centred else "", not short)}
+% endif
   const real factor = ${factor};
-  for (int e = ${first}; e < LENGTH; e += ${step}) {
-    const int at = ${where};
+  for (int e = ${first}; e < ${end}; e += ${step}) {
+    const int at = ${lines.place("e")};
     real v = ${x.load("at")};
 % if centred:
     v -= mean;
@@ -53,7 +61,7 @@ ${k.for_groups("line", "LINES")} {
 % for name, value in (("mean_out", "mean"), ("factor_out", "factor")):
 % if k.has(name):
 % if not short:
-  if (LOCAL_X == 0)
+  if (LOCAL_X == 0${" && start == 0" if spans else ""})
 % endif
   ${k.args[name].store("line", value)}
 % endif

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import gcd, prod
+from typing import Any
 
 import numpy as np
 
+from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Shape
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.device_caps import DeviceCaps, Size3
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, computed
 from weft.kernels.self_test_cases import one_node
+from weft.kernels.source import ArgKind
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.elementwise import launch_expression
 from weft.ops.gpu.move import launch_expand
 from weft.ops.gpu.packing import Weights, as_image, seen_as, weights_of
 from weft.ops.gpu.reduce import LONG, choose_group, part_axes, walk_rounds, why_not_axes
+from weft.ops.gpu.spans import choose_spans
 from weft.ops.gpu.teams import WITHOUT_TEAMS, Team, choose_team
 from weft.ops.norm import (
     LRN,
@@ -134,17 +138,29 @@ def launch_lines(k: KernelBuilder, x: Tensor, outputs: Sequence[Tensor], lines: 
     if team is not None:
         _launch_rows(k, x, outputs, lines, team)
         return
-    short, grid, local = choose_group(k, count, lines.ints["LENGTH"], lines.contiguous)
+    length = lines.ints["LENGTH"]
+    short, grid, local = choose_group(k, count, length, lines.contiguous)
     ints = {**lines.ints, "LINES": count}
+    reads = {"x": x, **lines.parameters}
+    variant: dict[str, Any] = {"centred": lines.centred, "term": lines.term}
+    spans = None if short else choose_spans(k.caps, count, length)
+    if spans is not None:
+        ints |= spans.ints()
+        grid = (min(count * spans.count, k.caps.max_grid[0]), 1, 1)
+        reads["moments"] = moments = k.scratch((count * spans.count, 2), computed(x.dtype))
+        k.launch(
+            "line_moments", reads={"x": x}, writes={"moments": moments}, ints=ints, variant=variant, grid=grid,
+            local=local, epilogue=False,
+        )  # fmt: skip
     for name, t in lines.parameters.items():
         ints |= {"INNER": lines.inner, f"{name.upper()}_SIZE": max(prod(t.shape), 1)}
     k.launch(
         "normalize_lines",
-        reads={"x": x, **lines.parameters},
+        reads=reads,
         writes=dict(zip(("y", "mean_out", "factor_out"), outputs, strict=False)),
         ints=ints,
         floats={} if lines.epsilon is None else {"EPSILON": lines.epsilon},
-        variant={"short": short, "centred": lines.centred, "term": lines.term, "factor": lines.factor},
+        variant={**variant, "short": short, "factor": lines.factor},
         grid=grid,
         local=local,
     )
@@ -287,23 +303,47 @@ def _channels_together(op: InstanceNormalization | GroupNormalization, shape: Sh
 def _launch_images(
     k: KernelBuilder, x: Tensor, y: Tensor, parameters: dict[str, Tensor], each: int, epsilon: float
 ) -> None:
-    """Launch one work-group for each channel block, or for the fewest that hold whole groups of `each`, in NC4HW4."""
+    """Launch a normalization in NC4HW4: of each channel block, or of the fewest that hold whole groups of `each`.
+
+    A work-group does one of these; where they are few and large, several do.
+    """
     n, c, *rest = x.shape
     blocks = -(-c // PACK)
     groups = 0 if each == 1 else PACK // gcd(each, PACK)
     parts = max(groups * each // PACK, 1)
     sets = n * -(-blocks // parts)
-    local = 256 if parts * prod(rest) >= LONG and not k.caps.software else 64
+    most = 256 if parts * prod(rest) >= LONG and not k.caps.software else 64
+    local: Size3 = (k.tree_items(most), 1, 1)
     ints = {"HW": prod(rest), "BLOCKS": blocks, "PARTS": parts, "SETS": sets, "IMAGES": n}
+    ints |= {} if groups == 0 else {"EACH": each, "CHANNELS": c}
+    reads, fours, work_groups = {"x": x, **parameters}, dict[str, ArgKind](), sets
+    spans = choose_spans(k.caps, sets, prod(rest), parts)
+    if spans is not None:
+        work_groups = sets * spans.count
+        ints |= spans.ints()
+        reads["moments"] = moments = k.scratch((work_groups, 2, PACK), DType.FLOAT32)
+        fours["moments"] = "fours"
+        k.launch(
+            "image_moments",
+            reads={"x": x},
+            writes={"moments": moments},
+            ints=ints,
+            variant={"groups": groups},
+            grid=(min(work_groups, k.caps.max_grid[0]), 1, 1),
+            local=local,
+            kinds=fours,
+            epilogue=False,
+        )
     k.launch(
         "normalize_images",
-        reads={"x": x, **parameters},
+        reads=reads,
         writes={"y": y},
-        ints=ints if groups == 0 else {**ints, "EACH": each, "CHANNELS": c},
+        ints=ints,
         floats={"EPSILON": epsilon},
         variant={"groups": groups},
-        grid=(min(sets, k.caps.max_grid[0]), 1, 1),
-        local=(k.tree_items(local), 1, 1),
+        grid=(min(work_groups, k.caps.max_grid[0]), 1, 1),
+        local=local,
+        kinds=fours,
     )
 
 
@@ -416,8 +456,10 @@ register_family(
             one_node(LayerNormalization(axis=1), (3, 4, 5), (4, 5), (4, 5), constants=(1, 2)),
             one_node(LayerNormalization(), (5, 197), (197,), constants=(1,)),
             one_node(LpNormalization(axis=1, p=1), (3, 50, 7)),
+            one_node(LayerNormalization(axis=1), (1, 2, 4999), (2, 4999), constants=(1,)),
         ),
         forced=WITHOUT_TEAMS,
+        templates=("normalize_lines", "line_moments"),
     )
 )
 register_family(
@@ -428,7 +470,9 @@ register_family(
             one_node(GroupNormalization(num_groups=2), (2, 8, 5, 5), (8,), (8,), constants=(1, 2)),
             one_node(GroupNormalization(num_groups=3), (2, 30, 5, 3), (30,), (30,), constants=(1, 2)),
             one_node(GroupNormalization(num_groups=5), (1, 15, 7, 3), (15,), (15,), constants=(1, 2)),
+            one_node(GroupNormalization(num_groups=2), (1, 14, 61, 41), (14,), (14,), constants=(1, 2)),
         ),
+        templates=("normalize_images", "image_moments"),
         fallback="normalizations of lines",
     )
 )
