@@ -62,7 +62,7 @@ class Candidate:
     cost: float
     """The estimated time, as a share of what the portable kernel of the op takes; `NEVER` without tuning.
 
-    In a `Decision` by the cost model it is in microseconds.
+    In a `Decision` that says so it is in microseconds.
     """
     algorithm: Algorithm[Any, Any, Any] | None = None
     """Whose it is; the chooser fills it in."""
@@ -121,6 +121,8 @@ class Rivals(Generic[ProblemT, PlanT]):
     """Returns why none of them applies to a problem, or None."""
     modelled: Callable[[ProblemT], DeviceCaps] | None = None
     """Returns the device of a problem, if the cost model ranks these algorithms; None: their own costs rank them."""
+    in_microseconds: Callable[[ProblemT], bool] = field(default=lambda problem: False)
+    """Tells whether the algorithms' own costs are microseconds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +145,7 @@ class Decision:
     problem: Hashable = None
     """The problem; None for tiles of one algorithm (`one_algorithm`)."""
     in_microseconds: bool = False
-    """Whether the cost model ranked the candidates; their costs are then microseconds."""
+    """Whether costs are microseconds: the cost model's, or the algorithms' own."""
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
@@ -236,9 +238,8 @@ class Chooser(Generic[ProblemT, PlanT]):
                     by_text.setdefault(repr(candidate.tile), candidate)
                 facts = rivals.facts(problem) if rivals.facts is not None else None
                 unasked = tuple(each.name for each in self.rivals[k + 1 :])
-                return Decision(
-                    rivals.name, facts, by_text, tuple(refused), unasked, problem, estimated is not None
-                )
+                in_us = estimated is not None or rivals.in_microseconds(problem)
+                return Decision(rivals.name, facts, by_text, tuple(refused), unasked, problem, in_us)
         raise ExecutionError(
             "no kernel on this device computes a node",
             why="; ".join(f"{name}: {why}" for name, why in refused),

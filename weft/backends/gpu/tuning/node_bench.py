@@ -20,6 +20,7 @@ from weft.backends.gpu.recording.launches import BoundLaunch
 from weft.backends.gpu.recording.pipeline_recording import PipelineRecording, access
 from weft.backends.gpu.recording.schedule import schedule
 from weft.backends.gpu.runtime import GpuRuntime
+from weft.backends.gpu.tuning_tables.choice import Choice
 from weft.core.contract.backend import StorageType
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, storage_shape, to_storage
@@ -140,6 +141,10 @@ class NodeBench:
         """Return the launches with the op's defaults."""
         launches, _ = self._execution.plan(self._inputs, self._outputs, None)
         return Variant("default", tuple(launches), "")
+
+    def choices(self) -> Sequence[Choice]:
+        """Return what the op leaves to tuning."""
+        return self._execution.plan(self._inputs, self._outputs, None)[1]
 
     def preferring(self, start: str) -> Variant:
         """Return the launches with the first candidate of each choice whose text begins so, else with the default."""

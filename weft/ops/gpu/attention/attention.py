@@ -18,7 +18,10 @@ from weft.ops.gpu.attention.tiled import TiledAttention, tiled_rounds, why_not
 
 ATTENTIONS = Chooser[AttentionProblem, AttentionPlan](
     Rivals("attention_matrix", (MatrixAttention(),), AttentionProblem.facts),
-    Rivals("attention", (TiledAttention(),), AttentionProblem.facts),
+    Rivals(
+        "attention", (TiledAttention(),), AttentionProblem.facts,
+        in_microseconds=lambda problem: not problem.caps.software,
+    ),
 )
 """Chooses the algorithm of an attention: matrix units if they can compute it."""
 

@@ -13,18 +13,36 @@ from dataclasses import dataclass
 from math import prod
 
 from weft.core.graph.layout import PACK
-from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
+from weft.kernels.chooser import Algorithm, Candidate, candidates_of
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import VECTOR_BYTES, nested_rounds
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.attention import Attention, Extents
 from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem
 
+
+@dataclass(frozen=True)
+class AttentionFigures(AlgorithmFigures, section="attention"):
+    """What estimates of the kernel know of a device besides its rates."""
+
+    start_us: float
+    """Microseconds of a launch that has nothing to do."""
+    power_us: float
+    """Microseconds of a power that an item computes, with its share in the softmax."""
+    exposed: float
+    """The share of products that other work does not hide."""
+
+
 LARGEST_HEAD = 128
 """Most elements of a head: the sums of a work-item stay in registers."""
 HELD = 104
 """Most floats of scores and sums in a work-item: its operands take as many registers again."""
+OPERANDS, MOST_REGISTERS = 40, 255
+"""Registers of an item for addresses and what it compares, and the most that it can have."""
+LOADS = 8
+"""Loads that an item has under way together; the template says it, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +79,22 @@ class Tile:
         part = self.items * -(-self.each // PACK)
         return VECTOR_BYTES * (self.rows * (key + self.keys // PACK + 1) + block + part)
 
+    def is_joint(self, caps: DeviceCaps, each: Extents) -> bool:
+        """Tell whether values overwrite keys, because the memory of a work-group does not hold both."""
+        return self.shared_bytes(each, joint=False) > caps.local_memory
+
 
 TILES = (
     Tile(4, 8, 16, 64),
     Tile(4, 8, 16, 32),
-    Tile(8, 8, 8, 64),
     Tile(8, 8, 8, 32),
-    Tile(4, 8, 8, 64),
-    Tile(4, 8, 8, 32),
-    Tile(2, 8, 8, 64),
+    Tile(4, 16, 8, 64),
+    Tile(2, 16, 8, 64),
     Tile(2, 8, 8, 32),
+    Tile(1, 16, 8, 128),
+    Tile(1, 16, 8, 64),
+    Tile(1, 16, 4, 64),
     Tile(1, 8, 8, 64),
-    Tile(1, 8, 8, 32),
     Tile(1, 4, 8, 16),
 )
 """From the most queries that share keys to the most work-groups; the last needs only 16 KiB of work-group memory."""
@@ -95,16 +117,33 @@ def legal_tiles(caps: DeviceCaps, each: Extents) -> list[Tile]:
     ]
 
 
-def choose_tile(caps: DeviceCaps, each: Extents) -> Tile | None:
-    """Return the tile with the most reuse that gives every compute unit a work-group, else one with the fewest queries.
+def microseconds(caps: DeviceCaps, each: Extents, tile: Tile) -> float:
+    """Return what a tile is expected to take on a GPU.
 
-    A CPU gets a small tile, because its compiler is slow. None if no tile fits the device.
+    What an item does one after the other (rounds of loads, multiplying, powers) takes its time once in each wave of
+    groups that a unit runs at once. What the items of a unit share (vectors from work-group memory, multiplying,
+    memory) adds up over its groups. `benchmarks/attention_tiles.py` compares this with measured times.
     """
-    fitting = legal_tiles(caps, each)
-    if caps.software and SOFTWARE_TILE in fitting:
-        return SOFTWARE_TILE
-    filling = (t for t in fitting if prod(each.lead) * -(-each.queries // t.rows) >= caps.compute_units)
-    return next(filling, min(fitting, key=lambda t: t.rows, default=None))
+    model, own = caps.model, caps.model.of(AttentionFigures)
+    depth, width = vectors(each.depth), vectors(each.width)
+    columns, scores = -(-width // tile.lx), tile.keys // tile.lx
+    on_a_unit = -(-prod(each.lead) * -(-each.queries // tile.rows) // caps.likely_units)
+    memory = tile.shared_bytes(each, tile.is_joint(caps, each)) + model.group_memory
+    registers = min(2 * tile.held(each) + OPERANDS, MOST_REGISTERS)
+    resident = min(
+        model.resident_items // tile.items,
+        model.unit_memory // memory,
+        model.unit_registers // (registers * tile.items),
+        on_a_unit,
+    )
+    loads = sum(-(-tile.keys * size // (tile.items * LOADS)) for size in (depth, width))
+    products = PACK * tile.each * (scores * depth + tile.keys * columns)
+    read = depth * (tile.each + scores) + tile.keys // PACK * (tile.each + PACK * columns)
+    waiting = model.round_us * loads + products / model.item_products + own.power_us * tile.each * scores
+    shared = tile.items * (read / model.unit_vectors + own.exposed * products / model.unit_products)
+    blocks, moved = -(-each.keys // tile.keys), VECTOR_BYTES * tile.rows * (depth + width)
+    waves = -(-on_a_unit // max(resident, 1))
+    return own.start_us + blocks * (waves * waiting + on_a_unit * shared) + on_a_unit * moved / model.read_bytes
 
 
 def why_not(caps: DeviceCaps, each: Extents) -> str | None:
@@ -114,7 +153,7 @@ def why_not(caps: DeviceCaps, each: Extents) -> str | None:
     largest = max(each.depth, each.width)
     if largest > LARGEST_HEAD:
         return f"its heads have {largest} elements; the attention kernel takes up to {LARGEST_HEAD}"
-    if choose_tile(caps, each) is None:
+    if not legal_tiles(caps, each):
         return f"heads of {largest} elements do not fit {caps.local_memory} bytes of shared memory"
     return None
 
@@ -140,16 +179,13 @@ class TiledAttention(Algorithm[AttentionProblem, AttentionPlan, Tile]):
         return why_not(problem.caps, problem.each)
 
     def candidates(self, problem: AttentionProblem) -> Sequence[Candidate]:
-        """Return the tiles that fit."""
+        """Return the tiles that fit, by their estimates; a CPU gets a small one first, because its compiler is slow."""
         caps, each = problem.caps, problem.each
-        best = choose_tile(caps, each)
-        if best is None:
-            return []
-
-        def time(tile: Tile) -> float:
-            return waves(caps.model, prod(each.lead) * -(-each.queries // tile.rows), tile.items, caps.compute_units)
-
-        return candidates_of([best, *legal_tiles(caps, each)], time)
+        us = {tile: microseconds(caps, each, tile) for tile in legal_tiles(caps, each)}
+        order = sorted(us, key=us.__getitem__)
+        if caps.software and SOFTWARE_TILE in us:
+            order.insert(0, SOFTWARE_TILE)
+        return candidates_of(order, us.__getitem__, us[order[0]]) if order else []
 
     def launch(self, plan: AttentionPlan, tile: Tile) -> None:
         """Launch a work-group for each block of queries of each head."""
@@ -165,7 +201,7 @@ class TiledAttention(Algorithm[AttentionProblem, AttentionPlan, Tile]):
             variant={
                 "each": tile.each, "lx": tile.lx, "ly": tile.ly, "keys": tile.keys,
                 "depth": vectors(p.each.depth), "width": vectors(p.each.width), "quads": p.lies_in(PACK),
-                "joint": tile.shared_bytes(p.each, joint=False) > k.caps.local_memory, **plan.unusual,
+                "joint": tile.is_joint(k.caps, p.each), **plan.unusual,
             },
             grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1),
             local=(tile.items, 1, 1),
