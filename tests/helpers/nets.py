@@ -102,6 +102,11 @@ def feeds(graph: Graph, seed: int = 0) -> dict[str, Array]:
     return made
 
 
+def halves(array: Array) -> Array:
+    """Return numbers that fp16 holds exactly."""
+    return array.astype(np.float16).astype(array.dtype)
+
+
 def kinds(graph: Graph) -> list[str]:
     """Return the op types of the nodes, in order."""
     return [n.op.type for n in graph.nodes]

@@ -17,7 +17,6 @@ from weft.ops.attention import Attention, Extents
 from weft.ops.gpu.attention import tiled
 from weft.ops.gpu.attention.tiled import TILES, Tile, legal_tiles, microseconds
 
-
 SIZES = Extents((1, 2), 37, 133, 20, 20)
 LLVMPIPE = 32 << 10
 """Bytes of work-group memory of llvmpipe, which one of the tiles exceeds."""

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 import weft
 from tests.helpers.emulated_gpus import APIS, emulated_gpu
 from tests.helpers.launches import kernels
-from tests.helpers.nets import Net, feeds
+from tests.helpers.nets import Net, feeds, halves
 from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.interpreter import outputs
-from weft.core.graph.layout import Array
 from weft.kernels.device_caps import DeviceCaps
 from weft.ops.gpu.spans import LEAST_LOADS, SHARED_LOADS, choose_spans
 from weft.ops.norm import LayerNormalization
@@ -43,7 +42,7 @@ def test_work_groups_share_images(api: str, kind: DType, last: bool) -> None:
         x = net.add("MaxPool", net.input(f"x{number}", *shape), kernel_shape=(1, 1))  # so that it lies in blocks
         if kind is DType.FLOAT32:  # a mean that is far from zero
             x = net.add("Add", x, np.full((1, 1, 1, 1), 20.0, np.float32))
-        normed = net.add(op, x, _halves(net.random(shape[1])), _halves(net.random(shape[1])), **attributes)
+        normed = net.add(op, x, halves(net.random(shape[1])), halves(net.random(shape[1])), **attributes)
         ends.append(net.add("MaxPool", normed, kernel_shape=(1, 1)))
     graph = net.finish(*ends)
     with (
@@ -52,14 +51,9 @@ def test_work_groups_share_images(api: str, kind: DType, last: bool) -> None:
     ):
         found = kernels(session)
         assert found.count("image_moments") == found.count("normalize_images") == len(ends)
-        given = {name: _halves(array) for name, array in feeds(graph).items()}
+        given = {name: halves(array) for name, array in feeds(graph).items()}
         for got, want in zip(session.run(given), outputs(graph, given), strict=True):
             np.testing.assert_allclose(got, want, *tolerance(kind, "reduction"))
-
-
-def _halves(array: Array) -> Array:
-    """Return numbers that fp16 holds exactly."""
-    return array.astype(np.float16).astype(np.float32)
 
 
 def _lines(op: str, net: Net, *shape: int, dtype: DType = DType.FLOAT32, **attributes: Any) -> str:
