@@ -105,6 +105,7 @@ CASES: dict[str, tuple[Callable[[], Graph], int]] = {
 """Networks, and the launches that are left besides conversions of layouts."""
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("device", GPUS)
 @pytest.mark.parametrize("case", CASES)
 def test_an_element_wise_reader_takes_no_launch(case: str, device: str) -> None:
@@ -117,6 +118,7 @@ def test_an_element_wise_reader_takes_no_launch(case: str, device: str) -> None:
     assert len(made) == launches and not [kernel for kernel in made if kernel.startswith("elementwise")]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("device", GPUS)
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_right_in_fp16(case: str, device: str) -> None:

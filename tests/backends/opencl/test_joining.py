@@ -74,6 +74,17 @@ def test_what_the_compiler_refuses_is_left_to_those_who_ask_for_it(
         device.compile(wrong, values(1, 3.0))
 
 
+def test_those_that_enable_the_same_extensions_are_one_program(device: OpenCLDevice) -> None:
+    """An extension that a kernel enables holds for the rest of its program."""
+    enabled = "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"
+    exact = [replace(each, text=enabled + each.text) for each in SOURCES]
+    held = device.compile_together([(each, values(1, 3.0)) for each in (*SOURCES, *exact)])
+    made = [device.compile(each, values(1, 3.0)).built for each in (*SOURCES, *exact)]
+    assert held == made, "each is found under its own name"
+    plain, plain_too, double, double_too = (built.program for built in made)
+    assert plain is plain_too is not double and double is double_too
+
+
 @pytest.mark.parametrize(
     "alone",
     ["typedef float t;", "struct s { int a; };", "__constant int C = 1;", "#pragma OPENCL FP_CONTRACT OFF", "int f();"],

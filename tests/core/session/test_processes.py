@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
+from collections.abc import Callable
 
 import pytest
 
 from tests.helpers.run_length import examples
+from tests.helpers.warm_python import WarmPython
 
 BEGIN = """
 import os, sys, threading, warnings
@@ -109,42 +109,51 @@ ran.wait()
 """
 
 
-def said(script: str, api: str) -> str:
-    """Return what a process prints that runs a script to its end."""
-    command = [sys.executable, "-c", BEGIN + script, api]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+Said = Callable[[str, str], str]
+
+
+@pytest.fixture
+def said(warm_python: WarmPython) -> Said:
+    """Return what gives what a process prints that runs a script on a device to its end."""
+
+    def run(script: str, api: str) -> str:
+        done = warm_python.run("-c", BEGIN + script, api, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
 
 
 @pytest.mark.parametrize("api", ["opencl", "vulkan"])
-def test_a_forked_process_says_that_it_cannot_use_the_device(api: str) -> None:
+def test_a_forked_process_says_that_it_cannot_use_the_device(api: str, said: Said) -> None:
     assert said(FORK, api).splitlines() == [
         "DeviceError True", "NoDevice True", "right on the CPU", "right in the parent",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("api", ["opencl", "vulkan"])
-def test_a_process_that_forked_before_can_use_it(api: str) -> None:
+def test_a_process_that_forked_before_can_use_it(api: str, said: Said) -> None:
     assert said(EARLY, api) == "it ran\n"
 
 
 @pytest.mark.parametrize("api", ["cpu", "opencl", "vulkan"])
-def test_a_forked_process_can_close_a_session_whose_run_is_pending(api: str) -> None:
+def test_a_forked_process_can_close_a_session_whose_run_is_pending(api: str, said: Said) -> None:
     assert said(CLOSED, api).splitlines() == ["closed", "ended with 0", "right in the parent"]
 
 
-def test_a_forked_process_releases_nothing_of_the_driver() -> None:
+def test_a_forked_process_releases_nothing_of_the_driver(said: Said) -> None:
     """It would wait for ever where a thread of the driver held a lock at the fork."""
     assert said(DROPPED, "opencl").splitlines() == ["all are there", "ended with 3"]
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "on_exit"), reason="only glibc tells at its end with which status")
 @pytest.mark.parametrize("api", ["opencl", "vulkan"])
-def test_a_forked_process_ends_without_its_drivers(api: str) -> None:
+def test_a_forked_process_ends_without_its_drivers(api: str, said: Said) -> None:
     """They wait for threads that the process lacks."""
     assert said(WAITING, api).splitlines() == ["all is done", "ended with 3"]
 
 
 @pytest.mark.parametrize("api", ["opencl", "vulkan"])
-def test_the_end_of_the_process_ends_a_thread_that_runs(api: str) -> None:
+def test_the_end_of_the_process_ends_a_thread_that_runs(api: str, said: Said) -> None:
     for _ in range(examples(3)):
         said(DAEMON, api)

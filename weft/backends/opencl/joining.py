@@ -1,7 +1,8 @@
 """Joins the sources of several kernels to one program, in which each kernel and function has a name of its own.
 
 A source is joined only if all it declares outside functions is functions, and macros, which end with its text. Of a
-source of any other kind, `Part.of` returns None: it is compiled alone.
+source of any other kind, `Part.of` returns None: it is compiled alone. What extensions it enables holds for the rest of
+the program, so that only sources that enable the same ones belong in one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ _BODY = "@"
 """Stands for a function's body; it is no character of the language."""
 _FUNCTION = re.compile(rf"[\w\s*]*?[\s*](\w+)\s*\([^(){{}};{_BODY}]*\)\s*{_BODY}")
 _MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
+_EXTENSION = re.compile(
+    r"^[ \t]*#[ \t]*pragma[ \t]+OPENCL[ \t]+EXTENSION[ \t]+(\w+)[ \t]*:[ \t]*enable[ \t]*$", re.MULTILINE
+)
 _ALONE = re.compile(r"\b(?:struct|union|enum|typedef)\b|^[ \t]*#[ \t]*pragma\b", re.MULTILINE)
 """What may hold for the rest of a program, too."""
 
@@ -30,12 +34,14 @@ class Part:
     text: str
     functions: tuple[str, ...]
     macros: tuple[str, ...]
+    extensions: tuple[str, ...] = ()
+    """Extensions of the language that it enables."""
 
     @classmethod
     def of(cls, entry: str, text: str) -> Part | None:
         """Return the part that a source is; None if it must be compiled alone."""
         bare = _COMMENT_OR_STRING.sub(" ", text)
-        if _ALONE.search(bare):
+        if _ALONE.search(_EXTENSION.sub("", bare)):
             return None
         outside = _ATTRIBUTE.sub(" ", _DIRECTIVE.sub("", bare))
         more = 1
@@ -44,7 +50,8 @@ class Part:
         functions = {found[1] for found in _FUNCTION.finditer(outside)}
         if entry not in functions or _FUNCTION.sub("", outside).strip():
             return None
-        return cls(entry, text, tuple(sorted(functions)), tuple(sorted(set(_MACRO.findall(bare)))))
+        named = (sorted(set(names)) for names in (functions, _MACRO.findall(bare), _EXTENSION.findall(bare)))
+        return cls(entry, text, *map(tuple, named))
 
     def name(self, place: int) -> str:
         """Return the name of the kernel in the program in which this is the part at `place`."""

@@ -414,11 +414,11 @@ def _part(wanted: _Wanted) -> Part | None:
 
 
 def _groups(missing: Mapping[_Key, tuple[_Wanted, Part]]) -> Iterator[list[_Key]]:
-    """Yield the kernels of each program: those with the same options, two or more."""
-    by_options: dict[tuple[str, ...], list[_Key]] = {}
-    for key, (wanted, _) in missing.items():
-        by_options.setdefault(language_options(wanted.source), []).append(key)
-    for keys in by_options.values():
+    """Yield the kernels of each program: those with the same options and extensions, two or more."""
+    alike: dict[tuple[tuple[str, ...], ...], list[_Key]] = {}
+    for key, (wanted, part) in missing.items():
+        alike.setdefault((language_options(wanted.source), part.extensions), []).append(key)
+    for keys in alike.values():
         for first in range(0, len(keys), _MOST_TOGETHER):
             some = keys[first : first + _MOST_TOGETHER]
             if len(some) > 1:
