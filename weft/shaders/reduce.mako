@@ -1,11 +1,10 @@
 ## Reductions over any axes in NCHW: K0 x K1 x K2 outputs, each of R0 x R1 x R2 elements, at steps KS. and RS..
 ## `term` is applied to each element, `join` joins two terms, `finish` makes the stored result. With `shifted` the
-## greatest element is found first. Short reductions: one work-item for each output; long ones: one group, and a tree, for
-## `wide` adjacent outputs, whose elements adjacent items read together.
+## greatest element is found first. Short reductions: one work-item for each output; long ones: one group, and a tree.
 <%
 if not short:
     k.shared("real", "part", "LX")
-first, step = ("0", "1") if short else (f"LOCAL_X / {wide}", f"LX / {wide}") if wide > 1 else ("LOCAL_X", "LX")
+first, step = ("0", "1") if short else ("LOCAL_X", "LX")
 %>
 <%def name="gather(value, start, term, join)">
   real ${value} = ${start};
@@ -17,22 +16,19 @@ first, step = ("0", "1") if short else (f"LOCAL_X / {wide}", f"LX / {wide}") if 
 % if not short:
   part[LOCAL_X] = ${value};
   BARRIER;
-  for (int width = LX / 2; width >= ${wide}; width /= 2) {
+  for (int width = LX / 2; width > 0; width /= 2) {
     if (LOCAL_X < width) {
       const real a = part[LOCAL_X], b = part[LOCAL_X + width];
       part[LOCAL_X] = ${join.format("a", "b")};
     }
     BARRIER;
   }
-  ${value} = part[${"0" if wide == 1 else f"LOCAL_X % {wide}"}];
+  ${value} = part[0];
   BARRIER;
 % endif
 </%def>
 % if short:
 ${k.for_each("i", "OUTPUTS")} {
-% elif wide > 1:
-${k.for_groups("g", f"(OUTPUTS + {wide - 1}) / {wide}")} {
-  const int own = g * ${wide} + LOCAL_X % ${wide}, i = min(own, OUTPUTS - 1);
 % else:
 ${k.for_groups("i", "OUTPUTS")} {
 % endif
@@ -43,7 +39,7 @@ ${k.for_groups("i", "OUTPUTS")} {
 % endif
   ${gather("acc", start, term, join)}
 % if not short:
-  if (${"LOCAL_X == 0" if wide == 1 else f"LOCAL_X < {wide} && own < OUTPUTS"})
+  if (LOCAL_X == 0)
 % endif
   ${y.store("i", finish)}
 }

@@ -16,7 +16,7 @@ from weft.core.graph.layout import Shape, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps, Size3
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
-from weft.kernels.launch import KernelBuilder, power_of_two, tree_items
+from weft.kernels.launch import KernelBuilder, tree_items
 from weft.kernels.self_test_cases import indices, one_node
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.integers import INTEGERS, halves
@@ -44,10 +44,6 @@ SHORT = 32
 """The most elements that one work-item reads in a row; more are divided among a work-group."""
 MANY = 1024
 """Outputs that fill a device at one work-item each."""
-WIDEST = 32
-"""Most adjacent outputs of a work-group."""
-TURNS = 8
-"""Most elements that an item of such a group reads."""
 LONG = 4096
 """From this many elements a work-group uses as many work-items as it may."""
 
@@ -181,19 +177,6 @@ def choose_group(k: KernelBuilder, lines: int, length: int, contiguous: bool) ->
     return False, (max(1, min(lines, k.caps.max_grid[0])), 1, 1), (items, 1, 1)
 
 
-def adjacent_outputs(caps: DeviceCaps, ints: dict[str, int], lines: int) -> int:
-    """Return how many adjacent outputs a work-group of a GPU computes; 1 if they do not read adjacent elements.
-
-    A group for each of them would read one element of every sector of memory, and an item for each would leave most of
-    a device idle where they are few.
-    """
-    length = ints["LENGTH"]
-    if caps.software or ints["KS2"] != 1 or length <= SHORT or lines >= caps.model.busy_items * caps.likely_units:
-        return 1
-    items = tree_items(caps, _most_items(caps, LONG))
-    return max(min(WIDEST, items, power_of_two(TURNS * items // length + 1) // 2, power_of_two(ints["K2"])), 1)
-
-
 @gpu_op(*RECIPES)
 class ReduceOnGpu(GpuOp):
     """One kernel for floats, one for integers and bools; means and maxima of whole images can run in NC4HW4."""
@@ -228,10 +211,7 @@ class ReduceOnGpu(GpuOp):
         lines = prod(ints[f"K{d}"] for d in range(3))
         assert inputs[0] is not None
         bits = 64 if isinstance(op, ReduceMean) and inputs[0].dtype.is_integer else 0
-        passes = 2 if RECIPES[type(op)].shifted else 1
-        if inputs[0].dtype.is_float and adjacent_outputs(caps, ints, lines) > 1:
-            return passes * (TURNS + WIDEST.bit_length() + tree_items(caps, 256).bit_length())
-        return bits + walk_rounds(caps, lines, ints["LENGTH"], contiguous, passes)
+        return bits + walk_rounds(caps, lines, ints["LENGTH"], contiguous, 2 if RECIPES[type(op)].shifted else 1)
 
     @staticmethod
     def _walk(op: Reduction, inputs: Sequence[Tensor | None]) -> tuple[dict[str, int], bool]:
@@ -254,10 +234,6 @@ class ReduceOnGpu(GpuOp):
         if not x.dtype.is_float:
             _launch_integers(k, op, x, y, ints, short, grid, local)
             return
-        wide = adjacent_outputs(k.caps, ints, ints["OUTPUTS"])
-        if wide > 1:
-            short, grid = False, (min(-(-ints["OUTPUTS"] // wide), k.caps.max_grid[0]), 1, 1)
-            local = (k.tree_items(_most_items(k.caps, LONG)), 1, 1)
         recipe = RECIPES[type(op)]
         variant: dict[str, Any] = {field: getattr(recipe, field) for field in Recipe.__slots__}
         k.launch(
@@ -265,7 +241,7 @@ class ReduceOnGpu(GpuOp):
             reads={"x": x},
             writes={"y": y},
             ints=ints,
-            variant={**variant, "short": short, "wide": wide},
+            variant={**variant, "short": short},
             grid=grid,
             local=local,
         )
@@ -420,7 +396,6 @@ register_family(
             one_node(ReduceSum(), (5, 300), np.array([1]), constants=(1,)),
             one_node(ReduceMax(), (7, 3, 9, 5), np.array([0, 2]), constants=(1,)),
             one_node(ReduceLogSumExp(), (70, 11), np.array([0]), constants=(1,)),
-            one_node(ReduceL2(), (2, 9, 21, 45), np.array([1, 2]), constants=(1,)),
         ),
     )
 )
