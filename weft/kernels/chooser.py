@@ -6,7 +6,8 @@ first with an algorithm that fits decide: they take what `weft tune` found for t
 (`KernelBuilder.choose`).
 
 On GPUs, algorithms that the cost model knows (`cost_model.py`) are ranked by the microseconds that it estimates. The
-others, and all on software devices, are ranked by their own costs, which are rules of thumb: they predict no times.
+others, and all on software devices, are ranked by their own costs: microseconds, where their rivals say so, or rules of
+thumb that predict no times.
 """
 
 from __future__ import annotations

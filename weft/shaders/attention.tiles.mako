@@ -15,10 +15,10 @@ its = "head / SHARED" if context.get("shared", False) and letter in "KV" else "h
 const int ${letter}_at = (${first}batch * ${letter}B + ${its} * ${letter}H)${by};
 </%def>
 ## Copy `count` rows of `vectors` vectors from row `first` on. Behind the last row, repeat it, so that no load waits for
-## a comparison. An item has up to eight loads in flight.
+## a comparison. An item has up to `loads` loads in flight.
 <%def name="stage(arg, letter, first, count, last, vectors, size, put)">
 <% items, total = lx * ly, count * vectors
-at_once = min(8, -(-total // items)) %>
+at_once = min(loads, -(-total // items)) %>
 for (int e = item; e < ${total}; e += ${items * at_once}) {
 % for u in range(at_once):
   const int r${u} = (e + ${u * items}) / ${vectors}, c${u} = (e + ${u * items}) % ${vectors};

@@ -1,5 +1,6 @@
 ## How a work-group adds up images of channels in NC4HW4, or groups of EACH channels; `groups` is the number of groups in
 ## its PARTS blocks, 0: each channel by itself. A group reads the `pixels` pixels from pixel `start` on.
+<%namespace name="tree" file="tree.parts.mako"/>
 <%!
 LANES = "xyzw"
 def of_group(name, lane, groups):
@@ -25,17 +26,6 @@ const int c = first + (x_PS != 1 ? e % parts : e / pixels), p = start + (x_PS !=
 <%def name="spread(name, of)" filter="trim">
 const f32x4 ${name} = ${f"F4({', '.join(of_group(of, lane, groups) for lane in LANES)})" if groups > 1 else of};
 </%def>
-## The sum of what the items of the work-group have in `value`.
-<%def name="tree(value)" filter="trim">
-part[LOCAL_X] = ${value};
-  BARRIER;
-  for (int width = LX / 2; width > 0; width /= 2) {
-    if (LOCAL_X < width) part[LOCAL_X] += part[LOCAL_X + width];
-    BARRIER;
-  }
-  ${value} = part[0];
-  BARRIER;
-</%def>
 ## The sums over groups of the elements or, with `mean`, of the squares of their differences from it.
 <%def name="add(value, mean=None)" filter="trim">
 f32x4 ${value} = SPLAT(0.0);
@@ -58,7 +48,7 @@ f32x4 ${value} = SPLAT(0.0);
     ${value} += v;
 % endif
   }
-  ${tree(value)}
+  ${tree.sum(value)}
 % if groups == 1:
   ${value} = SPLAT(${value}.x + ${value}.y + ${value}.z + ${value}.w);
 % endif

@@ -1,20 +1,10 @@
 ## How work-items walk a line of R0 x R1 x R2 elements at steps RS., one of K0 x K1 x K2 lines at steps KS...
+<%namespace name="tree" file="tree.parts.mako"/>
 <%def name="base(line)" filter="trim">
 const int base = ${line} / (K1 * K2) * KS0 + ${line} / K2 % K1 * KS1 + ${line} % K2 * KS2;
 </%def>
 <%def name="place(e)" filter="trim">
 base + ${e} / (R1 * R2) * RS0 + ${e} / R2 % R1 * RS1 + ${e} % R2 * RS2
-</%def>
-## The sum of what the items of the work-group have in `value`.
-<%def name="tree(value)" filter="trim">
-part[LOCAL_X] = ${value};
-  BARRIER;
-  for (int width = LX / 2; width > 0; width /= 2) {
-    if (LOCAL_X < width) part[LOCAL_X] += part[LOCAL_X + width];
-    BARRIER;
-  }
-  ${value} = part[0];
-  BARRIER;
 </%def>
 ## The sum of `expr`, of an element v less what `minus` says, over elements from `first` on, `step` apart; `joined` by all
 ## items of the group.
@@ -25,6 +15,6 @@ real ${value} = 0.0;
     ${value} += ${expr};
   }
 % if joined:
-  ${tree(value)}
+  ${tree.sum(value)}
 % endif
 </%def>

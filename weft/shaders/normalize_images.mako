@@ -3,6 +3,7 @@
 ## `groups` is the number of groups in these PARTS blocks; 0: each channel is normalized by itself. Where there are
 ## `moments` (image_moments.mako), SPANS work-groups share the blocks, with SPAN pixels each.
 <%namespace name="images" file="images.parts.mako"/>
+<%namespace name="tree" file="tree.parts.mako"/>
 <%
 k.shared("f32x4", "part", "LX")
 spans = k.has("moments")
@@ -14,14 +15,14 @@ ${k.for_groups("g", "SETS * SPANS" if spans else "SETS")} {
   const int start = g % SPANS * SPAN, pixels = min(SPAN, HW - start), held = g / SPANS * SPANS * 2;
   f32x4 mean = SPLAT(0.0);
   for (int s = LOCAL_X; s < SPANS; s += LX) mean += TO_F32(min(SPAN, HW - s * SPAN)) * ${k.args["moments"].vector("held + s * 2")};
-  ${images.tree("mean")}
+  ${tree.sum("mean")}
   mean /= TO_F32(HW);
   f32x4 square = SPLAT(0.0);
   for (int s = LOCAL_X; s < SPANS; s += LX) {
     const f32x4 apart = ${k.args["moments"].vector("held + s * 2")} - mean;
     square += ${k.args["moments"].vector("held + s * 2 + 1")} + TO_F32(min(SPAN, HW - s * SPAN)) * ${each} * apart * apart;
   }
-  ${images.tree("square")}
+  ${tree.sum("square")}
 % else:
   const int start = 0, pixels = HW;
   ${images.add("mean")}

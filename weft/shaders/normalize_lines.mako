@@ -3,6 +3,7 @@
 ## element v, `factor` follows from the total. Short lines: one work-item for each; long lines: one work-group for each
 ## or, where there are `moments` (line_moments.mako), SPANS of them, with SPAN elements each.
 <%namespace name="lines" file="lines.parts.mako"/>
+<%namespace name="tree" file="tree.parts.mako"/>
 <%
 if not short:
     k.shared("real", "part", "LX")
@@ -24,7 +25,7 @@ ${k.for_groups("line", "LINES")} {
 % if centred:
   real mean = 0.0;
   for (int s = LOCAL_X; s < SPANS; s += LX) mean += TO_REAL(min(SPAN, LENGTH - s * SPAN)) * ${k.args["moments"].load("held + s * 2")};
-  ${lines.tree("mean")}
+  ${tree.sum("mean")}
   mean /= TO_REAL(LENGTH);
 % endif
   real total = 0.0;
@@ -35,7 +36,7 @@ ${k.for_groups("line", "LINES")} {
     total += TO_REAL(min(SPAN, LENGTH - s * SPAN)) * apart * apart;
 % endif
   }
-  ${lines.tree("total")}
+  ${tree.sum("total")}
 % else:
 % if centred:
   ${lines.add("mean", "v", first, step, end, "", not short)}

@@ -36,6 +36,7 @@ from weft.errors import CompileError
 from weft.kernels.chain import LEAST_PREFETCHED
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.source import KernelSource
+from weft.ops.attention import Attention
 
 ONE_GROUP: dict[str, Any] = {
     "matrix_units": False, "resident_groups": 1, "compute_units": 132, "software": False, "max_local_items": 128,
@@ -152,6 +153,17 @@ def test_a_long_launch_shares_none_while_the_device_is_said_to_lose_by_it() -> N
             launches = listing(weft.optimize(graph, "null", precision="high", fallback="error")).launches
             chained.append({node for launch in launches for node, _ in launch.levels})
     assert len(chained[0]) > 1 and chained[1] - chained[0] >= {"n_long"}
+
+
+@pytest.mark.parametrize(("rows", "joins"), [(16, True), (512, False)])
+def test_a_long_attention_stays_alone(rows: int, joins: bool) -> None:
+    net = Net()
+    names = [net.input(name, 1, 4, rows, 64) for name in ("q", "k", "v")]
+    y = net.add("Relu", net.add(Attention(scale=0.125), *names, name="attends"))
+    graph = net.finish(net.add("Softmax", net.add("Softmax", y, axis=-1), axis=-1))
+    with chaining():
+        launches = listing(weft.optimize(graph, "null", precision="high", fallback="error")).launches
+    assert ("n_attends" in {node for launch in launches for node, _ in launch.levels}) is joins
 
 
 def test_a_launch_by_warpgroups_may_take_longer() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,8 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.interpreter import outputs
 from weft.ops.attention import Attention, Extents
 from weft.ops.gpu.attention import tiled
+from weft.ops.gpu.attention.attention import ATTENTIONS
+from weft.ops.gpu.attention.problem import AttentionProblem
 from weft.ops.gpu.attention.tiled import TILES, Tile, legal_tiles, microseconds
 
 SIZES = Extents((1, 2), 37, 133, 20, 20)
@@ -39,13 +43,25 @@ def test_every_tile_computes_attention(api: str, tile: Tile, monkeypatch: pytest
 
 
 def test_a_gpu_takes_the_tile_that_is_expected_to_be_fastest() -> None:
-    for sizes in ((1, 6, 197, 64), (16, 12, 128, 32), (1, 1, 4096, 128)):
-        batch, heads, rows, depth = sizes
-        each = Extents((batch, heads), rows, rows, depth, depth)
-        by_time = sorted(legal_tiles(H200, each), key=lambda tile: microseconds(H200, each, tile))
-        assert microseconds(H200, each, by_time[0]) > 0
-        few, many = (microseconds(H200, Extents((n, heads), rows, rows, depth, depth), by_time[0]) for n in (1, 64))
-        assert many > 4 * few, "a device that is full takes longer"
+    for heads, rows, depth in ((6, 197, 64), (192, 128, 32), (1, 9, 128)):
+        each = Extents((1, heads), rows, rows, depth, depth)
+        decision = ATTENTIONS.decide(AttentionProblem(each, (), False, False, H200))
+        costs = {candidate.tile: candidate.cost for candidate in decision.candidates.values()}
+        assert decision.in_microseconds and set(costs) == set(legal_tiles(H200, each))
+        assert decision.candidates[decision.default].cost == min(costs.values())
+        assert all(cost == microseconds(H200, each, tile) for tile, cost in costs.items())
+
+
+def test_a_cpu_takes_the_tile_that_compiles_fast() -> None:
+    caps = replace(H200, software=True)
+    decision = ATTENTIONS.decide(AttentionProblem(Extents((1, 6), 197, 197, 64, 64), (), False, False, caps))
+    assert not decision.in_microseconds and decision.candidates[decision.default].tile == tiled.SOFTWARE_TILE
+    assert decision.candidates[decision.default].cost == 1.0, "its costs are no times"
+
+
+def test_a_full_device_takes_longer() -> None:
+    few, many = (microseconds(H200, Extents((n, 12), 512, 512, 64, 64), Tile(4, 8, 16, 32)) for n in (1, 64))
+    assert many > 8 * few
 
 
 def test_larger_heads_need_tiles_that_hold_less() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +19,7 @@ from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.interpreter import outputs
 from weft.kernels.device_caps import DeviceCaps
-from weft.ops.gpu.spans import LEAST_LOADS, SHARED_LOADS, choose_spans
+from weft.ops.gpu.spans import FAMILY, SpanFigures, choose_spans
 from weft.ops.norm import LayerNormalization
 
 MANY = {"software": False, "compute_units": 132}
@@ -97,11 +98,18 @@ def test_a_layer_norm_s_other_results_come_once() -> None:
 )
 def test_spans_cover_a_line_and_leave_no_unit_without_need(units: int, lines: int, length: int, loads: int) -> None:
     caps = DeviceCaps(1024, (1024, 1024, 64), compute_units=units)
-    spans = choose_spans(caps, lines, length, loads)
+    figures, spans = caps.model.of(SpanFigures), choose_spans(caps, lines, length, loads)
     if spans is None:
-        assert length * loads < max(SHARED_LOADS, 2 * LEAST_LOADS) or lines >= caps.likely_units or length == 1
+        assert length * loads < figures.shared_loads or 2 * lines > caps.likely_units or length == 1
         return
     starts = range(0, length, spans.size)
     assert spans.count == len(starts) > 1 and all(b - a == spans.size for a, b in pairwise(starts))
-    assert lines < caps.likely_units and lines * spans.count < 2 * caps.likely_units + lines
-    assert spans.size * loads >= LEAST_LOADS or spans.size == 1
+    assert 2 * lines <= caps.likely_units and lines * spans.count < 2 * caps.likely_units + lines
+    assert spans.size * loads >= figures.least_loads or spans.size == 1
+
+
+def test_a_cpu_and_a_device_whose_kernels_are_wrong_share_no_lines() -> None:
+    caps = DeviceCaps(1024, (1024, 1024, 64), compute_units=132)
+    assert choose_spans(caps, 1, 100_000) is not None
+    assert choose_spans(replace(caps, software=True), 1, 100_000) is None
+    assert choose_spans(replace(caps, without=frozenset({FAMILY})), 1, 100_000) is None

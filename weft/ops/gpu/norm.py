@@ -17,12 +17,12 @@ from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, computed
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.source import ArgKind
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import KernelFamily, on_many_units, register_family
 from weft.ops.gpu.elementwise import launch_expression
 from weft.ops.gpu.move import launch_expand
 from weft.ops.gpu.packing import Weights, as_image, seen_as, weights_of
 from weft.ops.gpu.reduce import LONG, choose_group, part_axes, walk_rounds, why_not_axes
-from weft.ops.gpu.spans import choose_spans
+from weft.ops.gpu.spans import FAMILY, choose_spans
 from weft.ops.gpu.teams import WITHOUT_TEAMS, Team, choose_team
 from weft.ops.norm import (
     LRN,
@@ -274,7 +274,7 @@ class ImageNormOnGpu(GpuOp):
         inputs: Sequence[Tensor | None],
         outputs: Sequence[Tensor],
     ) -> None:
-        """Launch one work-group an image."""
+        """Launch a normalization of lines or, in blocks of channels, of images."""
         x, y = inputs[0], outputs[0]
         assert x is not None
         each = _channels_together(op, x.shape)
@@ -456,10 +456,8 @@ register_family(
             one_node(LayerNormalization(axis=1), (3, 4, 5), (4, 5), (4, 5), constants=(1, 2)),
             one_node(LayerNormalization(), (5, 197), (197,), constants=(1,)),
             one_node(LpNormalization(axis=1, p=1), (3, 50, 7)),
-            one_node(LayerNormalization(axis=1), (1, 2, 4999), (2, 4999), constants=(1,)),
         ),
         forced=WITHOUT_TEAMS,
-        templates=("normalize_lines", "line_moments"),
     )
 )
 register_family(
@@ -470,10 +468,21 @@ register_family(
             one_node(GroupNormalization(num_groups=2), (2, 8, 5, 5), (8,), (8,), constants=(1, 2)),
             one_node(GroupNormalization(num_groups=3), (2, 30, 5, 3), (30,), (30,), constants=(1, 2)),
             one_node(GroupNormalization(num_groups=5), (1, 15, 7, 3), (15,), (15,), constants=(1, 2)),
+        ),
+        fallback="normalizations of lines",
+    )
+)
+register_family(
+    KernelFamily(
+        FAMILY, "moments of lines and images that work-groups share",
+        cases=lambda: (
+            one_node(LayerNormalization(axis=1), (1, 2, 4999), (2, 4999), constants=(1,)),
+            one_node(InstanceNormalization(), (1, 5, 107, 83), (5,), (5,), constants=(1, 2)),
+            one_node(GroupNormalization(num_groups=1), (2, 10, 61, 53), (10,), (10,), constants=(1, 2)),
             one_node(GroupNormalization(num_groups=2), (1, 14, 61, 41), (14,), (14,), constants=(1, 2)),
         ),
-        templates=("normalize_images", "image_moments"),
-        fallback="normalizations of lines",
+        forced=on_many_units, templates=("line_moments", "image_moments"),
+        fallback="norms by a work-group for each line or image",
     )
 )
 register_family(

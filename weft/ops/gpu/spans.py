@@ -11,11 +11,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.device_model import AlgorithmFigures
 
-LEAST_LOADS = 512
-"""Loads of a span: fewer leave a work-group's items too little to do."""
-SHARED_LOADS = 8192
-"""Loads of a line from which sharing it saves more than the launch that it takes."""
+FAMILY = "norm_spans"
+"""The family of these kernels; where they are wrong, a work-group does a whole line."""
+
+
+@dataclass(frozen=True)
+class SpanFigures(AlgorithmFigures, section="norm_spans"):
+    """From which sizes sharing pays."""
+
+    shared_loads: int
+    """Loads of a line from which sharing it saves more than the launch that it takes."""
+    least_loads: int
+    """Loads of a span: fewer leave a work-group's items too little to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +42,13 @@ class Spans:
 def choose_spans(caps: DeviceCaps, lines: int, length: int, loads: int = 1) -> Spans | None:
     """Return the spans of each of `lines` lines of so many elements or pixels, of `loads` loads each.
 
-    None if every compute unit has a line, or a line is too short to share.
+    None if half of the compute units have a line or more, if a line is too short, or on a CPU, which has few units and
+    reads a line faster from its cache than it starts a launch.
     """
-    if length * loads < SHARED_LOADS:
+    figures, units = caps.model.of(SpanFigures), caps.likely_units
+    if caps.software or FAMILY in caps.without or 2 * lines > units or length * loads < figures.shared_loads:
         return None
-    count = min(-(-caps.likely_units // max(lines, 1)), length * loads // LEAST_LOADS, length)
+    count = min(-(-units // max(lines, 1)), length * loads // figures.least_loads, length)
     size = -(-length // max(count, 1))
     count = -(-length // size)
     return Spans(count, size) if count > 1 else None

@@ -31,6 +31,8 @@ class AttentionFigures(AlgorithmFigures, section="attention"):
     """Microseconds of a launch that has nothing to do."""
     power_us: float
     """Microseconds of a power that an item computes, with its share in the softmax."""
+    vectors: float
+    """Vectors that the items of a unit read from work-group memory in a microsecond; adjacent items share some."""
     exposed: float
     """The share of products that other work does not hide."""
 
@@ -42,7 +44,7 @@ HELD = 104
 OPERANDS, MOST_REGISTERS = 40, 255
 """Registers of an item for addresses and what it compares, and the most that it can have."""
 LOADS = 8
-"""Loads that an item has under way together; the template says it, too."""
+"""Most loads that an item has under way together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +91,11 @@ TILES = (
     Tile(4, 8, 16, 32),
     Tile(8, 8, 8, 32),
     Tile(4, 16, 8, 64),
+    Tile(4, 8, 8, 64),
+    Tile(4, 8, 8, 32),
     Tile(2, 16, 8, 64),
+    Tile(2, 8, 8, 64),
     Tile(2, 8, 8, 32),
-    Tile(1, 16, 8, 128),
     Tile(1, 16, 8, 64),
     Tile(1, 16, 4, 64),
     Tile(1, 8, 8, 64),
@@ -140,7 +144,7 @@ def microseconds(caps: DeviceCaps, each: Extents, tile: Tile) -> float:
     products = PACK * tile.each * (scores * depth + tile.keys * columns)
     read = depth * (tile.each + scores) + tile.keys // PACK * (tile.each + PACK * columns)
     waiting = model.round_us * loads + products / model.item_products + own.power_us * tile.each * scores
-    shared = tile.items * (read / model.unit_vectors + own.exposed * products / model.unit_products)
+    shared = tile.items * (read / own.vectors + own.exposed * products / model.unit_products)
     blocks, moved = -(-each.keys // tile.keys), VECTOR_BYTES * tile.rows * (depth + width)
     waves = -(-on_a_unit // max(resident, 1))
     return own.start_us + blocks * (waves * waiting + on_a_unit * shared) + on_a_unit * moved / model.read_bytes
@@ -185,7 +189,8 @@ class TiledAttention(Algorithm[AttentionProblem, AttentionPlan, Tile]):
         order = sorted(us, key=us.__getitem__)
         if caps.software and SOFTWARE_TILE in us:
             order.insert(0, SOFTWARE_TILE)
-        return candidates_of(order, us.__getitem__, us[order[0]]) if order else []
+            return candidates_of(order, us.__getitem__)
+        return [Candidate(tile, us[tile]) for tile in order]
 
     def launch(self, plan: AttentionPlan, tile: Tile) -> None:
         """Launch a work-group for each block of queries of each head."""
@@ -199,7 +204,7 @@ class TiledAttention(Algorithm[AttentionProblem, AttentionPlan, Tile]):
             ints={**dict(p.places), "BLOCKS": blocks, "GROUPS": groups},
             floats={"SCALE": plan.scale},
             variant={
-                "each": tile.each, "lx": tile.lx, "ly": tile.ly, "keys": tile.keys,
+                "each": tile.each, "lx": tile.lx, "ly": tile.ly, "keys": tile.keys, "loads": LOADS,
                 "depth": vectors(p.each.depth), "width": vectors(p.each.width), "quads": p.lies_in(PACK),
                 "joint": tile.is_joint(k.caps, p.each), **plan.unusual,
             },
