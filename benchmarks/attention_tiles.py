@@ -14,6 +14,7 @@ import argparse
 import ast
 import json
 import multiprocessing
+import queue
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import date
@@ -102,17 +103,21 @@ def _time(device: str, problems: Sequence[Problem], built: Any, lock: Any, answe
     runtime = _runtime(device)
     with ExitStack() as stack:
         benches = []
-        for each in problems:
-            lead = (each.batch, each.heads)
-            q, k, v, y = (
-                Tensor(name, (*lead, rows, each.depth), DType.FLOAT32, Layout.NCHW)
-                for name, rows in (("q", each.queries), ("k", each.keys), ("v", each.keys), ("y", each.queries))
-            )
-            bench = stack.enter_context(NodeBench(runtime, Attention(scale=each.depth**-0.5), [q, k, v], [y]))
-            (choice,) = bench.choices()
-            variants = {text: bench.plan(choice.key, text) for text in choice.decision.texts}
-            benches.append((each, bench, {text: x for text, x in variants.items() if x.is_built}))
-        built.wait()
+        try:
+            for each in problems:
+                lead = (each.batch, each.heads)
+                q, k, v, y = (
+                    Tensor(name, (*lead, rows, each.depth), DType.FLOAT32, Layout.NCHW)
+                    for name, rows in (("q", each.queries), ("k", each.keys), ("v", each.keys), ("y", each.queries))
+                )
+                bench = stack.enter_context(NodeBench(runtime, Attention(scale=each.depth**-0.5), [q, k, v], [y]))
+                (choice,) = bench.choices()
+                variants = {text: bench.plan(choice.key, text) for text in choice.decision.texts}
+                benches.append((each, bench, {text: x for text, x in variants.items() if x.is_built}))
+            built.wait()
+        except BaseException:
+            built.abort()  # or the others would wait for ever
+            raise
         with lock:
             for each, bench, variants in benches:
                 answers.put((each, _timed(each, bench, variants)))
@@ -139,7 +144,8 @@ def _timed(problem: Problem, bench: NodeBench, variants: dict[str, Any]) -> Time
 
 
 def timed(device: str, jobs: int) -> dict[Problem, Times]:
-    """Return what all tiles that fit a device take."""
+    """Return what all tiles that fit a device take; SystemExit if a process fails."""
+    _runtime(device)
     context = multiprocessing.get_context("spawn")
     jobs = min(jobs, len(PROBLEMS))
     built, lock, answers = context.Barrier(jobs), context.Lock(), context.Queue()
@@ -148,7 +154,13 @@ def timed(device: str, jobs: int) -> dict[Problem, Times]:
     ]
     for process in started:
         process.start()
-    found = dict(answers.get() for _ in PROBLEMS)
+    found = dict[Problem, Times]()
+    while len(found) < len(PROBLEMS):
+        try:
+            found.update([answers.get(timeout=1)])
+        except queue.Empty:
+            if any(process.exitcode for process in started):
+                raise SystemExit("a process that times tiles failed: see above") from None
     for process in started:
         process.join()
     return {problem: found[problem] for problem in PROBLEMS}

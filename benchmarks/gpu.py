@@ -106,6 +106,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--page", type=output, metavar="FILE", help="write a page with every ratio to this file")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="go on with a run whose time was too short")
     options = parser.parse_args(arguments)
+    for name in options.networks:
+        try:
+            _ = name in networks or table_networks.parted(name)
+        except ValueError as e:
+            parser.error(f"--networks: {e}")
     options.image = 64 if options.quick else 224
     options.few = options.batch is None and not options.quick
     options.batch = options.batch or ([1, 2] if options.quick else [1, 16, MOST])

@@ -9,6 +9,7 @@ lists the network with that reason.
 
 from __future__ import annotations
 
+import inspect
 import io
 import warnings
 from collections.abc import Callable, Mapping
@@ -48,6 +49,7 @@ class TableNetwork:
 
         torch.manual_seed(0)
         module = one_answer(self.module()).eval()
+        fill_heads(module)
         if self.calibrated:
             calibrate(module, torch.randn(CALIBRATED, 3, image, image))
         file = io.BytesIO()
@@ -71,7 +73,9 @@ def _vision(name: str, **options: Any) -> Callable[[], Any]:
         _import_torchvision()
         import torchvision
 
-        return torchvision.models.get_model(name, weights=None, **options)
+        taken = inspect.signature(torchvision.models.get_model_builder(name)).parameters
+        none = {weights: None for weights in ("weights", "weights_backbone") if weights in taken}
+        return torchvision.models.get_model(name, **none, **options)
 
     return make
 
@@ -82,22 +86,37 @@ def _import_torchvision() -> None:
     define_where_missing()
 
 
+def parted(name: str) -> tuple[str, str, int]:
+    """Return the library, the network and the size of the picture that a name says, 0 for the usual one; ValueError."""
+    known, at, size = name.partition("@")
+    library, _, model = known.partition("/")
+    if f"{library}/" not in LIBRARIES or not model:
+        raise ValueError(f"{name} is no network of the table, and does not begin with {' or '.join(LIBRARIES)}")
+    if at and not (size.isdecimal() and int(size)):
+        raise ValueError(f"{name}: {size!r} is no size of a picture")
+    return library, model, int(size or 0)
+
+
 def named(name: str) -> TableNetwork:
-    """Return a network of the table, of timm or of torchvision; ValueError if there is none of this name."""
+    """Return a network of the table, of timm or of torchvision; ValueError if `parted` raises it."""
     if name in NETWORKS:
         return NETWORKS[name]
-    model, _, size = name.partition("@")
-    library, _, model = model.partition("/")
+    library, model, size = parted(name)
     if library == "timm":
-        _import_torchvision()
-        import timm
+        return _timm(model, size)
+    size = size or 224
+    sized = {"image_size": size} if model.startswith("vit_") else {}
+    return TableNetwork(size, size, module=_vision(model, **sized))
 
-        image = int(size) if size else timm.get_pretrained_cfg(model, allow_unregistered=False).input_size[-1]
-        return TableNetwork(image, image, module=lambda: timm.create_model(model, pretrained=False))
-    if library == "torchvision":
-        image = int(size) if size else 224
-        return TableNetwork(image, image, module=_vision(model))
-    raise ValueError(f"{name} is no network of the table, and its name does not begin with {' or '.join(LIBRARIES)}")
+
+def _timm(name: str, size: int) -> TableNetwork:
+    _import_torchvision()
+    import timm
+
+    usual = timm.get_pretrained_cfg(name, allow_unregistered=False)
+    sized = {"img_size": size} if size and usual.fixed_input_size else {}
+    image = size or usual.input_size[-1]
+    return TableNetwork(image, image, module=lambda: timm.create_model(name, pretrained=False, **sized))
 
 
 def _yolo() -> Any:
@@ -118,6 +137,15 @@ def calibrate(module: Any, pictures: Any) -> None:
     with torch.no_grad():
         module(pictures)
     module.eval()
+
+
+def fill_heads(module: Any) -> None:
+    """Give layers whose weights are all zero random ones: a head that begins like that makes zeros of any picture."""
+    import torch
+
+    for layer in module.modules():
+        if isinstance(layer, torch.nn.Linear) and not layer.weight.any():
+            torch.nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
 
 
 def tensors_of(answer: Any) -> list[Any]:
@@ -156,7 +184,7 @@ NETWORKS: dict[str, TableNetwork] = {
         299, 96, module=_vision("inception_v3", init_weights=False, aux_logits=False), calibrated=False
     ),
     "deeplabv3_mobilenet_v3_large": TableNetwork(
-        320, module=_vision("deeplabv3_mobilenet_v3_large", weights_backbone=None)
+        320, module=_vision("deeplabv3_mobilenet_v3_large")
     ),
     "vgg16": TableNetwork(224, 224, module=_vision("vgg16")),
     "resnet18": TableNetwork(224, module=_vision("resnet18")),

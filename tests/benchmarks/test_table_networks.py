@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 import weft
-from benchmarks import measure, models, own, table_networks
+from benchmarks import gpu, measure, models, own, table_networks
 from benchmarks.measure import Counts, relative_error
 from benchmarks.options import words
 
@@ -50,8 +50,16 @@ def test_a_network_outside_the_table_goes_by_its_library_and_name() -> None:
     with pytest.raises(ArgumentTypeError, match=r"keras/resnet is none of resnet18, timm/..., torchvision/..."):
         known("resnet18,keras/resnet")
     assert table_networks.named("torchvision/resnet34@96").image == 96
-    with pytest.raises(ValueError, match="its name does not begin with timm/ or torchvision/"):
+    assert table_networks.parted("timm/vit_small_patch16_224@96") == ("timm", "vit_small_patch16_224", 96)
+    with pytest.raises(ValueError, match="does not begin with timm/ or torchvision/"):
         table_networks.named("resnet34")
+
+
+@pytest.mark.parametrize("name", ["timm/resnet18@0", "timm/resnet18@big", "torchvision/resnet18@"])
+def test_a_size_is_checked_before_anything_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gpu.parse(["--networks", name])
+    assert f"{name}: " in capsys.readouterr().err
 
 
 def test_every_network_of_the_table_is_known_by_one_name() -> None:
