@@ -166,18 +166,40 @@ def newest_opset() -> int:
     raise DeviceError("ONNX Runtime loads no model at all", fix="install another version of onnxruntime")
 
 
+IN_DOUBT = {
+    "ArgMax": "what is largest beside NaN",
+    "ArgMin": "what is smallest beside NaN",
+    "Hardmax": "what is largest beside NaN",
+    "DeformConv": "what places outside of a picture with infinite pixels are worth",
+    "MaxUnpool": "where a given output shape puts the values",
+}
+"""Ops whose results differ for some values or shapes."""
+NARROW = ("bfloat16", "float8", "float4", "int4", "uint4", "int2", "uint2")
+"""What the names of types begin with that numpy knows by ml_dtypes only."""
+
+
+def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Tell whether a shape broadcasts to another one as numpy has it."""
+    return all(size in (1, most) for size, most in zip(reversed(shape), reversed(whole), strict=False))
+
+
 def why_not_right(inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
     """Return what ONNX Runtime takes, and then fails to run or computes otherwise than ONNX says.
 
     `weft conformance ort` found these.
     """
     values = op.attributes()
-    if any(t is not None and t.dtype is DType.BFLOAT16 for t in (*inputs, *outputs)):
-        return "ONNX Runtime takes no arrays of bfloat16 from numpy"
+    for kind in (t.dtype.value for t in (*inputs, *outputs) if t is not None):
+        if kind.startswith(NARROW):
+            return f"ONNX Runtime takes no arrays of {kind} from numpy"
     if op.type == "Mod" and outputs[0].dtype.is_float and not values["fmod"]:
         return "ONNX Runtime has no Mod of floats with fmod=0"
     if op.type in ("LSTM", "GRU") and outputs[0].dtype is DType.FLOAT64:
         return f"ONNX Runtime loads {op.type} of float64, and does not run it"
+    if op.type in ("LSTM", "GRU") and 0 in outputs[0].shape:
+        return f"ONNX Runtime ends the process in {op.type} of nothing"
+    if op.type in ("Attention", "GroupNormalization", "LinearAttention") and 0 in outputs[0].shape:
+        return f"ONNX Runtime does not reshape nothing in {op.type}"
     if op.type.startswith("Scatter") and values["reduction"] != "none" and outputs[0].dtype is DType.FLOAT16:
         return f"ONNX Runtime has no {op.type} of float16 with a reduction"
     dilations = values.get("dilations")
@@ -185,6 +207,18 @@ def why_not_right(inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
         return "ONNX Runtime has no dilated windows with auto_pad SAME_UPPER or SAME_LOWER"
     if op.type == "ReduceMean" and 0 in (inputs[0].shape if inputs[0] else ()):
         return "ONNX Runtime says that the mean of nothing is 0, and ONNX that it is no number"
+    if op.type in IN_DOUBT:
+        return f"ONNX Runtime and ONNX differ in {op.type}: {IN_DOUBT[op.type]}"
+    if op.type in ("Pow", "ReduceSum") and any(t is not None and t.dtype is DType.INT64 for t in inputs[:2]):
+        return f"ONNX Runtime loses digits of large numbers of int64 in {op.type}"
+    if op.type == "Resize" and not outputs[0].dtype.is_float:
+        return "ONNX Runtime resizes integers by linear interpolation alone, and without limits"
+    if op.type == "Gelu" and outputs[0].dtype is DType.FLOAT64:
+        return "ONNX Runtime computes Gelu of float64 in float32"
+    if op.type == "DFT" and values["inverse"] and values["onesided"]:
+        return "ONNX Runtime takes the input of a onesided inverse DFT for the whole spectrum"
+    if op.type == "PRelu" and inputs[1] is not None and not _fits(inputs[1].shape, outputs[0].shape):
+        return "ONNX Runtime has no PRelu with a slope for each channel but by broadcasting"
     if op.type in ("Max", "Min") and outputs[0].dtype is DType.INT64:
         return "ONNX Runtime does not tell large numbers of int64 apart in Max and Min"
     if values.get("coordinate_transformation_mode") == "half_pixel_symmetric" and values["mode"] == "nearest":
