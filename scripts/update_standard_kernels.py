@@ -53,6 +53,8 @@ PROFILES = {
     "llvmpipe": SOFTWARE,
     "unknown": replace(_GPU, compute_units=1),
     "small": replace(_GPU, max_local_items=256, compute_units=8),
+    "fewer": replace(_GPU, compute_units=32),
+    "some": replace(_GPU, compute_units=40),
     "middle": replace(_GPU, compute_units=46),
     "more": replace(_GPU, compute_units=72),
     "many": replace(_GPU, compute_units=96),

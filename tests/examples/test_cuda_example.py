@@ -18,6 +18,7 @@ import weft
 from tests.core.session import test_steady_state as steady
 from tests.helpers import op_rows as rows
 from tests.helpers.examples import EXAMPLES, load_example
+from tests.helpers.nets import Net
 from tests.helpers.null_gpu import null_gpu
 from tests.helpers.rows_together import by_family, joined, planned
 from tests.helpers.run_length import is_long
@@ -162,6 +163,13 @@ def test_elements_are_read_and_written_as_what_they_are() -> None:
 # -- all kernels -------------------------------------------------------------------------------------------
 
 
+def large_norm() -> Graph:
+    """Return a norm of one image that is so large that work-groups share it."""
+    net = Net()
+    x = net.conv(net.input("x", 1, 3, 90, 90), 8)
+    return net.finish(net.add("GroupNormalization", x, net.random(8), net.random(8), num_groups=1))
+
+
 @cache
 def kernels() -> Mapping[str, list[tuple[str, str]]]:
     """Return the kernels of the op table, of fused nodes and of common networks, by template: entry and source."""
@@ -181,7 +189,7 @@ def kernels() -> Mapping[str, list[tuple[str, str]]]:
         for precision in ("high", "low") if is_long() else ("low",):  # which has kernels of fp32 as well
             graphs = [table.graph_of(row) for row in taken]
             graphs += map(layouts.behind_pools, layouts.PACKED)
-            for graph in (joined(graphs), *(make() for make in fused.FUSED.values())):
+            for graph in (joined(graphs), large_norm(), *(make() for make in fused.FUSED.values())):
                 plan(graph, precision)
         device.caps = replace(H200, software=True)  # which has a kernel of its own
         plan(joined([table.graph_of(row) for row in taken if row.op == "MatMul"]), "low")
