@@ -210,15 +210,15 @@ def why_not_right(inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
     if op.type in IN_DOUBT:
         return f"ONNX Runtime and ONNX differ in {op.type}: {IN_DOUBT[op.type]}"
     if op.type in ("Pow", "ReduceSum") and any(t is not None and t.dtype is DType.INT64 for t in inputs[:2]):
-        return f"ONNX Runtime loses digits of large numbers of int64 in {op.type}"
+        return f"ONNX Runtime computes {op.type} of large numbers of int64 otherwise than ONNX"
     if op.type == "Resize" and not outputs[0].dtype.is_float:
-        return "ONNX Runtime resizes integers by linear interpolation alone, and without limits"
+        return "ONNX Runtime resizes integers otherwise than ONNX, or not at all"
     if op.type == "Gelu" and outputs[0].dtype is DType.FLOAT64:
-        return "ONNX Runtime computes Gelu of float64 in float32"
+        return "ONNX Runtime computes Gelu of float64 no better than in float32"
     if op.type == "DFT" and values["inverse"] and values["onesided"]:
-        return "ONNX Runtime takes the input of a onesided inverse DFT for the whole spectrum"
+        return "ONNX Runtime computes a onesided inverse DFT otherwise than ONNX"
     if op.type == "PRelu" and inputs[1] is not None and not _fits(inputs[1].shape, outputs[0].shape):
-        return "ONNX Runtime has no PRelu with a slope for each channel but by broadcasting"
+        return "ONNX Runtime aligns the slope of PRelu with the last axis alone"
     if op.type in ("Max", "Min") and outputs[0].dtype is DType.INT64:
         return "ONNX Runtime does not tell large numbers of int64 apart in Max and Min"
     if values.get("coordinate_transformation_mode") == "half_pixel_symmetric" and values["mode"] == "nearest":

@@ -21,14 +21,10 @@ from weft.ops.gpu.attention.attention import ATTENTIONS
 from weft.ops.gpu.attention.problem import AttentionProblem
 from weft.ops.gpu.attention.tiled import TILES, Tile, legal_tiles, microseconds
 
-SIZES = Extents((1, 2), 37, 133, 20, 20)
-LLVMPIPE = 32 << 10
-"""Bytes of work-group memory of llvmpipe, which one of the tiles exceeds."""
-CASES = [(api, t) for api in APIS for t in TILES if api != "vulkan" or t.shared_bytes(SIZES, joint=True) <= LLVMPIPE]
-
 
 @pytest.mark.alike
-@pytest.mark.parametrize(("api", "tile"), CASES, ids=str)
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("tile", TILES, ids=repr)
 def test_every_tile_computes_attention(api: str, tile: Tile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiled, "TILES", (tile,))
     net = Net()

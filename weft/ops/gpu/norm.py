@@ -81,7 +81,8 @@ def _launch_factor_and_shift(k: KernelBuilder, given: Sequence[Tensor], epsilon:
 class Lines:
     """What is normalized together, and how: the constants of the walk, and the expressions in the template.
 
-    `parameters` are the arguments "scale" and "shift", each element repeated `inner` times.
+    `parameters` are the arguments "scale" and "shift", each element repeated `inner` times. The term of `centred` lines
+    is the square: work-groups that share a line join their sums by that.
     """
 
     ints: dict[str, int]

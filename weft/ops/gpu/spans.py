@@ -42,8 +42,8 @@ class Spans:
 def choose_spans(caps: DeviceCaps, lines: int, length: int, loads: int = 1) -> Spans | None:
     """Return the spans of each of `lines` lines of so many elements or pixels, of `loads` loads each.
 
-    None if half of the compute units have a line or more, if a line is too short, or on a CPU, which has few units and
-    reads a line faster from its cache than it starts a launch.
+    None if there is a line for more than half of the compute units, if a line is too short, or on a CPU, where sharing
+    mostly took longer.
     """
     figures, units = caps.model.of(SpanFigures), caps.likely_units
     if caps.software or FAMILY in caps.without or 2 * lines > units or length * loads < figures.shared_loads:
