@@ -5,7 +5,7 @@ row = lambda m: f"min({m}, M - 1)" if ragged and m else str(m)
 %>
 ${k.for_each("i", "COLUMNS")} {
   const int n = i % N, batch_index = i / N;
-  int rest = batch_index, a_base = 0, b_base = 0;
+  int rest = batch_index, a_base = A0, b_base = B0;
 % for d in reversed(range(batch)):
   a_base += rest % D${d} * AB${d};
   b_base += rest % D${d} * BB${d};

@@ -1,9 +1,9 @@
 ## Products of matrices of integers, plus c: an item computes one number, of 32 bits or as a pair of them (`wide`). They
-## wrap. Steps are as in matmul.mako: AM, AK, BK and BN within matrices, AB. and BB. along the axes D. of the batch.
+## wrap. Steps are as in matmul.mako: from A0 and B0 on, AM, AK, BK and BN within matrices, AB. and BB. along the axes D. of the batch.
 <%namespace name="pairs" file="pairs.parts.mako"/>\
 ${k.for_each("i", "TOTAL")} {
   const int column = i % N, row = i / N % M;
-  int rest = i / N / M, from_a = row * AM, from_b = column * BN;
+  int rest = i / N / M, from_a = A0 + row * AM, from_b = B0 + column * BN;
 % for d in reversed(range(rank)):
   {
     const int at = rest % D${d};

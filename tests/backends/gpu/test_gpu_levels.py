@@ -159,7 +159,8 @@ def touched(tensor: Tensor) -> list[Piece]:
     region = tensor.memory
     base = id(region.slot.buffer)
     if not region.blocks:
-        return [(base, region.slot.offset, max(tensor.nbytes, 1))]
+        # A value that repeats another is read where that lies, and is larger than what is read.
+        return [(base, region.slot.offset, min(max(tensor.nbytes, 1), region.binding().nbytes))]
     own, plane = tensor.storage_shape[1], prod(tensor.storage_shape[2:]) * tensor.dtype.itemsize
     starts = [(n * region.blocks + region.first) * plane for n in range(tensor.shape[0])]
     return [(base, region.slot.offset + start, max(own * plane, 1)) for start in starts]

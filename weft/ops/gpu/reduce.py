@@ -228,29 +228,37 @@ class ReduceOnGpu(GpuOp):
         if y.layout.packed:
             launch_global(k, x, y, "max" if isinstance(op, ReduceMax) else "average")
             return
-        ints, contiguous = self._walk(op, inputs)
-        ints["OUTPUTS"] = prod(y.shape)
-        short, grid, local = choose_group(k, ints["OUTPUTS"], ints["LENGTH"], contiguous)
-        if not x.dtype.is_float:
-            _launch_integers(k, op, x, y, ints, short, grid, local)
-            return
-        recipe = RECIPES[type(op)]
-        variant: dict[str, Any] = {field: getattr(recipe, field) for field in Recipe.__slots__}
-        k.launch(
-            "reduce",
-            reads={"x": x},
-            writes={"y": y},
-            ints=ints,
-            variant={**variant, "short": short},
-            grid=grid,
-            local=local,
-        )
+        walk = self._walk(op, inputs)
+        if x.dtype.is_float:
+            launch_recipe(k, RECIPES[type(op)], x, y, walk)
+        else:
+            _launch_integers(k, op, x, y, walk)
+
+
+def launch_recipe(k: KernelBuilder, recipe: Recipe, x: Tensor, y: Tensor, walk: tuple[dict[str, int], bool]) -> None:
+    """Launch a reduction of floats; `walk` is from `part_axes`."""
+    ints, contiguous = walk
+    outputs = prod(y.shape)
+    short, grid, local = choose_group(k, outputs, ints["LENGTH"], contiguous)
+    words: dict[str, Any] = {field: getattr(recipe, field) for field in Recipe.__slots__}
+    k.launch(
+        "reduce",
+        reads={"x": x},
+        writes={"y": y},
+        ints={**ints, "OUTPUTS": outputs},
+        variant={**words, "short": short},
+        grid=grid,
+        local=local,
+    )
 
 
 def _launch_integers(
-    k: KernelBuilder, op: Reduction, x: Tensor, y: Tensor, ints: dict[str, int], short: bool, grid: Size3, local: Size3
+    k: KernelBuilder, op: Reduction, x: Tensor, y: Tensor, walk: tuple[dict[str, int], bool]
 ) -> None:
     """Launch a reduction of integers or bools."""
+    ints, contiguous = walk
+    outputs = prod(y.shape)
+    short, grid, local = choose_group(k, outputs, ints["LENGTH"], contiguous)
     recipe, (least, most) = INTEGER_RECIPES[type(op)], bounds(x.dtype.numpy)
     start = {"add": 0, "multiply": 1, "max": int(least), "min": int(most)}[recipe.join]
     low, high = halves(start)
@@ -259,7 +267,7 @@ def _launch_integers(
         "reduce_integers",
         reads={"x": x},
         writes={"y": y},
-        ints={**ints, "START": low, "START_HIGH": high},
+        ints={**ints, "OUTPUTS": outputs, "START": low, "START_HIGH": high},
         variant={**words, "short": short, "wide": x.dtype is DType.UINT64},
         grid=grid,
         local=local,

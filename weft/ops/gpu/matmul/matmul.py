@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from weft.core.graph.index_map import IndexMap
-from weft.core.graph.layout import Shape, row_major
+from weft.core.graph.layout import Shape
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Chooser, Rivals
 from weft.kernels.device_caps import DeviceCaps
@@ -24,9 +24,12 @@ PRODUCTS = Chooser[ProductProblem, ProductPlan](
     Rivals("product as a convolution", (ProductAsConvolution(),)),
     Rivals("matmul_rows", (ProductOfFewRows(),)),
     Rivals("matmul_thin", (ThinProduct(),)),
-    Rivals("matmul", (TiledProduct(),)),
+    Rivals(
+        "matmul", (TiledProduct(),), ProductProblem.facts,
+        in_microseconds=lambda problem: not problem.caps.software,
+    ),
 )
-"""Chooses the algorithm of a product, in this order of preference; tuning has no say."""
+"""Chooses the algorithm of a product, in this order of preference; tuning has a say among tiles."""
 
 
 @gpu_op(MatMul)
@@ -65,18 +68,23 @@ class MatMulOnGpu(GpuOp):
         """Make matrices of one-dimensional operands, and launch."""
         a, b = inputs[0], inputs[1]
         assert a is not None and b is not None
-        a_shape = a.shape if len(a.shape) > 1 else (1, *a.shape)
-        b_shape = b.shape if len(b.shape) > 1 else (*b.shape, 1)
+        a, a_all, a_first = k.by_steps(a)
+        b, b_all, b_first = k.by_steps(b)
+        a_shape, a_all = (a.shape, a_all) if len(a.shape) > 1 else ((1, *a.shape), (0, *a_all))
+        b_shape, b_all = (b.shape, b_all) if len(b.shape) > 1 else ((*b.shape, 1), (*b_all, 0))
         rank = max(len(a_shape), len(b_shape)) - 2
         a_lead, b_lead = _lead(a_shape, rank), _lead(b_shape, rank)
         batch = tuple(max(p, q) if 0 not in (p, q) else 0 for p, q in zip(a_lead, b_lead, strict=True))
-        a_batch, b_batch = _batch_steps(a_shape, a_lead), _batch_steps(b_shape, b_lead)
+        a_batch, b_batch = _batch_steps(a_lead, a_all), _batch_steps(b_lead, b_all)
         m, depth, n = a_shape[-2], a_shape[-1], b_shape[-1]
-        if not any(b_batch) and (len(a_shape) <= 2 or a_lead == batch):
+        a_steps, b_steps = (a_all[-2], a_all[-1]), (b_all[-2], b_all[-1])
+        apart = _row_step(a_shape[:-1], a_all[:-1])
+        if not any(b_batch) and apart is not None and (len(a_shape) <= 2 or a_lead == batch):
             # All of the batch share one matrix b, so the batch is just more rows.
-            m, batch, a_batch, b_batch = m * prod(batch), (), (), ()
-        steps = (depth, 1), (n, 1), batch, a_batch, b_batch
-        _launch(ProductPlan.of(k, (m, n, depth), (a, b, outputs[0]), *steps))
+            a_steps, m = (apart, a_steps[1]), m * prod(batch)
+            batch, a_batch, b_batch = (), (), ()
+        steps = a_steps, b_steps, batch, a_batch, b_batch
+        _launch(ProductPlan.of(k, (m, n, depth), (a, b, outputs[0]), *steps, first=(a_first, b_first)))
 
 
 def _why_not_whole(inputs: Sequence[Tensor | None], caps: DeviceCaps) -> str | None:
@@ -102,9 +110,23 @@ def _lead(shape: Shape, rank: int) -> Shape:
     return (1,) * (rank + 2 - len(shape)) + tuple(shape[:-2])
 
 
-def _batch_steps(shape: Shape, lead: Shape) -> tuple[int, ...]:
-    steps = row_major((*lead, *shape[-2:]))[: len(lead)]
-    return tuple(0 if size == 1 else s for size, s in zip(lead, steps, strict=True))
+def _batch_steps(lead: Shape, steps: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the steps of axes of a batch, 0 where a matrix is repeated; the last two of `steps` are the matrix's."""
+    every = (0,) * (len(lead) + 2 - len(steps)) + steps
+    return tuple(0 if size == 1 else step for size, step in zip(lead, every, strict=False))
+
+
+def _row_step(shape: Shape, steps: tuple[int, ...]) -> int | None:
+    """Return how far all rows of a batch are apart, None if they are not equally; the last axis is that of rows."""
+    rows, found = 1, None
+    for size, step in zip(reversed(shape), reversed(steps), strict=True):
+        if size == 1:
+            continue
+        found = step if found is None else found
+        if step != rows * found:
+            return None
+        rows *= size
+    return steps[-1] if found is None else found
 
 
 @gpu_op(Gemm)

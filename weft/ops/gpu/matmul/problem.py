@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Shape
 from weft.core.graph.tensor import Tensor
+from weft.kernels.chooser import Facts
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import KernelBuilder
 
@@ -24,6 +25,8 @@ class ProductProblem:
     k: int
     a_steps: tuple[int, int]
     b_steps: tuple[int, int]
+    first: tuple[int, int]
+    """The places of the first elements of a and b."""
     batch: Shape
     a_batch: tuple[int, ...]
     b_batch: tuple[int, ...]
@@ -31,15 +34,23 @@ class ProductProblem:
     """Whether b is one constant matrix."""
     bias: bool
     """Whether c is missing, or one constant number for each column."""
+    adds: bool
+    """Whether there is a c."""
     joins_channels: bool
     """Whether fused steps also work if columns become channels (`KernelBuilder.joins_channels`)."""
     double: bool
     """Whether it is computed in float64."""
     caps: DeviceCaps
 
+    def facts(self) -> Facts:
+        """Return the facts by which tuning tables find a problem."""
+        sizes = {"M": self.m, "N": self.n, "K": self.k, "weights": self.weights, "bias": self.bias}
+        return {**sizes, **self.steps(self.b_steps)}
+
     def steps(self, b_steps: tuple[int, int]) -> dict[str, int]:
         """Return the constants by which kernels walk the batch and both matrices; b may be packed in other steps."""
-        ints = {"AM": self.a_steps[0], "AK": self.a_steps[1], "BK": b_steps[0], "BN": b_steps[1]}
+        ints = {"A0": self.first[0], "B0": self.first[1]}
+        ints |= {"AM": self.a_steps[0], "AK": self.a_steps[1], "BK": b_steps[0], "BN": b_steps[1]}
         for d, size in enumerate(self.batch):
             ints |= {f"D{d}": size, f"AB{d}": self.a_batch[d], f"BB{d}": self.b_batch[d]}
         return ints
@@ -70,6 +81,7 @@ class ProductPlan:
         a_batch: tuple[int, ...] = (),
         b_batch: tuple[int, ...] = (),
         *,
+        first: tuple[int, int] = (0, 0),
         scale: tuple[float, float] = (1.0, 1.0),
         c: Tensor | None = None,
     ) -> ProductPlan:
@@ -84,11 +96,13 @@ class ProductPlan:
             k=depth,
             a_steps=a_steps,
             b_steps=b_steps,
+            first=first,
             batch=batch,
             a_batch=a_batch,
             b_batch=b_batch,
             weights=weights,
             bias=bias,
+            adds=c is not None,
             joins_channels=joins,
             double=double,
             caps=k.caps,

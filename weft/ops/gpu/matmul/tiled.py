@@ -1,53 +1,142 @@
-"""Products of any matrices in tiles of 8 x 8 work-items."""
+"""Products of any matrices in tiles, of which several groups of work-items may share the steps along K.
+
+Where few tiles have long sums, K is cut into parts besides: each is a product of its own, as if it were a matrix more
+of the batch, and a reduction adds them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
+from weft.core.graph.dtypes import DType
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
+from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.self_test_cases import one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import KernelFamily, on_many_units, register_family
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem
+from weft.ops.gpu.reduce import RECIPES, launch_recipe, part_axes
 from weft.ops.matmul import Gemm, MatMul
+from weft.ops.reduce import ReduceSum
 
-ITEMS = 8
+SIDE = 8
 """Work-items along each side of a tile."""
+ITEMS = SIDE * SIDE
+"""Work-items of a slice."""
+DEPTH = 16
+"""Elements along K of a step."""
+ADDRESSES, MOST_REGISTERS = 40, 255
+"""Registers of an item besides its sums and operands, about, and the most that it can have."""
+FLOAT_BYTES = 4
+ADDER = "reduce"
+"""The family of kernels that add parts."""
+SLICED = "matmul_slices"
+"""The family of tiles with several slices, a name for `DeviceCaps.without`."""
 
 
 @dataclass(frozen=True)
 class TiledFigures(AlgorithmFigures, section="matmul"):
-    """How tiles are chosen."""
+    """What estimates of the kernel know of a device besides its rates."""
 
-    tiles: int
-    """A product must have at least so many tiles for each unit."""
+    start_us: float
+    """Microseconds of a launch that has nothing to do."""
+    round_us: float
+    """Microseconds by which a step along K takes longer than its products: the loads of the next run meanwhile."""
+    finish_us: float
+    """Microseconds of a unit in which the slices of a group add a sum of each item."""
+    reads: float
+    """Numbers that the items of a unit read from work-group memory in a microsecond; adjacent items share some."""
+    exposed: float
+    """How many times as long as its multiplying alone an item takes, if nothing else runs beside it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ProductTile:
-    """Rows, and as many columns, that one work-item computes."""
+    """Rows, and as many columns, that one work-item computes, and how many slices and parts share K.
+
+    Slices are items of one group that take turns with its steps, parts are groups.
+    """
 
     each: int
+    slices: int = 1
+    parts: int = 1
+
+    @property
+    def side(self) -> int:
+        """Return the rows, and the columns, of the tile."""
+        return SIDE * self.each
+
+    @property
+    def items(self) -> int:
+        """Return the work-items of a group."""
+        return ITEMS * self.slices
+
+    def shared_bytes(self, number: int) -> int:
+        """Return the bytes of work-group memory, for numbers of so many bytes."""
+        step = 2 * DEPTH * (self.side + 1)
+        return number * self.slices * (max(step, self.side**2) if self.slices > 1 else step)
 
 
-TILES = (ProductTile(4), ProductTile(2))
+WHOLE = tuple(
+    ProductTile(each, slices)
+    for each, slices in (
+        (8, 1), (8, 2), (4, 1), (4, 2), (4, 4), (2, 1), (2, 2), (2, 4), (1, 1), (1, 4),
+    )
+)  # fmt: skip
 """From the best reuse to the most parallelism."""
+TILES = (*WHOLE, *(replace(tile, parts=parts) for tile in WHOLE if tile.slices == 4 for parts in (4, 8, 16)))
+LEAST_DEPTH = 128
+"""Least elements along K of a part."""
+SOFTWARE_TILES = (ProductTile(4), ProductTile(2))
+"""A CPU takes turns with slices, and its compiler is slow; the first is taken untuned."""
 
 
 def tiles_of(problem: ProductProblem, tile: ProductTile, columns: int) -> int:
-    """Return the number of tiles of the result, or of some columns of it."""
-    side = ITEMS * tile.each
-    return -(-problem.m // side) * -(-columns // side) * prod(problem.batch)
+    """Return the number of tiles of the result, or of some columns of it, of all parts together."""
+    return -(-problem.m // tile.side) * -(-columns // tile.side) * prod(problem.batch) * tile.parts
 
 
-def choose_tile(problem: ProductProblem, columns: int) -> ProductTile:
-    """Return the tile with the most reuse that gives every compute unit enough tiles."""
-    caps = problem.caps
-    wanted = 0 if caps.software else caps.model.of(TiledFigures).tiles * caps.compute_units
-    return next((tile for tile in TILES if tiles_of(problem, tile, columns) >= wanted), TILES[-1])
+def legal_tiles(caps: DeviceCaps, depth: int, *, double: bool = False, whole: bool = False) -> list[ProductTile]:
+    """Return the tiles that a device takes for sums of `depth` products; with `whole`, only those without parts."""
+    number = 2 * FLOAT_BYTES if double else FLOAT_BYTES
+    return [
+        t for t in TILES
+        if t.items <= caps.max_local_items and t.shared_bytes(number) <= caps.local_memory
+        and (t.slices == 1 or SLICED not in caps.without)
+        and (t.parts == 1 or (not whole and depth % t.parts == 0 and depth >= LEAST_DEPTH * t.parts))
+    ]  # fmt: skip
+
+
+def microseconds(caps: DeviceCaps, tiles: int, depth: int, tile: ProductTile) -> float:
+    """Return what so many tiles of a result, with sums of `depth` products, are expected to take on a GPU.
+
+    What an item does one after the other takes its time once in each wave of groups that a unit runs at once. What the
+    items of a unit share (work-group memory, multiplying) adds up over its groups. `benchmarks/product_tiles.py`
+    compares this with measured times.
+    """
+    model, own = caps.model, caps.model.of(TiledFigures)
+    on_a_unit = -(-tiles * tile.parts // caps.likely_units)
+    held = tile.each**2 + 2 * tile.each + 2 * DEPTH * tile.side // ITEMS
+    registers = min(held + ADDRESSES, MOST_REGISTERS)
+    resident = min(
+        model.resident_items // tile.items,
+        model.unit_memory // (tile.shared_bytes(FLOAT_BYTES) + model.group_memory),
+        model.unit_registers // (registers * tile.items),
+        on_a_unit,
+    )
+    products, reads = DEPTH * tile.each**2, 2 * DEPTH * tile.each
+    waiting = own.round_us + own.exposed * products / model.item_products
+    shared = tile.items * (reads / own.reads + products / model.unit_products)
+    rounds, in_turn = -(-depth // (DEPTH * tile.slices * tile.parts)), -(-on_a_unit // max(resident, 1))
+    us = own.start_us + rounds * (in_turn * waiting + on_a_unit * shared)
+    if tile.slices > 1:
+        us += on_a_unit * tile.each**2 * own.finish_us
+    if tile.parts > 1:
+        us += model.between_launches_us + tile.parts * tiles * tile.side**2 / model.summed
+    return us
 
 
 class TiledProduct(Algorithm[ProductProblem, ProductPlan, ProductTile]):
@@ -60,16 +149,23 @@ class TiledProduct(Algorithm[ProductProblem, ProductPlan, ProductTile]):
         return None
 
     def candidates(self, problem: ProductProblem) -> Sequence[Candidate]:
-        """Return the tiles."""
+        """Return the tiles by their estimates; on a CPU by their sizes."""
+        caps = problem.caps
 
-        def time(tile: ProductTile) -> float:
-            caps, groups = problem.caps, tiles_of(problem, tile, problem.n)
-            return waves(caps.model, groups, ITEMS * ITEMS, caps.compute_units)
+        def share(tile: ProductTile) -> float:
+            return waves(caps.model, tiles_of(problem, tile, problem.n), ITEMS, caps.compute_units)
 
-        return candidates_of([choose_tile(problem, problem.n), *TILES], time)
+        if caps.software:
+            return candidates_of(SOFTWARE_TILES, share)
+        legal = legal_tiles(caps, problem.k, double=problem.double, whole=problem.weights or problem.adds)
+        us = {t: microseconds(caps, tiles_of(problem, t, problem.n) // t.parts, problem.k, t) for t in legal}
+        return [Candidate(tile, us[tile]) for tile in sorted(us, key=us.__getitem__)]
 
     def launch(self, plan: ProductPlan, tile: ProductTile) -> None:
-        """Launch the kernel for each piece of the weights, with a tile for that piece."""
+        """Launch the kernel for each piece of the weights, or for all parts and a reduction."""
+        if tile.parts > 1:
+            _launch_parts(plan, tile)
+            return
         if not plan.problem.weights:
             _launch(plan, tile, plan.b, plan.problem.b_steps, 0, plan.problem.n)
             return
@@ -77,19 +173,41 @@ class TiledProduct(Algorithm[ProductProblem, ProductPlan, ProductTile]):
         for first, count in plan.pieces():
             spec = TensorSpec((plan.problem.k, count), plan.b.dtype)
             part = plan.k.constant(f"columns.{first}", matrix[first : first + count].T.copy, spec=spec)
-            _launch(plan, choose_tile(plan.problem, count), part, (count, 1), first, count)
+            _launch(plan, tile, part, (count, 1), first, count)
+
+
+def _launch_parts(plan: ProductPlan, tile: ProductTile) -> None:
+    p = plan.problem
+    depth = p.k // tile.parts
+    sums = plan.k.scratch((tile.parts, *p.batch, p.m, p.n), DType.FLOAT64 if p.double else DType.FLOAT32)
+    parted = replace(
+        p,
+        k=depth,
+        batch=(tile.parts, *p.batch),
+        a_batch=(depth * p.a_steps[1], *p.a_batch),
+        b_batch=(depth * p.b_steps[0], *p.b_batch),
+    )
+    whole = replace(tile, parts=1)
+    _launch(replace(plan, problem=parted, y=sums), whole, plan.b, p.b_steps, 0, p.n, epilogue=False)
+    launch_recipe(plan.k, RECIPES[ReduceSum], sums, plan.y, part_axes(sums.shape, (0,)))
 
 
 def _launch(
-    plan: ProductPlan, tile: ProductTile, b: Tensor, b_steps: tuple[int, int], first: int, count: int
+    plan: ProductPlan,
+    tile: ProductTile,
+    b: Tensor,
+    b_steps: tuple[int, int],
+    first: int,
+    count: int,
+    *,
+    epilogue: bool = True,
 ) -> None:
     k, p = plan.k, plan.problem
     addend, steps = plan.addend()
-    side = ITEMS * tile.each
     total = tiles_of(p, tile, count)
     ints = {
         "M": p.m, "N": p.n, "K": p.k, "FIRST": first, "COUNT": count,
-        "TILES_M": -(-p.m // side), "TILES_N": -(-count // side), "TILES": total,
+        "TILES_M": -(-p.m // tile.side), "TILES_N": -(-count // tile.side), "TILES": total,
         **p.steps(b_steps), **steps,
     }  # fmt: skip
     k.launch(
@@ -98,9 +216,11 @@ def _launch(
         writes={"y": plan.y},
         ints=ints,
         floats={"ALPHA": plan.alpha, "BETA": plan.beta},
-        variant={"batch": len(p.batch), "each": tile.each},
+        # A CPU keeps what an item holds across a barrier in memory, and loads from there, too.
+        variant={"batch": len(p.batch), "each": tile.each, "slices": tile.slices, "ahead": not k.caps.software},
         grid=(max(1, min(total, k.caps.max_grid[0])), 1, 1),
-        local=(ITEMS, ITEMS, 1),
+        local=(SIDE, SIDE * tile.slices, 1),
+        epilogue=epilogue,
     )
 
 
@@ -112,5 +232,21 @@ register_family(
             one_node(MatMul(), (2, 1, 5, 7), (3, 7, 4)),
             one_node(Gemm(transA=1, transB=1, alpha=2.0, beta=-1.5), (7, 5), (3, 7), (1, 3)),
         ),
+    )
+)
+register_family(
+    KernelFamily(
+        SLICED, "products whose sums several items or groups share",
+        cases=lambda: (
+            one_node(MatMul(), (2, 35, 70), (2, 70, 33), prefer="ProductTile(each=4, slices=2, parts=1)"),
+            one_node(
+                Gemm(transA=1, transB=1, alpha=2.0, beta=-1.5), (150, 5), (19, 150), (1, 19),
+                prefer="ProductTile(each=2, slices=4, parts=1)",
+            ),
+            one_node(MatMul(), (9, 47), (47, 10), prefer="ProductTile(each=1, slices=4, parts=1)"),
+            one_node(MatMul(), (2, 9, 512), (512, 10), prefer="ProductTile(each=1, slices=4, parts=4)"),
+        ),
+        templates=("matmul",), whole=False, fallback="products by tiles of one slice", forced=on_many_units,
+        seconds=0.45,
     )
 )
