@@ -28,6 +28,8 @@ from weft.kernels.dialect import Dialect
 
 MOST_WAVES = 2
 """Waves of groups of a launch in a chain: one more takes about as long as the launch that it saves."""
+MOST_FREE_WAVES = 6
+"""The same where no item waits for another: such a wave takes little more than a load and a store."""
 LONGER_BY_WARPGROUPS = 1.5
 """How many times longer a launch by warpgroups may be: few of its groups fit a unit anyway, so that it loses little by
 having the groups of a chain."""
@@ -94,8 +96,10 @@ def _fit(steps: Sequence[ChainedLaunch], caps: DeviceCaps) -> bool:
         return False
     items = chain_items(steps, caps)
     slots = [step.slots(items, caps) for step in steps]
-    most = caps.likely_units * MOST_WAVES
-    return all(n and step.groups <= most * n for n, step in zip(slots, steps, strict=True))
+    return all(
+        n and step.groups <= caps.likely_units * n * (MOST_WAVES if step.meets else MOST_FREE_WAVES)
+        for n, step in zip(slots, steps, strict=True)
+    )
 
 
 def _pieces(sections: Sequence[Section]) -> list[list[Section]]:
