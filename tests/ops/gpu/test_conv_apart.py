@@ -11,19 +11,18 @@ import pytest
 
 import weft
 from tests.helpers.cards import H200, OPENCL, VULKAN
-from tests.helpers.conv_problems import conv_problem, take
+from tests.helpers.conv_problems import compute_groups, conv_problem
 from tests.helpers.emulated_gpus import APIS, emulated_gpu
 from tests.helpers.nets import Net, feeds, halves
 from weft.backends.gpu.lowering.lower import Target
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Layout
-from weft.kernels.chooser import Algorithm, Candidate, Decision
+from weft.kernels.chooser import Algorithm
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import PIECE
-from weft.ops.gpu.conv import apart
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
-from weft.ops.gpu.conv.apart import MOST_GROUPS, ConvApart, GroupsApart
+from weft.ops.gpu.conv.apart import MOST_GROUPS, ConvApart
 from weft.ops.gpu.conv.gemm import GemmTile, TiledConv
 from weft.ops.gpu.conv.grouped import GroupedConv, facts_of_grouped
 from weft.ops.gpu.conv.matrix import MatrixConv, MatrixTile
@@ -83,13 +82,6 @@ def check(graph: Graph, device: str, wanted: dict[str, int], tolerance: float, *
         assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
 
 
-def compute(patch: pytest.MonkeyPatch, algorithm: Algorithm[Any, Any, Any], tile: Any) -> None:
-    """Have each group of all convolutions computed so."""
-    take(patch, ConvApart(), GroupsApart(tile))
-    decision = Decision("groups", None, {repr(tile): Candidate(tile, 1.0, algorithm)})
-    patch.setattr(apart, "_decided", lambda problem: decision)
-
-
 TOLERANCES = {"high": 1e-5, "low": 4e-3}
 
 
@@ -101,7 +93,7 @@ TOLERANCES = {"high": 1e-5, "low": 4e-3}
 def test_groups_are_computed_in_place(
     device: str, layout: Layout, precision: str, images: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compute(monkeypatch, TiledConv(), GEMM)
+    compute_groups(monkeypatch, TiledConv(), GEMM)
     monkeypatch.setattr(Target, "packed_layout", layout)
     graph = network(images, 2, 20, 24, strides=(2, 1))
     check(graph, device, {"conv_gemm": 2}, TOLERANCES[precision], precision=precision)
@@ -130,7 +122,7 @@ def test_several_launches_and_more_memory_serve_each_group(
     wanted: dict[str, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compute(monkeypatch, algorithm, tile)
+    compute_groups(monkeypatch, algorithm, tile)
     check(network(images, groups, 36, groups * 20, (13, 15)), device, wanted, 1e-5)
 
 
@@ -164,7 +156,7 @@ def test_matrix_units_compute_groups(
     wanted: dict[str, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compute(monkeypatch, algorithm, tile)
+    compute_groups(monkeypatch, algorithm, tile)
     graph = network(images, 2, inside, channels, more=more)
     warpgroups = "conv_wgmma" in wanted
     with emulated_gpu(api, channels_last=True, warpgroup_units=warpgroups):
