@@ -24,7 +24,7 @@ from weft.ops.gpu.conv.ordinary import ORDINARY
 from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem
 
 MOST_GROUPS = 16
-"""With more groups, their launches alone take longer than one launch of `conv_grouped`."""
+"""With more groups, launches of almost no work take longer, one after the other, than `conv_grouped` does mostly."""
 OFFERED = 8
 """Most ways to compute a group that are offered to tuning."""
 OF_A_GROUP = Chooser[ConvProblem, ConvPlan](
@@ -71,9 +71,8 @@ class ConvApart(Algorithm[ConvProblem, ConvPlan, GroupsApart]):
     def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
         """Return the fastest ways to compute a group, by the time of all groups one after the other.
 
-        So they run where a queue is in order, and in a chain. Where launches overlap they take less, but how much less
-        depends on what one group leaves idle, and the first tile is chosen for a group alone. Each launch after the
-        first also waits to be started.
+        So a queue in order runs them. Where launches overlap, and in a chain, they run side by side: that takes less,
+        by what one group leaves idle, but nobody has timed it. Each launch after the first also waits to be started.
         """
         decided, waits = _decided(problem), (problem.group - 1) * problem.caps.model.between_launches_us
         assert decided is not None, "`why_not` asks for it"
