@@ -13,7 +13,9 @@ from weft.core.graph.layout import Layout
 from weft.kernels.chooser import Algorithm, Candidate, Decision
 from weft.kernels.device_caps import DeviceCaps
 from weft.ops.conv import Conv
+from weft.ops.gpu.conv import apart
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
+from weft.ops.gpu.conv.apart import ConvApart, GroupsApart
 from weft.ops.gpu.conv.problem import ConvProblem
 
 
@@ -32,6 +34,13 @@ def take_where_it_fits(patch: pytest.MonkeyPatch, algorithm: Algorithm[Any, Any,
         return any(type(each.algorithm) is type(algorithm) for each in decision.candidates.values())
 
     _take(patch, algorithm, tile, offered)
+
+
+def compute_groups(patch: pytest.MonkeyPatch, algorithm: Algorithm[Any, Any, Any], tile: Any) -> None:
+    """Have each group of all convolutions in groups computed by itself, with that tile."""
+    take(patch, ConvApart(), GroupsApart(tile))
+    decision = Decision("groups", None, {repr(tile): Candidate(tile, 1.0, algorithm)})
+    patch.setattr(apart, "_decided", lambda problem: decision)
 
 
 def _take(

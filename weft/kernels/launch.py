@@ -189,6 +189,14 @@ class KernelBuilder(ABC):
         """Return the part of a packed tensor that has a shape and begins at a channel block."""
         raise NotImplementedError("this builder plans nothing on packed tensors")
 
+    def for_channels(self, output: Tensor, first: int, channels: int) -> tuple[KernelBuilder, Tensor]:
+        """Return a builder of launches that compute some channels of the node's packed output, and that part of it.
+
+        They begin at channel block `first`. What the builder launches gets the fused steps on these channels, and its
+        constants have keys of their own. Make no choice with it.
+        """
+        raise NotImplementedError("this builder plans nothing on packed tensors")
+
     def by_steps(self, tensor: Tensor) -> tuple[Tensor, tuple[int, ...], int]:
         """Return a tensor, the steps of its axes in memory and the place of its first element, all in elements.
 

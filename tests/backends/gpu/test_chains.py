@@ -17,6 +17,7 @@ from hypothesis import given, settings
 import weft
 from benchmarks.models import MODELS
 from tests.helpers.cards import CHAINED
+from tests.helpers.conv_problems import compute_groups
 from tests.helpers.emulated_gpus import emulated_gpu
 from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import NullDevice, null_gpu
@@ -37,6 +38,8 @@ from weft.kernels.chain import LEAST_PREFETCHED
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.source import KernelSource
 from weft.ops.attention import Attention
+from weft.ops.gpu.conv.gemm import GemmTile, TiledConv
+from weft.ops.gpu.conv.split_k import InParts
 
 ONE_GROUP: dict[str, Any] = {
     "matrix_units": False, "resident_groups": 1, "compute_units": 132, "software": False, "max_local_items": 128,
@@ -216,6 +219,28 @@ def test_teams_of_warpgroups_stay_alone() -> None:
         launches = listing(weft.optimize(graph, "null", precision="low", fallback="error")).launches
     assert any(prod(launch.local) > CHAINED.max_local_items for launch in launches)
     assert all(prod(launch.local) <= CHAINED.max_local_items for launch in launches if launch.levels)
+
+
+def test_launches_of_parts_of_a_result_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups of a convolution, each by a sum in parts; two branches, joined in place."""
+    compute_groups(monkeypatch, TiledConv(), InParts(GemmTile(4, 1, 8, 8, 1), 2))
+    net = Net()
+    wide = net.add("Relu", net.conv(net.input("x", 1, 8, 6, 5), 40))
+    groups = net.conv(wide, 24, 3, group=2, pads=(1, 1, 1, 1), name="groups")
+    branches = net.conv(groups, 8, name="left"), net.conv(groups, 12, 3, pads=(1, 1, 1, 1), name="right")
+    graph = net.finish(net.conv(net.add("Concat", *branches, axis=1), 8, 3, name="last"))
+    fed = feeds(graph)
+    (want,) = outputs(graph, fed)
+    with emulated_gpu("opencl", **ONE_GROUP), weft.load(graph, "emulated", fallback="error") as session:
+        (got,) = session.run(fed)
+        levels = [level for chain in chains(session) for level in zip(chain.plan.levels, chain.plan.waits, strict=True)]
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
+    told = [(node.removeprefix("n_"), kernel, waits) for (node, kernel), waits in levels]
+    assert [each for each in told if each[0] in ("groups", "left", "right")] == [
+        ("groups", "conv_gemm", True), ("groups", "conv_gemm", False),
+        ("groups", "sum_parts", True), ("groups", "sum_parts", False),
+        ("left", "conv_gemm", True), ("right", "conv_gemm", False),
+    ]  # fmt: skip
 
 
 @given(graph=networks(12))

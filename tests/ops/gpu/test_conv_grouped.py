@@ -91,11 +91,10 @@ def test_groups_of_whole_blocks_are_taken(weight: tuple[int, ...], group: int, t
 
 
 def default(device: DeviceCaps, images: int, channels: int, size: int, of_group: int) -> GroupedTile:
-    """Return the tile that is taken without tuning for 3 x 3 taps."""
+    """Return the tile of this kernel that is taken without tuning for 3 x 3 taps."""
     shape = (images, channels, size, size)
     problem = replace(conv_problem(shape, (channels, of_group, 3, 3), device), group=channels // of_group)
-    decision = CONVOLUTIONS.decide(problem)
-    tile = decision.candidates[decision.default].tile
+    tile = next(iter(GroupedConv().candidates(problem))).tile
     assert isinstance(tile, GroupedTile)
     return tile
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from math import inf
+from operator import itemgetter
 
 from weft.backends.gpu.memory.slots import Spot
 from weft.backends.gpu.recording.launches import PlannedChain, PlannedLaunch
+from weft.core.graph.layout import PACK
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chain import (
     CHAIN,
@@ -120,7 +122,7 @@ def _pieces(sections: Sequence[Section]) -> list[list[Section]]:
 def _chain(sections: Sequence[Section], caps: DeviceCaps, dialect: Dialect) -> PlannedChain | None:
     """Return the chain of some sections, or None if they stay launches of their own."""
     owners = [section for section in sections for _ in section.launches]
-    launches = [launch for section in sections for launch in section.launches]
+    launches = [launch for section in sections for launch in _by_levels(section)]
     if len(launches) < 2 or len(launches) > MOST_LEVELS:
         return None
     memory = _ChainArguments()
@@ -166,20 +168,69 @@ def _chain(sections: Sequence[Section], caps: DeviceCaps, dialect: Dialect) -> P
     )
 
 
+@dataclass
+class _Touched:
+    """The values that launches read, and which channel blocks of which values they write."""
+
+    read: set[Hashable] = field(default_factory=set)
+    written: dict[Hashable, list[tuple[int, float]]] = field(default_factory=dict)
+
+    @classmethod
+    def by(cls, owner: str, launch: PlannedLaunch) -> _Touched:
+        """Return what a launch of a node touches."""
+        made = cls({_root(owner, t) for t in launch.reads})
+        for tensor in launch.writes:
+            made.written.setdefault(_root(owner, tensor), []).append(_blocks(tensor))
+        return made
+
+    def meets(self, other: _Touched) -> bool:
+        """Tell whether one may write what the other reads or writes."""
+        if self.written.keys() & other.read or other.written.keys() & self.read:
+            return True
+        return any(
+            first < after and begin < end
+            for root in self.written.keys() & other.written.keys()
+            for first, end in self.written[root]
+            for begin, after in other.written[root]
+        )
+
+    def add(self, other: _Touched) -> None:
+        """Add what others touch."""
+        self.read |= other.read
+        for root, blocks in other.written.items():
+            self.written.setdefault(root, []).extend(blocks)
+
+
+def _blocks(tensor: Tensor) -> tuple[int, float]:
+    """Return the first channel block of a value that lies in a tensor, and the one behind the last."""
+    spot: Spot = tensor.memory
+    return (spot.first, spot.first + -(-tensor.shape[1] // PACK)) if spot.blocks else (0, inf)
+
+
+def _by_levels(section: Section) -> list[PlannedLaunch]:
+    """Return the launches of a node in an order in which those that may run side by side come together."""
+    levels, touched = list[int](), list[_Touched]()
+    for launch in section.launches:
+        mine = _Touched.by(section.label, launch)
+        levels.append(1 + max((n for n, other in zip(levels, touched, strict=True) if mine.meets(other)), default=-1))
+        touched.append(mine)
+    return [launch for _, launch in sorted(zip(levels, section.launches, strict=True), key=itemgetter(0))]
+
+
 def _waits(owners: Sequence[Section], launches: Sequence[PlannedLaunch]) -> list[bool]:
     """Return for each launch whether it needs all before it to be done; if not, it runs beside the one before it.
 
-    Nodes of one depth share no memory, but for the parts of a joined value: one may fill a part while another reads a
-    part that is there. What a launch touches is known for the whole value only, so these wait.
+    Nodes of one depth share no memory, but for the parts of a joined value, and some launches of a node compute parts
+    of its result: one may fill a part while another fills its own. What a launch reads is known for the whole value
+    only, so these wait.
     """
-    waits = [False, *(a is b or a.depth != b.depth for a, b in pairwise(owners))]
-    read, written = set[Hashable](), set[Hashable]()
-    for i, (owner, launch) in enumerate(zip(owners, launches, strict=True)):
-        reads, writes = ({_root(owner.label, t) for t in each} for each in (launch.reads, launch.writes))
-        waits[i] = waits[i] or bool(written & (reads | writes) or writes & read)
-        if waits[i]:
-            read, written = set(), set()
-        read, written = read | reads, written | writes
+    waits, beside = list[bool](), _Touched()
+    for before, owner, launch in zip((None, *owners), owners, launches, strict=False):
+        mine = _Touched.by(owner.label, launch)
+        waits.append(before is not None and (before.depth != owner.depth or mine.meets(beside)))
+        if waits[-1]:
+            beside = _Touched()
+        beside.add(mine)
     return waits
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from weft.core.graph.dtypes import DType
-from weft.core.graph.layout import Array, Layout
+from weft.core.graph.layout import Array, Layout, Shape
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.device_caps import DeviceCaps
@@ -37,6 +37,14 @@ class _Listener(KernelBuilder):
     def scratch(self, shape: tuple[int, ...], dtype: DType, layout: Layout = Layout.NCHW) -> Tensor:
         """Return a tensor without memory."""
         return Tensor("scratch", shape, dtype, layout)
+
+    def from_block(self, tensor: Tensor, shape: Shape, first: int) -> Tensor:
+        """Return a tensor of that shape."""
+        return replace(tensor, shape=shape)
+
+    def for_channels(self, output: Tensor, first: int, channels: int) -> tuple[KernelBuilder, Tensor]:
+        """Return this builder: templates are the same for all channels."""
+        return self, self.from_block(output, (output.shape[0], channels, *output.shape[2:]), first)
 
     def shares_memory(self, inner: Tensor, outer: Tensor, first: int = 0) -> bool:
         """Return False, so that the copy is launched and noted."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -149,6 +150,8 @@ class NodeBuilder(KernelBuilder):
         self._second_outputs = dict(seconds)
         self.stores_second_outputs = bool(self._second_outputs)
         self._shape = outputs[0].shape if outputs else ()
+        self._part = ""
+        """What begins the keys of constants, if launches compute only some channels (`for_channels`)."""
         form = find_gpu_op(op)
         self._computes_double = self.caps.doubles and form is not None and form.computes_double
         self.launched: list[PlannedLaunch] = []
@@ -245,7 +248,7 @@ class NodeBuilder(KernelBuilder):
         self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW, spec: TensorSpec | None = None
     ) -> Tensor:
         """Return the constant of that key, which is made and uploaded when the node is prepared to run."""
-        key = f"{key}.{layout.value}"
+        key = f"{self._part}{key}.{layout.value}"
         if key not in self.constants:
             made = PlannedConstant(self._label, key, make, layout, spec or self._known.get(key))
             self.constants[key] = made
@@ -304,6 +307,29 @@ class NodeBuilder(KernelBuilder):
         spot: Spot = tensor.memory
         blocks = spot.blocks or -(-tensor.shape[1] // PACK)
         return replace(tensor, shape=shape, memory=replace(spot, first=spot.first + first, blocks=blocks))
+
+    def for_channels(self, output: Tensor, first: int, channels: int) -> tuple[KernelBuilder, Tensor]:
+        """Return a builder for some channels of the output, which adds to the same launches, and that part of it."""
+
+        def part(tensor: Tensor) -> Tensor:
+            shaped = _shaped(tensor, output)
+            return self.from_block(shaped, (shaped.shape[0], channels, *shaped.shape[2:]), first)
+
+        def operand(tensor: Tensor | None) -> Tensor | None:
+            if tensor is None or tensor.constant is None:
+                return None if tensor is None else part(tensor)
+            if tensor.constant.size == 1:
+                return tensor
+            some = tensor.constant.reshape(-1)[first * PACK : first * PACK + channels]
+            return replace(tensor, shape=some.shape, constant=some)
+
+        steps = self._op.steps if isinstance(self._op, Fused) else ()
+        read = {i for step in steps for i in step.operands if i >= 0}
+        made, place = copy(self), part(output)
+        made._part, made._shape = f"{self._part}{first}.", place.shape
+        made._inputs = [operand(t) if i in read else t for i, t in enumerate(self._inputs)]
+        made._second_outputs = {number: part(t) for number, t in self._second_outputs.items()}
+        return made, place
 
     def by_steps(self, tensor: Tensor) -> tuple[Tensor, tuple[int, ...], int]:
         """Return a tensor over the whole memory, the steps of the axes in it and the place of the first element."""

@@ -68,7 +68,7 @@ class ConvProblem:
     rows: bool = False
     """Whether the image's pixels are rows of channels, equally far apart (`KernelBuilder.rows`)."""
     read_pieces: bool = False
-    """Whether 16 bytes of channels can be read at a time."""
+    """Whether 16 bytes of channels can be read at a time; of groups, in each of them."""
     written_pieces: bool = False
     """Whether 16 bytes of channels can be written at a time."""
     rows_added: bool = True
@@ -85,6 +85,8 @@ class ConvProblem:
     """Blocks of output channels in this launch, if the weights are too large for one argument; 0: all."""
     computed: bool = False
     """Whether the weights are computed at run time, so that each run packs them."""
+    bias_computed: bool = False
+    """The same of the bias."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -238,7 +240,7 @@ class ConvPlan:
     ) -> ConvPlan:
         """Return the plan of a convolution; `window` is that of the pool if it pools as it loads."""
         # Only kernels for matrix units ask how pixels are stored.
-        looks = k.caps.matrix_units and x.layout.packed and group == 1
+        looks = k.caps.matrix_units and x.layout.packed
         rows = k.rows(x) if looks else None
         dtype = weight.dtype if isinstance(weight, Tensor) else DType.of(weight.dtype)
         problem = ConvProblem(
@@ -257,14 +259,15 @@ class ConvPlan:
             pooled=pooled,
             prologue_steps=0 if prologue is None else len(prologue.steps),
             rows=rows is not None,
-            read_pieces=looks and _lies_in_pieces(x, rows),
-            written_pieces=looks and _lies_in_pieces(y, k.rows(y)),
+            read_pieces=looks and _lies_in_pieces(x.shape[1] // group, rows),
+            written_pieces=looks and _lies_in_pieces(y.shape[1] // group, k.rows(y)),
             rows_added=not looks or k.reads_rows(y),
             stores_second_outputs=k.stores_second_outputs,
             split_products=k.split_products,
             winograd=k.winograd,
             thrifty=k.thrifty,
             computed=isinstance(weight, Tensor),
+            bias_computed=isinstance(bias, Tensor),
         )
         return cls(k, problem, x, y, weight, bias, prologue=prologue)
 
@@ -293,11 +296,12 @@ class ConvPlan:
 
     def lies_in_pieces(self, tensor: Tensor) -> bool:
         """Tell whether pixels are rows of channels in whole pieces, so that kernels can move 16 bytes at a time."""
-        return _lies_in_pieces(tensor, self.k.rows(tensor))
+        return _lies_in_pieces(tensor.shape[1], self.k.rows(tensor))
 
 
-def _lies_in_pieces(tensor: Tensor, rows: tuple[int, int] | None) -> bool:
-    return rows is not None and all(n % PIECE == 0 for n in (tensor.shape[1], *rows))
+def _lies_in_pieces(channels: int, rows: tuple[int, int] | None) -> bool:
+    """Tell whether rows of so many channels, or each group of so many in them, are whole pieces."""
+    return rows is not None and all(n % PIECE == 0 for n in (channels, *rows))
 
 
 def on_matrix_units(caps: DeviceCaps, dtype: DType, split_products: bool) -> bool:
