@@ -256,8 +256,8 @@ def read_einsum(reader: Reader, node: Node) -> tuple[Operand, Operand] | None:
 
 
 def in_order(reader: Reader, value: str, order: Order) -> Part:
-    """Return a value with its axes in another order."""
-    return Part(value) if is_identity(order) else _transposed(reader, value, value, order)
+    """Return a value with its axes in another order, and whatever it was multiplied by."""
+    return Part(value) if is_identity(order) else _transposed(reader, value, value, order, takes_scale=False)
 
 
 def _ordered(reader: Reader, value: str, order: Order) -> Part:
@@ -295,12 +295,14 @@ def _unscaled(reader: Reader, value: str) -> Part:
     return _transposed(reader, value, node.inputs[0], order, scale)
 
 
-def _transposed(reader: Reader, value: str, source: str, order: Order, scale: float = 1.0) -> Part:
-    """Return `source`, transposed and without its scale, in place of something like `value`.
+def _transposed(
+    reader: Reader, value: str, source: str, order: Order, scale: float = 1.0, *, takes_scale: bool = True
+) -> Part:
+    """Return `source`, transposed, in place of something like `value`; its scale is apart if `takes_scale`.
 
     Moves that the scale was between become one, so that there is nothing left to squash.
     """
-    more, source = reader.scaled(source)
+    more, source = reader.scaled(source) if takes_scale else (1.0, source)
     before = reader.maker(source, "Transpose")
     first = None if before is None else order_of(reader.graph, before)
     if before is not None and first is not None:
