@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 import weft
+from tests.helpers.attention_of_images import Form
 from tests.helpers.gpu_plans import assert_plan_computes
 from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.moving_nets import moving_networks
@@ -20,6 +21,7 @@ from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
+from weft.core.graph.layout import Layout
 
 GPUS = ("opencl", "vulkan")
 
@@ -226,3 +228,59 @@ def test_a_file_tells_where_moved_values_lie(tmp_path: Path) -> None:
         (mine,), (read,) = network.parts, session.optimized.parts
         assert read.listing == mine.listing
         assert "shifted by" in str(read.listing)
+
+
+# -- attention over pixels -----------------------------------------------------------------------------------
+
+
+def _attends(form: Form, more: bool = False) -> Graph:
+    """One convolution makes Q, K and V of an image, and another reads the result, as it is or with values added."""
+    net = Net()
+    x = net.input("x", form.batch, 8, *form.image)
+    y = form.add(net, net.conv(x, form.channels))
+    return net.finish(net.conv(net.add("Add", y, net.conv(x, form.heads * form.width)) if more else y, 8))
+
+
+IN_ROWS = {
+    "heads apart": Form(scale="q and k", bias="a constant", product="turned behind"),
+    "Q, K and V apart": Form(source="slices of channels", width=12),
+    "one head": Form(heads=1),
+    "two images": Form(batch=2, heads=3, depth=4),
+}
+
+
+@pytest.mark.parametrize("precision", ["high", "low"])
+@pytest.mark.parametrize("form", IN_ROWS)
+def test_attention_reads_and_writes_rows_of_channels_of_images(form: str, precision: str) -> None:
+    found = planned_kernels(_attends(IN_ROWS[form]), precision)
+    assert found.count("attention") == 1
+    assert len(found) == 5 and found.count("relayout") == 2, "only the input and the output of the network are moved"
+
+
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("more", [False, True], ids=["alone", "with a sum"])
+@pytest.mark.parametrize("form", IN_ROWS)
+def test_attention_in_rows_of_channels_gives_the_numbers(form: str, more: bool, device: str) -> None:
+    graph = _attends(IN_ROWS[form], more)
+    with weft.load(graph, device, precision="high", fallback="error") as session:
+        assert kernels(session).count("attention") == 1
+        (found,) = session.run(feeds(graph))
+    np.testing.assert_allclose(found, outputs(graph, feeds(graph))[0], rtol=1e-4, atol=1e-5)
+
+
+def test_an_image_that_gains_nothing_by_rows_stays_in_blocks() -> None:
+    """Products read their operands anywhere: blocks of channels, which the device prefers, do."""
+    net = Net()
+    x = net.conv(net.input("x", 1, 8, 4, 4), 8)
+    rows = net.add("Reshape", x, np.array([1, 8, 16]))
+    graph = net.finish(net.add("MatMul", net.add("Transpose", rows, perm=(0, 2, 1)), rows))
+    lowered = weft.optimize(graph, "opencl", precision="high", fallback="error").parts[0].lowered
+    assert lowered is not None
+    assert [layout for layout in lowered.graph.layouts.values() if layout.packed] == [Layout.NC4HW4] * 2
+
+
+def test_a_result_that_would_be_scattered_is_converted() -> None:
+    """Its vectors of four would fall apart."""
+    net = Net()
+    x = net.add("Softmax", net.input("x", 1, 8, 5, 5), axis=-1)
+    assert planned_kernels(net.finish(net.conv(x, 8))).count("relayout") == 2
