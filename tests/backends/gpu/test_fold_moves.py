@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 import weft
-from tests.helpers.attention_of_images import Form
+from tests.helpers.attention_of_images import Form, forms
 from tests.helpers.gpu_plans import assert_plan_computes
 from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.moving_nets import moving_networks
@@ -284,3 +284,36 @@ def test_a_result_that_would_be_scattered_is_converted() -> None:
     net = Net()
     x = net.add("Softmax", net.input("x", 1, 8, 5, 5), axis=-1)
     assert planned_kernels(net.finish(net.conv(x, 8))).count("relayout") == 2
+
+
+def _columns(net: Net, sizes: tuple[int, int], turned: str) -> str:
+    """Attention to inputs of which those in `turned` have a column for each pixel, so that rows are side by side."""
+    (depth, width), parts = sizes, list[str]()
+    for name, rows, size in (("q", 37, depth), ("k", 70, depth), ("v", 70, width)):
+        shape = (size, rows) if name in turned else (rows, size)
+        part = net.input(name, 2, 3, *shape)
+        parts.append(net.add("Transpose", part, perm=(0, 1, 3, 2)) if name in turned else part)
+    q, k, v = parts
+    scores = net.add("MatMul", q, net.add("Transpose", k, perm=(0, 1, 3, 2)))
+    scores = net.add("Mul", scores, np.full((), 0.25, np.float32))
+    mixed = net.add("MatMul", net.add("Softmax", net.add("Add", scores, net.random(37, 70)), axis=-1), v)
+    return net.add("Transpose", mixed, perm=(0, 1, 3, 2)) if "y" in turned else mixed
+
+
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize(
+    "turned, sizes", [("qkvy", (8, 12)), ("qkvy", (5, 7)), ("k", (8, 8)), ("qy", (8, 8)), ("v", (64, 20))]
+)
+def test_attention_reads_and_writes_columns(turned: str, sizes: tuple[int, int], device: str) -> None:
+    net = Net()
+    graph = net.finish(net.add("Relu", _columns(net, sizes, turned)))
+    with weft.load(graph, device, precision="high", fallback="error") as session:
+        assert kernels(session) == ["attention"]
+        (found,) = session.run(feeds(graph))
+    np.testing.assert_allclose(found, outputs(graph, feeds(graph))[0], rtol=1e-4, atol=1e-5)
+
+
+@given(form=forms())
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=SLOW)
+def test_attention_over_pixels_in_any_form_gives_the_numbers_of_the_network(form: Form) -> None:
+    assert_plan_computes(_attends(form), drawn=True)
