@@ -16,7 +16,7 @@ from tests.helpers.null_gpu import null_gpu
 from weft.core.contract.backend import StorageType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import evaluate, values
-from weft.core.graph.layout import Array, Layout, from_storage, storage_shape, to_storage
+from weft.core.graph.layout import PACK, Array, Layout, from_storage, storage_shape, to_storage
 from weft.core.graph.tensor import Tensor
 from weft.core.session.pipeline import Pipeline, Task
 
@@ -25,10 +25,15 @@ def stored(tensor: Tensor) -> Array:
     """Return the piece of memory that a tensor of a GPU backend lies in, as an array of its storage shape."""
     region = tensor.memory
     shape = storage_shape(tensor.shape, tensor.layout)
-    whole = (shape[0], region.blocks, *shape[2:]) if region.blocks else shape
+    last = tensor.layout is Layout.NHWC4
+    axis, each = (len(shape) - 1, PACK) if last else (1, 1)
+    whole = (*shape[:axis], region.blocks * each, *shape[axis + 1 :]) if region.blocks else shape
     start, nbytes = region.slot.offset, prod(whole) * tensor.dtype.itemsize
     memory: Array = region.slot.buffer.handle[start : start + nbytes].view(tensor.dtype.numpy).reshape(whole)
-    return memory[:, region.first : region.first + shape[1]] if region.blocks else memory
+    if not region.blocks:
+        return memory
+    first = region.first * each
+    return memory[..., first : first + shape[axis]] if last else memory[:, first : first + shape[axis]]
 
 
 def places(tensor: Tensor) -> tuple[Array, Array] | None:

@@ -138,7 +138,8 @@ class Attention(Op):
             if mask is not None:
                 scores = self._masked(scores, np.asarray(mask))
             largest = scores.max(-1, keepdims=True, initial=-np.inf)
-            shares = np.exp(scores - largest)
+            scores -= largest  # in place: scores are large, and fresh memory takes longer than the sums
+            shares = np.exp(scores, out=scores)
             shares /= shares.sum(-1, keepdims=True)
             if self.zero_hidden:
                 shares = np.where(np.isneginf(largest), np.zeros_like(shares), shares)
@@ -150,12 +151,15 @@ class Attention(Op):
         return np.ascontiguousarray(out).astype(dtype, copy=False)
 
     def _masked(self, scores: Array, mask: Array) -> Array:
-        """Return the scores with a mask added, or the mask where it takes their place."""
-        alone = np.isneginf(mask) if self.zero_hidden else np.zeros_like(mask, bool)
-        if self.lowest_hides and mask.dtype == np.float16:
-            alone |= mask == np.finfo(np.float16).min
+        """Add a mask to the scores, or put it in their place where it alone counts; return them."""
         wide = widen(mask)
-        return np.where(alone, wide, scores + wide).astype(scores.dtype) if alone.any() else scores + wide
+        alone: Array = np.isneginf(mask) if self.zero_hidden else np.zeros((), bool)
+        if self.lowest_hides and mask.dtype == np.float16:
+            alone = alone | (mask == np.finfo(np.float16).min)
+        scores += wide
+        if alone.any():
+            np.copyto(scores, wide, where=alone)
+        return scores
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
         """Return the operations of the two products, two for a multiply-add; the softmax is not counted."""

@@ -2,7 +2,7 @@
 ## each block updates the softmax (top: the largest score so far, total: an item's part of the sum of powers), so scores
 ## never leave the group. Each of the lx x ly items has `each` queries, keys / lx scores of each, and `columns` vectors
 ## of the result. `depth` and `width` are the vectors of four of a key and of a value. The elements of a head are
-## adjacent (`quads`: and aligned to four); the steps are QB, QH, QS and so on for batch, head and row. If work-group
+## adjacent (`quads`: and aligned to four) but those of the letters in `apart`; the steps are QB, QH, QS and so on for batch, head and row. If work-group
 ## memory is small (`joint`), values overwrite keys.
 <%
 rows, columns, letters = each * ly, -(-width // lx), "xyzw"
@@ -113,7 +113,11 @@ ${k.for_groups("group", "GROUPS")} {
   if (first + ${i * ly} + line < QUERIES && ${j * lx} + column < ${width}) {
     const int query = first + ${i * ly} + line, vector = ${j * lx} + column;
     const f32x4 result = ${zeros(i)}acc${i}_${j} / total${i};
-% if quads and not y.has_steps():
+% if "Y" in context.get("apart", ""):
+% for e, letter in enumerate(letters):
+    if (vector * 4 + ${e} < E) ${y.store(f"Y_at + query * YS + (vector * 4 + {e}) * YD", f"result.{letter}")}
+% endfor
+% elif quads and not y.has_steps():
     ${y.store_quad("Y_at + query * (YS / 4) + vector", "result")}
 % else:
 % for e, letter in enumerate(letters):

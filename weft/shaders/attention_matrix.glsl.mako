@@ -6,6 +6,7 @@
 <%
 tiles, sums = range(keys // 16), [(m, e) for m in range(2 * width) for e in range(8)]
 its = "head / SHARED" if context.get("shared", False) else "head"  # of keys and values
+apart = "apart" in context.keys()  # the elements of a head of the result
 k.needs_subgroup()
 k.extension("GL_KHR_cooperative_matrix", "GL_KHR_memory_scope_semantics", "GL_KHR_shader_subgroup_basic",
             "GL_KHR_shader_subgroup_shuffle", "GL_EXT_shader_explicit_arithmetic_types_float16")
@@ -106,14 +107,15 @@ ${k.for_groups("group", "GROUPS")} {
 % endif
 % for c, r in [(c, r) for c in range(width) for r in range(2)]:
   if (slice == 0 && row${r} < QUERIES && ${32 * c} + t * 8 < E) {
-    const int at = batch * YB + head * YH + row${r} * YS + ${32 * c} + t * 8;
+<% step, first = (" * YD", f"({32 * c} + t * 8) * YD") if apart else ("", f"{32 * c} + t * 8") %>\
+    const int at = batch * YB + head * YH + row${r} * YS + ${first};
     const f32 share = ${"total%d == 0.0 ? 0.0 : " % r if context.get("zero_hidden", False) else ""}1.0 / total${r};
 <% out = [f"share * acc{2 * c + i % 4 // 2}[{4 * r + i % 2 * 2 + i // 4}]" for i in range(8)]
 if context.get("zero_nan", False):  # the sums of a row of NaN are NaN: no factor makes them zeros
     out = [f"(total{r} > 0.0 ? {each} : 0.0)" for each in out] %>
-% if k.request.steps:
+% if k.request.steps or apart:
 % for i in range(8):
-    ${y.store(f"at + {i}", out[i])}
+    ${y.store(f"at + {i}{step}", out[i])}
 % endfor
 % else:
     out4[at / 8] = uvec4(${", ".join(f"packFloat2x16(f16vec2({out[i]}, {out[i + 1]}))" for i in range(0, 8, 2))});

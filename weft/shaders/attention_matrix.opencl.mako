@@ -10,6 +10,7 @@
 <%
 tiles, steps, sums = range(keys // 8), range(keys // 16), [(n, e) for n in range(4 * width) for e in range(4)]
 its = "head / SHARED" if context.get("shared", False) else "head"  # of keys and values
+apart = "apart" in context.keys()  # the elements of a head of the result
 k.needs_subgroup()
 if slices > 1:
     k.shared("f32", "Parts", f"{(slices - 1) * warps * 32 * (len(sums) + 4)}")
@@ -102,14 +103,15 @@ ${k.for_groups("group", "GROUPS")} {
 % endif
 % for c, r in [(c, r) for c in range(width) for r in range(2)]:
   if (slice == 0 && row${r} < QUERIES && ${32 * c} + t * 8 < E) {
-    const int at = batch * YB + head * YH + row${r} * YS + ${32 * c} + t * 8;
+<% step, first = (" * YD", f"({32 * c} + t * 8) * YD") if apart else ("", f"{32 * c} + t * 8") %>\
+    const int at = batch * YB + head * YH + row${r} * YS + ${first};
     const f32 share = ${"total%d == 0.0 ? 0.0 : " % r if context.get("zero_hidden", False) else ""}1.0 / total${r};
 <% out = [f"share * acc{4 * c + i % 4}_{2 * r + i // 4}" for i in range(8)]
 if context.get("zero_nan", False):  # the sums of a row of NaN are NaN: no factor makes them zeros
     out = [f"(total{r} > 0.0 ? {each} : 0.0)" for each in out] %>
-% if k.request.steps:
+% if k.request.steps or apart:
 % for i in range(8):
-    ${y.store(f"at + {i}", out[i])}
+    ${y.store(f"at + {i}{step}", out[i])}
 % endfor
 % else:
     uint4 out;

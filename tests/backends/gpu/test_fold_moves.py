@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 import weft
+from tests.helpers.attention_of_images import Form, forms
 from tests.helpers.gpu_plans import assert_plan_computes
 from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.moving_nets import moving_networks
@@ -20,6 +21,7 @@ from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
+from weft.core.graph.layout import Layout
 
 GPUS = ("opencl", "vulkan")
 
@@ -226,3 +228,92 @@ def test_a_file_tells_where_moved_values_lie(tmp_path: Path) -> None:
         (mine,), (read,) = network.parts, session.optimized.parts
         assert read.listing == mine.listing
         assert "shifted by" in str(read.listing)
+
+
+# -- attention over pixels -----------------------------------------------------------------------------------
+
+
+def _attends(form: Form, more: bool = False) -> Graph:
+    """One convolution makes Q, K and V of an image, and another reads the result, as it is or with values added."""
+    net = Net()
+    x = net.input("x", form.batch, 8, *form.image)
+    y = form.add(net, net.conv(x, form.channels))
+    return net.finish(net.conv(net.add("Add", y, net.conv(x, form.heads * form.width)) if more else y, 8))
+
+
+IN_ROWS = {
+    "heads apart": Form(scale="q and k", bias="a constant", product="turned behind"),
+    "Q, K and V apart": Form(source="slices of channels", width=12),
+    "one head": Form(heads=1),
+    "two images": Form(batch=2, heads=3, depth=4),
+}
+
+
+@pytest.mark.parametrize("precision", ["high", "low"])
+@pytest.mark.parametrize("form", IN_ROWS)
+def test_attention_reads_and_writes_rows_of_channels_of_images(form: str, precision: str) -> None:
+    found = planned_kernels(_attends(IN_ROWS[form]), precision)
+    assert found.count("attention") == 1
+    assert len(found) == 5 and found.count("relayout") == 2, "only the input and the output of the network are moved"
+
+
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("more", [False, True], ids=["alone", "with a sum"])
+@pytest.mark.parametrize("form", IN_ROWS)
+def test_attention_in_rows_of_channels_gives_the_numbers(form: str, more: bool, device: str) -> None:
+    graph = _attends(IN_ROWS[form], more)
+    with weft.load(graph, device, precision="high", fallback="error") as session:
+        assert kernels(session).count("attention") == 1
+        (found,) = session.run(feeds(graph))
+    np.testing.assert_allclose(found, outputs(graph, feeds(graph))[0], rtol=1e-4, atol=1e-5)
+
+
+def test_an_image_that_gains_nothing_by_rows_stays_in_blocks() -> None:
+    """Products read their operands anywhere: blocks of channels, which the device prefers, do."""
+    net = Net()
+    x = net.conv(net.input("x", 1, 8, 4, 4), 8)
+    rows = net.add("Reshape", x, np.array([1, 8, 16]))
+    graph = net.finish(net.add("MatMul", net.add("Transpose", rows, perm=(0, 2, 1)), rows))
+    lowered = weft.optimize(graph, "opencl", precision="high", fallback="error").parts[0].lowered
+    assert lowered is not None
+    assert [layout for layout in lowered.graph.layouts.values() if layout.packed] == [Layout.NC4HW4] * 2
+
+
+def test_a_result_that_would_be_scattered_is_converted() -> None:
+    """Its vectors of four would fall apart."""
+    net = Net()
+    x = net.add("Softmax", net.input("x", 1, 8, 5, 5), axis=-1)
+    assert planned_kernels(net.finish(net.conv(x, 8))).count("relayout") == 2
+
+
+def _columns(net: Net, sizes: tuple[int, int], turned: str) -> str:
+    """Attention to inputs of which those in `turned` have a column for each pixel, so that rows are side by side."""
+    (depth, width), parts = sizes, list[str]()
+    for name, rows, size in (("q", 37, depth), ("k", 70, depth), ("v", 70, width)):
+        shape = (size, rows) if name in turned else (rows, size)
+        part = net.input(name, 2, 3, *shape)
+        parts.append(net.add("Transpose", part, perm=(0, 1, 3, 2)) if name in turned else part)
+    q, k, v = parts
+    scores = net.add("MatMul", q, net.add("Transpose", k, perm=(0, 1, 3, 2)))
+    scores = net.add("Mul", scores, np.full((), 0.25, np.float32))
+    mixed = net.add("MatMul", net.add("Softmax", net.add("Add", scores, net.random(37, 70)), axis=-1), v)
+    return net.add("Transpose", mixed, perm=(0, 1, 3, 2)) if "y" in turned else mixed
+
+
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize(
+    "turned, sizes", [("qkvy", (8, 12)), ("qkvy", (5, 7)), ("k", (8, 8)), ("qy", (8, 8)), ("v", (64, 20))]
+)
+def test_attention_reads_and_writes_columns(turned: str, sizes: tuple[int, int], device: str) -> None:
+    net = Net()
+    graph = net.finish(net.add("Relu", _columns(net, sizes, turned)))
+    with weft.load(graph, device, precision="high", fallback="error") as session:
+        assert kernels(session) == ["attention"]
+        (found,) = session.run(feeds(graph))
+    np.testing.assert_allclose(found, outputs(graph, feeds(graph))[0], rtol=1e-4, atol=1e-5)
+
+
+@given(form=forms())
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=SLOW)
+def test_attention_over_pixels_in_any_form_gives_the_numbers_of_the_network(form: Form) -> None:
+    assert_plan_computes(_attends(form), drawn=True)

@@ -222,6 +222,18 @@ def test_other_sums_of_products_stay(first: str, second: str) -> None:
     assert_same(graph, after)
 
 
+def test_what_values_are_multiplied_by_stays() -> None:
+    """Unlike that of queries and keys, no attribute of the op holds it."""
+    net = Net()
+    q, k, v = net.input("q", 2, 3, 5, 4), net.input("k", 2, 3, 7, 4), net.input("v", 2, 3, 6, 7)
+    shares = net.add("Softmax", net.add("Einsum", q, k, equation="bhid,bhjd->bhij"), axis=-1)
+    mixed = net.add("Einsum", shares, net.add("Mul", v, number(0.5)), equation="bhij,bhdj->bhid")
+    graph = net.finish(mixed)
+    after = fuse_attention(graph)
+    assert kinds(after) == ["Mul", "Transpose", "weft::Attention"]
+    assert_same(graph, after)
+
+
 def test_five_axes_of_einsums_become_one_attention() -> None:
     """As window attention is written: heads apart, scaled keys, a bias for each head."""
     net = Net()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from math import inf
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import weft
 from tests.helpers.cards import H200
 from tests.helpers.emulated_gpus import emulated_gpu
+from tests.helpers.launches import kernels
 from tests.helpers.nets import Net
 from tests.helpers.op_rows import ROWS, assert_agree, reference
 from weft.backends.vulkan import glslang
@@ -23,12 +25,14 @@ from weft.conformance.cases.table import Case
 from weft.conformance.checks.table import feeds_of, graph_of, halved
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, Operand, StepText, render
 from weft.ops.attention import Extents
 from weft.ops.gpu.attention import matrix as attention_matrix
-from weft.ops.gpu.attention.matrix import TILES, AttentionTile, choose_tile, legal_tiles
+from weft.ops.gpu.attention.matrix import TILES, AttentionTile, MatrixAttention, choose_tile, legal_tiles
+from weft.ops.gpu.attention.problem import AttentionProblem
 from weft.ops.gpu.conv import matrix
 from weft.ops.gpu.conv.matrix import MatrixTile
 
@@ -118,6 +122,38 @@ def test_attention_with_a_step_fused_into_its_store(tile: AttentionTile) -> None
     np.testing.assert_allclose(actual.astype(np.float32), expected.astype(np.float32), 2e-3, 1e-3)
 
 
+@pytest.mark.parametrize("tile", [BLOCKS], indirect=True)
+def test_heads_whose_elements_are_apart_are_copied_to_rows(
+    tile: AttentionTile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result is written where it goes: its rows are side by side there, too."""
+    monkeypatch.setattr(attention_matrix, "portable_us", lambda problem: inf)
+    net = Net()
+    shapes = {"q": (2, 3, 8, 21), "k": (2, 3, 8, 18), "v": (2, 3, 18, 16)}
+    names = [net.input(n, *shape, dtype=DType.FLOAT16) for n, shape in shapes.items()]
+    q, k = (net.add("Transpose", each, perm=(0, 1, 3, 2)) for each in names[:2])
+    turned = net.add("Transpose", net.add("weft::Attention", q, k, names[2], scale=0.3), perm=(0, 1, 3, 2))
+    graph = net.finish(net.add("Relu", turned, name="y"))
+    feeds = {n: net.random(*shape).astype(np.float16) for n, shape in shapes.items()}
+    with emulated_gpu("opencl"), weft.load(graph, "emulated", precision="low", fallback="error") as session:
+        assert kernels(session) == ["move", "attention_matrix"]
+        (actual,) = session.run(feeds)
+    (expected,) = outputs(graph, feeds)
+    np.testing.assert_allclose(actual.astype(np.float32), expected.astype(np.float32), 2e-3, 1e-3)
+
+
+def test_heads_are_copied_where_that_takes_less_time_than_the_portable_kernel() -> None:
+    def why_not(rows: int, apart: str) -> str | None:
+        each = Extents((1, 8), rows, rows, 64, 64)
+        steps = {name: 64 for letter in "QKVY" for name in (f"{letter}B", f"{letter}H", f"{letter}S")}
+        places = steps | {f"{letter}D": rows for letter in apart}
+        return MatrixAttention().why_not(AttentionProblem(each, tuple(places.items()), False, True, H200))
+
+    assert why_not(64, "") is None and why_not(64, "Y") is None, "there is nothing to copy"
+    assert "copying" in str(why_not(64, "QKV"))
+    assert why_not(4096, "QKV") is None
+
+
 @pytest.mark.parametrize(
     ("tile", "channels_last"), [(MatrixTile(1, 1, 2, 1), True), (MatrixTile(1, 1, 1, 1, 2, 4), False)], ids=repr
 )
@@ -142,16 +178,21 @@ def test_convolutions_by_value(tile: MatrixTile, channels_last: bool, monkeypatc
 @pytest.mark.parametrize("tile", TILES, ids=repr)
 def test_the_kernel_of_every_tile_compiles(tile: AttentionTile, heads: tuple[int, int]) -> None:
     depth, width = heads
-    variant = {"warps": tile.warps, "slices": tile.slices, "keys": tile.keys, "depth": depth, "width": width}
+    variant: dict[str, int | str] = {
+        "warps": tile.warps, "slices": tile.slices, "keys": tile.keys, "depth": depth, "width": width,
+    }  # fmt: skip
     names = "BLOCKS COUNT D E GROUPS HEADS K0 KB KH KS MB MH MK MS Q0 QB QH QS QUERIES V0 VB VH VS YB YH YS".split()
     compiler = glslang.find_compiler()
     assert compiler is not None
-    for masked, steps in ((True, ()), (False, (StepText("fmax({0}, 0.0)", (Operand("value"),)),))):
+    step = StepText("fmax({0}, 0.0)", (Operand("value"),))
+    for masked, steps, apart in ((True, (), ""), (False, (step,), ""), (False, (), "Y")):
+        drawn: dict[str, int | str] = {**variant, "apart": apart} if apart else variant
         held = ["q_in", "k_in", "v_in", *["mask"] * masked, "y"]
         args = tuple(Arg(n, DType.FLOAT16, "linear", n == "y") for n in held)
         request = KernelRequest(
-            "attention_matrix", tuple(sorted(variant.items())), args, tuple(names), ("SCALE",), steps, "y"
-        )
+            "attention_matrix", tuple(sorted(drawn.items())), args,
+            (*names, *["YD"] * bool(apart)), ("SCALE",), steps, "y",
+        )  # fmt: skip
         source = render(request, GlslDialect())
         assert compiler.compile(source.text, source.entry).startswith(glslang.SPIRV_MAGIC)
 

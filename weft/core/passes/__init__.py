@@ -97,6 +97,8 @@ PASSES: tuple[AnyPass, ...] = (
     share_keys,
     attend_in_place,
     join_projections,
+    # Operands may have been moved as others already are.
+    squash_moves,
     # Once the moves between them are gone, pads and batch norms are next to what they fold into.
     fold_pads,
     fold_batch_norm,

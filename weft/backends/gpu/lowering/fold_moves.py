@@ -7,7 +7,7 @@ input is a view of the output. So are the inputs of a concat. Maps of several mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -27,6 +27,7 @@ from weft.core.passes.moves import order_of
 from weft.kernels.gpu_op import GpuOp, find_gpu_op
 
 T = TypeVar("T")
+PACKED = (Layout.NC4HW4, Layout.NHWC4)
 MOST_ELEMENTS = 1 << 30
 """Kernels compute places with 32 bits: sums of digits times steps must stay far below."""
 
@@ -105,12 +106,16 @@ class _Folder:
             for position, name in enumerate(node.inputs):
                 if name:
                     self.reads.setdefault(name, []).append((node, position))
-        for node in graph.nodes:
-            self._unpack_in_place(node)
         self.moves: dict[str, _Move] = {}
-        for node in graph.nodes:
-            if (maps := self._maps(node)) is not None:
-                self.moves[node.name] = _Move(node.inputs[0], maps)
+        conversions = [node for node in graph.nodes if node.op.type == "Relayout"]
+        self._find_moves(node for node in graph.nodes if node.op.type != "Relayout")
+        unpacked: dict[str, list[Node]] = {}
+        for node in conversions:
+            if self.graph.layouts.get(node.inputs[0], Layout.NCHW).packed and self._is_linear(node.outputs[0]):
+                unpacked.setdefault(self._root(node.inputs[0]), []).append(node)
+        for root, nodes in unpacked.items():
+            self._unpack_in_place(root, nodes)
+        self._find_moves(conversions)
         self.free: set[str] = set()
         self.apart: dict[str, str] = {}
 
@@ -128,6 +133,11 @@ class _Folder:
             else:
                 self._join_in_place(node)
         return FoldedMoves(self.graph, self.views, frozenset(self.free), self.apart)
+
+    def _find_moves(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            if (maps := self._maps(node)) is not None:
+                self.moves[node.name] = _Move(node.inputs[0], maps)
 
     # -- what nodes can do -------------------------------------------------------------------------------
 
@@ -153,8 +163,12 @@ class _Folder:
 
     def _unpacked(self, node: Node) -> Sequence[IndexMap] | None:
         """Return where the elements of an NCHW value lie in the packed one that it is made of."""
+        return self._unpacked_from(node, self.graph.layouts.get(node.inputs[0], Layout.NCHW))
+
+    def _unpacked_from(self, node: Node, layout: Layout) -> Sequence[IndexMap] | None:
+        """Return where the elements of an NCHW value lie in the one that it is made of, if that has a layout."""
         source, target = node.inputs[0], node.outputs[0]
-        spec, layout = self.graph.specs[source], self.graph.layouts.get(source, Layout.NCHW)
+        spec = self.graph.specs[source]
         if not layout.packed or not self._is_linear(target) or spec.dtype is not self.graph.specs[target].dtype:
             return None
         if len(spec.dims) < 2 or spec.dims[1] % PACK or 0 in spec.dims or source in self.graph.constants:
@@ -270,14 +284,64 @@ class _Folder:
         if placed == len(node.outputs):
             self.free.add(node.name)
 
+    def _unpack_in_place(self, root: str, conversions: Sequence[Node]) -> None:
+        """Store an image with its channels last if it, or parts of its channels, are converted only to be read so.
+
+        Either readers want rows of channels, which are its bytes then; or more of them, behind moves or not, can read
+        it where it lies.
+        """
+        held = [root, *self._in(root)]
+        makers = [self.makers[name] for name in held if name in self.makers]
+        if root in self.views or len(makers) < len(held) or any(self.is_custom(maker.op) for maker in makers):
+            return
+        if any(self.graph.layouts.get(name) is not Layout.NC4HW4 for name in held):
+            return
+        if any(self.graph.specs[node.inputs[0]].dims[1] % PACK for node in conversions):
+            return
+        if all(self._wants_rows(node) for node in conversions) or self._gains_by_rows(conversions):
+            self.graph.layouts |= dict.fromkeys(held, Layout.NHWC4)
+
+    def _wants_rows(self, node: Node) -> bool:
+        """Tell whether all that read a converted image move its channels to the end."""
+        to_rows = (0, *range(2, len(self.graph.specs[node.outputs[0]].dims)), 1)
+        readers = [each for each, _ in self.reads.get(node.outputs[0], ())]
+        return bool(readers) and all(order_of(self.graph, each) == to_rows for each in readers)
+
+    def _gains_by_rows(self, conversions: Sequence[Node]) -> bool:
+        """Tell whether converted images are read in place if channels are last, by more readers than otherwise."""
+        gains = False
+        for node in conversions:
+            (target, *_), blocks, rows = node.outputs, *(self._unpacked_from(node, each) for each in PACKED)
+            if target in self.results or not blocks or not rows or self._why_not_read(target, rows[0]):
+                return False
+            pairs = list(zip(self._taken(target, blocks[0]), self._taken(target, rows[0]), strict=True))
+            if any(before and not after for before, after in pairs):
+                return False
+            gains |= any(after and not before for before, after in pairs)
+        return gains
+
+    def _taken(self, name: str, places: IndexMap) -> Iterator[bool]:
+        """Yield whether each reader of a value, moved or not, can read it at these places, in a fixed order."""
+        for node, at in self._reads(name):
+            move = self.moves.get(node.name)
+            if move is None:
+                yield self._takes(node, at, name, places)
+            elif move.source == name:
+                for moved, maps in zip(node.outputs, move.maps, strict=True):
+                    whole = maps.then(places).of_first(prod(self.graph.specs[moved].dims))
+                    yield from self._taken(moved, whole)
+        for each in self._in(name):
+            yield from self._taken(each, self.views[each].places.then(places))
+
     def _pack_in_place(self, node: Node) -> bool:
         """Let a packed image be the rows of channels that it is made of: these are its bytes, channels last.
 
+        If it is made of something else, that is written there as rows, as long as vectors of four stay together.
         Tell whether it can.
         """
         source, target = node.inputs[0] if node.inputs else "", node.outputs[0]
-        view = self.views.get(source)
-        if node.op.type != "Relayout" or view is None or view.blocks or target in self.views:
+        view = self.views.get(source, ValueView(source))
+        if node.op.type != "Relayout" or view.blocks or target in self.views:
             return False
         spec = self.graph.specs[source]
         if not self.graph.layouts.get(target, Layout.NCHW).packed or spec.dtype is not self.graph.specs[target].dtype:
@@ -287,25 +351,17 @@ class _Folder:
         n, c, *rest = spec.dims
         places = prod(rest)
         rows = IndexMap.by_steps((n, c, places), (c * places, 1, c))
-        if c % PACK or view.places != rows or self.graph.specs[view.root].size != spec.size:
+        if c % PACK or self.graph.specs[view.root].size != spec.size:
             return False
+        if source in self.views and view.places == rows:
+            self._place(target, view.root, IDENTITY)
+        else:
+            back = view.places.inverse()
+            if back is None or not back.then(rows).keeps_together(PACK) or self._put(source, target, rows):
+                return False
         self.graph.layouts[target] = Layout.NHWC4
-        self._place(target, view.root, IDENTITY)
         self.free.add(node.name)
         return True
-
-    def _unpack_in_place(self, node: Node) -> None:
-        """Store an image with its channels last if it is converted only to be read so, as rows: these are its bytes."""
-        source, target = node.inputs[0] if node.inputs else "", node.outputs[0]
-        if node.op.type != "Relayout" or self.graph.layouts.get(source) is not Layout.NC4HW4 or source in self.views:
-            return
-        spec, maker = self.graph.specs[source], self.makers.get(source)
-        if maker is None or self.is_custom(maker.op) or source in self.inside or not self._is_linear(target):
-            return
-        to_rows = (0, *range(2, len(spec.dims)), 1)
-        readers = [each for each, _ in self.reads.get(target, ())]
-        if spec.dims[1] % PACK == 0 and readers and all(order_of(self.graph, each) == to_rows for each in readers):
-            self.graph.layouts[source] = Layout.NHWC4
 
     def _write_in_place(self, node: Node) -> None:
         """Let the input of a move lie in its output, if the output must lie as it does."""

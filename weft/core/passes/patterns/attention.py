@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -13,9 +14,19 @@ from weft.core.graph.layout import Shape
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.moves import RESHAPES, is_identity, order_of, reshape
+from weft.core.passes.moves import RESHAPES, Order, compose, is_identity, keeps_elements, order_of, reshape
 from weft.core.passes.patterns.reading import DEEPEST, Reader, make
-from weft.core.passes.patterns.scores import Part, Scores, in_order, keeps_rows, read_einsum, read_scores
+from weft.core.passes.patterns.scores import (
+    Part,
+    Scores,
+    in_order,
+    keeps_rows,
+    moves_within,
+    read_einsum,
+    read_scores,
+    shares_heads,
+    turned_over,
+)
 
 ATTENTION = "weft::Attention"
 LOWEST = -1e30
@@ -33,7 +44,8 @@ def fuse_attention(graph: Graph, context: PassContext) -> Graph:
 
     The scale may be applied to Q, to K, or to their product; a constant factor for each row of the product, or for each
     head, is given to Q. A softmax that is NaN may be replaced by zeros. Between the products the axes before the last
-    two may be joined or divided. There are no more nodes than before.
+    two may be joined or divided. Keys, values and the result may have a column for each pixel in place of a row, as in
+    images; then they are transposed. There are no more nodes than before, if an Einsum counts as its product and moves.
     """
     if not Reader.has(graph, "Softmax"):
         return graph
@@ -62,50 +74,118 @@ class _Mixed:
     count: int
     zero_nan: int
     lead: Shape
+    turned: bool = False
+    """Whether the product has a column for each query, as in images: it is V^T P^T."""
 
 
 def _mixed(reader: Reader, shares: str) -> _Mixed | None:
-    """Return the product with values that alone reads a softmax, whose first axes may be reshaped for it."""
+    """Return the product with values that alone reads a softmax.
+
+    The first axes of the softmax may be reshaped for it, and its last two swapped.
+    """
     read, zero_nan = _without_nan(reader, shares)
     count = 4 if zero_nan else 2
-    shaped = reader.only_reader(read, *RESHAPES)
-    if shaped is not None and keeps_rows(reader, shaped):
-        read, count = shaped.outputs[0], count + 1
+    turned = False
+    while (move := reader.only_reader(read, "Transpose", *RESHAPES)) is not None:
+        order = order_of(reader.graph, move)
+        if not (keeps_rows(reader, move) if order is None else order == turned_over(len(order))):
+            return None
+        read, count, turned = move.outputs[0], count + 1, turned != (order is not None)
     product = reader.only_reader(read, "MatMul", "Einsum")
     if product is None:
         return None
     summed, lead = read_einsum(reader, product), reader.dims(read)[:-2]
     if summed is not None:
-        (first, order), (v, (*ahead, column, inner)) = summed
-        if first != read or not is_identity(order):
-            return None
-        return _Mixed(product, v, in_order(reader, v, (*ahead, inner, column)), count, zero_nan, lead)
-    fits = product.op.type == "MatMul" and product.inputs[0] == read and reader.dims(product.inputs[1])[:-2] == lead
-    return _Mixed(product, product.inputs[1], Part(product.inputs[1]), count, zero_nan, lead) if fits else None
+        (first, order), (second, (*ahead, column, inner)) = summed
+        count += moves_within(summed)
+        if first == read and is_identity(order) and not turned:
+            values = in_order(reader, second, (*ahead, inner, column))
+            return _Mixed(product, second, values, count, zero_nan, lead)
+        if second == read and is_identity((*ahead, column, inner)) and not turned:
+            values = in_order(reader, first, compose(order, turned_over(len(order))))
+            return _Mixed(product, first, values, count, zero_nan, lead, turned=True)
+        return None
+    if product.op.type != "MatMul" or product.inputs[turned] != read:
+        return None
+    operand = product.inputs[not turned]
+    if not shares_heads(lead, reader.dims(operand)[:-2]):
+        return None
+    values = in_order(reader, operand, turned_over(len(lead) + 2)) if turned else Part(operand)
+    return _Mixed(product, operand, values, count, zero_nan, lead, turned)
 
 
 def _replace(reader: Reader, scores: Scores, mixed: _Mixed, lead: Shape) -> None:
     """Put one op in the place of all, if that takes no more nodes."""
-    root, count = mixed.product, scores.count + mixed.count
-    parts = [each.with_lead(reader, lead) for each in (scores.q, scores.k, mixed.values)]
+    count = scores.count + mixed.count
+    parts = _placed(reader, scores, mixed, lead)
+    result = _result(reader, mixed, lead)
+    if parts is None or result is None:
+        return
+    root, order = result.root, result.order
     inputs = [*(each.value for each in parts), *scores.masks]
     lowest_hides = int(any(_holds_lowest(reader, mask) for mask in scores.masks))
-    fused = make(ATTENTION, scale=scores.scale, zero_nan=mixed.zero_nan, lowest_hides=lowest_hides)
-    dims = (*lead, *reader.dims(root.outputs[0])[-2:])
-    if reader.dims(root.outputs[0]) != dims and (outer := reader.only_reader(root.outputs[0], *RESHAPES)) is not None:
-        root, count = outer, count + 1
-    if reader.dims(root.outputs[0]) != dims and reader.readers(root.outputs[0], *RESHAPES):
-        return  # that would be one reshape after another
-    made = [Node(root.name, fused, tuple(inputs), root.outputs)]
-    if reader.dims(root.outputs[0]) != dims:
+    ops = [make(ATTENTION, scale=scores.scale, zero_nan=mixed.zero_nan, lowest_hides=lowest_hides)]
+    shapes = [result.dims]
+    if not is_identity(order):
+        ops.append(make("Transpose", perm=order))
+        shapes.append(tuple(result.dims[axis] for axis in order))
+    if reader.dims(root.outputs[0]) != shapes[-1]:
+        ops.append(make("Identity"))  # a reshape, once there is what it reads
+    made = list[Node]()
+    for op, dims in zip(ops[:-1], shapes, strict=False):
         name = reader.names.fresh(f"{root.outputs[0]}.apart")
         reader.graph.specs[name] = TensorSpec(dims, reader.graph.specs[root.outputs[0]].dtype)
-        attention = Node(f"{root.name}.attention", fused, tuple(inputs), (name,))
-        made = [attention, reshape(reader.graph, root, name, reader.names)]
+        made.append(Node(reader.names.fresh(f"{root.name}.attention"), op, tuple(inputs), (name,)))
+        inputs = [name]
+    last = Node(root.name, ops[-1], tuple(inputs), root.outputs)
+    made.append(reshape(reader.graph, last, inputs[0], reader.names) if len(ops) > len(shapes) else last)
     nodes = [*(node for each in parts for node in each.nodes), *made]
     operands = zip((*scores.operands, mixed.operand), parts, strict=True)
-    if len(nodes) <= count + sum(each.spared(reader, before) for before, each in operands):
+    if len(nodes) <= count + result.count + sum(each.spared(reader, before) for before, each in operands):
         reader.put(root, *nodes)
+
+
+def _placed(reader: Reader, scores: Scores, mixed: _Mixed, lead: Shape) -> Sequence[Part] | None:
+    """Return Q, K and V with the same axes before the last two, or with one head of K and V for all; else None."""
+    q, k, v = parts = scores.q, scores.k, mixed.values
+    whole = scores.leads[-1], mixed.lead
+    alone = [reader.dims(each.value)[:-2] != own for each, own in zip((k, v), whole, strict=True)]
+    if not any(alone):
+        return [each.with_lead(reader, lead) for each in parts]
+    return (q.with_lead(reader, lead), k, v) if all(alone) and whole == (lead, lead) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What is to be made in place of `root`: an attention of shape `dims`, with its axes in an order, and reshaped."""
+
+    root: Node
+    dims: Shape
+    order: Order
+    count: int
+    """Nodes that the moves replace."""
+
+
+def _result(reader: Reader, mixed: _Mixed, lead: Shape) -> _Result | None:
+    """Return what to make of an attention, and where; None if that would be two moves in a row."""
+    root, count = mixed.product, 0
+    *before, first, second = reader.dims(root.outputs[0])
+    dims = (*lead, second, first) if mixed.turned else (*lead, first, second)
+    order = turned_over(len(dims)) if mixed.turned else tuple(range(len(dims)))
+    if mixed.turned and reader.readers(root.outputs[0], "Transpose"):
+        back = reader.only_reader(root.outputs[0], "Transpose")
+        after = None if back is None else order_of(reader.graph, back)
+        if back is None or after is None or tuple(before) != lead:
+            return None
+        root, order, count = back, compose(order, after), 1
+    if not is_identity(order) and keeps_elements(dims, order):
+        return None
+    moved = tuple(dims[axis] for axis in order)
+    if reader.dims(root.outputs[0]) != moved and (outer := reader.only_reader(root.outputs[0], *RESHAPES)) is not None:
+        root, count = outer, count + 1
+    if reader.dims(root.outputs[0]) != moved and reader.readers(root.outputs[0], *RESHAPES):
+        return None
+    return _Result(root, dims, order, count)
 
 
 def _holds_lowest(reader: Reader, mask: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -73,7 +74,10 @@ class _Mask:
 
 @dataclass(slots=True)
 class Scores:
-    """Scores as scale * q k^T plus masks; `count` nodes compute them, from the product of the `operands` on."""
+    """Scores as scale * q k^T plus masks; `count` nodes compute them, from the product of the `operands` on.
+
+    An Einsum counts as a product and its moves.
+    """
 
     q: Part
     k: Part
@@ -114,6 +118,16 @@ class Scores:
 def _joined(lead: Shape) -> Shape:
     """Return axes of which the first are joined if there are more than two."""
     return lead if len(lead) <= 2 else (prod(lead[:-1]), lead[-1])
+
+
+def shares_heads(lead: Shape, own: Shape) -> bool:
+    """Tell whether values with the axes `own` before the last two are for all heads of `lead`, or one for all."""
+    return own == lead or (len(lead) == 2 and own == (lead[0], 1))
+
+
+def turned_over(rank: int) -> Order:
+    """Return the order that swaps the last two axes."""
+    return (*range(rank - 2), rank - 1, rank - 2)
 
 
 def keeps_rows(reader: Reader, node: Node) -> bool:
@@ -207,24 +221,26 @@ def _constant(reader: Reader, name: str, array: Array, like: str, budget: Budget
 
 def _product(reader: Reader, product: Node) -> Scores | None:
     """Return the parts of a product of queries and keys."""
-    summed = read_einsum(reader, product)
+    summed, count = read_einsum(reader, product), 1
     if summed is not None:
         (q, order), (k, order_k) = summed
+        count += moves_within(summed)
         queries, keys = (_ordered(reader, value, each) for value, each in ((q, order), (k, order_k)))
     elif product.op.type == "MatMul":
         q, k = product.inputs
         scale, turned = reader.scaled(k)
         lead = reader.dims(turned)[:-2]
-        found = _turned_back(reader, turned) if lead and reader.dims(q)[:-2] == lead else None
-        if found is None:
+        if not lead or not shares_heads(reader.dims(q)[:-2], lead):
             return None
+        # Keys that are columns already, as those of images are, become rows.
+        found = _turned_back(reader, turned) or _transposed(reader, turned, turned, turned_over(len(lead) + 2))
         queries, keys = _unscaled(reader, q), found.with_lead(reader, lead)
         if not keys.nodes:
             keys = _unscaled(reader, keys.value).times(keys.scale)
         keys = keys.times(scale)
     else:
         return None
-    return Scores(queries, keys, (q, k), 1, [reader.dims(product.outputs[0])[:-2]])
+    return Scores(queries, keys, (q, k), count, [reader.dims(product.outputs[0])[:-2]])
 
 
 Operand = tuple[str, Order]
@@ -255,9 +271,18 @@ def read_einsum(reader: Reader, node: Node) -> tuple[Operand, Operand] | None:
     return (found[0], found[1]) if inner[0] in operands[0][1] else None
 
 
+def moves_within(operands: Sequence[Operand]) -> int:
+    """Return the moves that an Einsum does besides a product: it stands for as many nodes more."""
+    return sum(not is_identity(order) for _, order in operands)
+
+
 def in_order(reader: Reader, value: str, order: Order) -> Part:
-    """Return a value with its axes in another order."""
-    return Part(value) if is_identity(order) else _transposed(reader, value, value, order)
+    """Return a value with its axes in another order, and whatever it was multiplied by."""
+    before = reader.maker(value, "Transpose")
+    first = None if before is None else order_of(reader.graph, before)
+    if before is not None and first is not None and is_identity(compose(first, order)):
+        return Part(before.inputs[0])
+    return Part(value) if is_identity(order) else _transposed(reader, value, value, order, takes_scale=False)
 
 
 def _ordered(reader: Reader, value: str, order: Order) -> Part:
@@ -295,12 +320,14 @@ def _unscaled(reader: Reader, value: str) -> Part:
     return _transposed(reader, value, node.inputs[0], order, scale)
 
 
-def _transposed(reader: Reader, value: str, source: str, order: Order, scale: float = 1.0) -> Part:
-    """Return `source`, transposed and without its scale, in place of something like `value`.
+def _transposed(
+    reader: Reader, value: str, source: str, order: Order, scale: float = 1.0, *, takes_scale: bool = True
+) -> Part:
+    """Return `source`, transposed, in place of something like `value`; its scale is apart if `takes_scale`.
 
     Moves that the scale was between become one, so that there is nothing left to squash.
     """
-    more, source = reader.scaled(source)
+    more, source = reader.scaled(source) if takes_scale else (1.0, source)
     before = reader.maker(source, "Transpose")
     first = None if before is None else order_of(reader.graph, before)
     if before is not None and first is not None:
@@ -329,7 +356,7 @@ def _turned_back(reader: Reader, value: str) -> Part | None:
         swaps = reader.maker(inner, "Transpose") is not None and keeps_rows(reader, node)
         found = _turned_back(reader, inner) if swaps else None
         return found and found.times(scale)
-    swapped = (*order[:-2], order[-1], order[-2])
-    if swapped == tuple(range(len(order))):
+    swapped = compose(order, turned_over(len(order)))
+    if is_identity(swapped):
         return _unscaled(reader, node.inputs[0])
     return _transposed(reader, value, node.inputs[0], swapped)

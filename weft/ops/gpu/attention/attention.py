@@ -39,11 +39,11 @@ class AttentionOnGpu(GpuOp):
     def takes_place(
         self, op: Attention, position: int, shape: Shape, places: IndexMap, constant: Sequence[bool]
     ) -> bool:
-        """Accept any mask, and Q, K, V and the result where the elements of a head lie side by side."""
+        """Accept any mask, and Q, K, V and the result where the elements of a head, or the rows, lie side by side."""
         if position >= op.count():
             return True
         found = places.steps(shape)
-        return found is not None and found[0][-1] == 1 and (position >= 0 or not found[1])
+        return found is not None and 1 in found[0][-2:] and (position >= 0 or not found[1])
 
     def rounds(self, op: Attention, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the rounds over blocks of keys: the kernel loads and multiplies a block in each."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from math import log, prod
+from math import inf, log, prod
 
 import numpy as np
 
 from weft.core.contract.session_config import Precision
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Shape, row_major
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
@@ -17,7 +19,9 @@ from weft.kernels.self_test_cases import SelfTestCase, one_node
 from weft.kernels.source import SUBGROUP
 from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.attention import Attention, Extents
+from weft.ops.gpu.attention import tiled
 from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem
+from weft.ops.gpu.move import Strides, launch_move
 
 QUERIES = 16
 """Queries of a subgroup: the rows of its tiles."""
@@ -117,6 +121,52 @@ def legal_tiles(caps: DeviceCaps, each: Extents) -> list[AttentionTile]:
     ]
 
 
+def copied(problem: AttentionProblem) -> list[str]:
+    """Return which of Q, K and V must be copied because the elements of their heads are apart."""
+    return [letter for letter in "QKV" if letter in problem.apart]
+
+
+def _rows(problem: AttentionProblem, letter: str) -> Shape:
+    """Return (batch, heads, rows, elements) of Q, K or V."""
+    each = problem.each
+    batch, heads = each.lead if len(each.lead) == 2 else (each.lead[0], 1)
+    if letter == "Q":
+        return batch, heads, each.queries, each.depth
+    return batch, heads // each.shared, each.keys, each.depth if letter == "K" else each.width
+
+
+def copying_us(problem: AttentionProblem) -> float:
+    """Return the microseconds that copies to rows are expected to take."""
+    model, letters = problem.caps.model, copied(problem)
+    moved = sum(prod(_rows(problem, letter)) for letter in letters) * 2 * DType.FLOAT16.itemsize
+    return len(letters) * model.launch_us + moved / (model.read_bytes * problem.caps.likely_units)
+
+
+def portable_us(problem: AttentionProblem) -> float:
+    """Return the microseconds that the portable kernel is expected to take, which copies nothing."""
+    caps, each = problem.caps, problem.each
+    return min((tiled.microseconds(caps, each, tile) for tile in tiled.legal_tiles(caps, each)), default=inf)
+
+
+def in_rows(plan: AttentionPlan) -> AttentionPlan:
+    """Return the plan behind copies of Q, K and V whose elements are apart, which it launches."""
+    places, reads = dict(plan.problem.places), dict(plan.reads)
+    for letter in copied(plan.problem):
+        shape, name = _rows(plan.problem, letter), f"{letter.lower()}_in"
+        batch, head, row, element = (places.pop(f"{letter}{axis}") for axis in "BHSD")
+        rows = plan.k.scratch(shape, reads[name].dtype)
+        steps = row_major(shape)
+        first = Strides((batch, head, row, element), places[f"{letter}0"])
+        launch_move(plan.k, reads[name], rows, shape, first, Strides(steps))
+        places |= {f"{letter}0": 0, f"{letter}B": steps[0], f"{letter}H": steps[1], f"{letter}S": steps[2]}
+        reads[name] = rows
+    unusual = {name: value for name, value in plan.unusual.items() if name != "apart"}
+    problem = replace(plan.problem, places=tuple(places.items()))
+    if problem.apart:
+        unusual["apart"] = problem.apart
+    return replace(plan, problem=problem, reads=reads, unusual=unusual)
+
+
 def choose_tile(caps: DeviceCaps, each: Extents) -> AttentionTile | None:
     """Return the tile with the fewest slices that keeps the device busy, else one with the most; None if none fits."""
     fitting = legal_tiles(caps, each)
@@ -134,12 +184,16 @@ class MatrixAttention(Algorithm[AttentionProblem, AttentionPlan, AttentionTile])
     name = "attention_matrix"
 
     def why_not(self, problem: AttentionProblem) -> str | None:
-        """Refuse all but fp16 with rows at multiples of 16 bytes."""
+        """Refuse all but fp16 with rows at multiples of 16 bytes, unless copies to such rows pay."""
         if not SPECIAL.present(problem.caps):
             return "the device has no matrix units, or the kernel is wrong there"
         if not problem.in_fp16:
             return "it is not in fp16"
-        return None if problem.lies_in(WIDE) else "its heads do not lie at multiples of 16 bytes"
+        if not problem.lies_in(WIDE):
+            return "its heads do not lie at multiples of 16 bytes"
+        if copied(problem) and copying_us(problem) >= portable_us(problem):
+            return "copying its heads to rows takes longer than the portable kernel"
+        return None
 
     def candidates(self, problem: AttentionProblem) -> Sequence[Candidate]:
         """Return the tiles."""
@@ -155,7 +209,8 @@ class MatrixAttention(Algorithm[AttentionProblem, AttentionPlan, AttentionTile])
         return candidates_of([best, *legal_tiles(caps, each)], time)
 
     def launch(self, plan: AttentionPlan, tile: AttentionTile) -> None:
-        """Launch a work-group for every `warps` blocks of 16 queries of each head."""
+        """Launch a work-group for every `warps` blocks of 16 queries of each head, behind copies to rows."""
+        plan = in_rows(plan)
         k, p = plan.k, plan.problem
         blocks = -(-p.each.queries // (QUERIES * tile.warps))
         groups = prod(p.each.lead) * blocks

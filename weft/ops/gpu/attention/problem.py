@@ -13,6 +13,9 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import KernelBuilder
 from weft.ops.attention import Attention, Extents
 
+APART = ("QD", "KD", "VD", "YD")
+"""The steps from element to element of a head, which are given where they are not 1."""
+
 
 @dataclass(frozen=True)
 class AttentionProblem:
@@ -26,9 +29,18 @@ class AttentionProblem:
     """Whether all inputs and the output are fp16."""
     caps: DeviceCaps
 
+    @property
+    def apart(self) -> str:
+        """Return which of Q, K, V and Y have the elements of a head apart, and rows side by side, as images do."""
+        return "".join(name[0] for name, _ in self.places if name in APART)
+
     def lies_in(self, piece: int) -> bool:
-        """Tell whether the rows of all heads start at multiples of so many elements, and have a multiple of them."""
-        starts = [value for name, value in self.places if name[0] in "QKVY" and name[1:] in ("0", "B", "H", "S")]
+        """Tell whether the rows of all heads start at multiples of so many elements, and have a multiple of them.
+
+        That holds for those whose elements are not `apart`.
+        """
+        together = [letter for letter in "QKVY" if letter not in self.apart]
+        starts = [value for name, value in self.places if name[0] in together and name[1:] in ("0", "B", "H", "S")]
         return all(value % piece == 0 for value in (*starts, self.each.depth, self.each.width))
 
     def facts(self) -> Facts:
@@ -43,8 +55,8 @@ class AttentionPlan:
     k: KernelBuilder
     problem: AttentionProblem
     scale: float
-    unusual: dict[str, bool]
-    """What the kernels' text depends on besides sizes: flags of the op that are set, and whether heads share keys."""
+    unusual: dict[str, bool | str]
+    """What kernels' text depends on besides sizes: flags of the op that are set, whether heads share keys, `apart`."""
     y: Tensor
     reads: dict[str, Tensor]
     """Arguments by their names."""
@@ -62,7 +74,7 @@ class AttentionPlan:
         placed = [k.by_steps(t) for t in tensors]
         for number, (letter, (t, steps, first)) in enumerate(zip("QKVY", (*placed, k.by_steps(y)), strict=True)):
             if letter != "Y":
-                ints[f"{letter}0"] = first + (number * (t.shape[-1] // 3) if op.packed else 0)
+                ints[f"{letter}0"] = first + (number * (t.shape[-1] // 3) * steps[-1] if op.packed else 0)
             each_row = each.width if letter in "VY" else each.depth
             ints |= _steps(letter, steps, each_row if op.heads else 0)
         reads = dict(zip(("q_in", "k_in", "v_in"), (t for t, *_ in placed), strict=True))
@@ -77,20 +89,25 @@ class AttentionPlan:
             "zero_hidden": op.zero_hidden, "zero_nan": op.zero_nan, "lowest_hides": lowest_hides,
             "shared": each.shared > 1,
         }  # fmt: skip
-        unusual = {name: True for name, is_set in flags.items() if is_set}
+        unusual: dict[str, bool | str] = {name: True for name, is_set in flags.items() if is_set}
+        if problem.apart:
+            unusual["apart"] = problem.apart
         return cls(k, problem, op.scale, unusual, k.by_steps(y)[0], reads)
 
 
 def _steps(letter: str, steps: tuple[int, ...], side_by_side: int) -> dict[str, int]:
     """Return the steps from batch to batch, head to head and row to row of Q, K, V or the result.
 
-    `side_by_side` is the number of elements of a head where heads lie in a row, else 0.
+    `side_by_side` is the number of elements of a head where heads lie in a row, else 0. If the elements of a head are
+    apart, their step comes last.
     """
+    *_, row, element = steps
     if side_by_side:
-        batch, head, row = steps[0], side_by_side, steps[1]
+        batch, head = steps[0], side_by_side * element
     else:
-        batch, head, row = steps[0], steps[1] if len(steps) == 4 else 0, steps[-2]
-    return {f"{letter}B": batch, f"{letter}H": head, f"{letter}S": row}
+        batch, head = steps[0], steps[1] if len(steps) == 4 else 0
+    found = {f"{letter}B": batch, f"{letter}H": head, f"{letter}S": row}
+    return found if element == 1 else {**found, f"{letter}D": element}
 
 
 def _mask_steps(shape: Shape, each: Extents) -> dict[str, int]:
