@@ -7,14 +7,20 @@ from math import exp, log
 import pytest
 
 from benchmarks.attention_tiles import AttentionTiles
+from benchmarks.grouped_tiles import GroupedTiles
 from benchmarks.product_tiles import ProductTiles
 from benchmarks.tile_times import TiledKernel, judged, recorded
 from scripts.update_shipped_choices import CARDS
 
 
-@pytest.mark.parametrize("kernel", [AttentionTiles(), ProductTiles()], ids=lambda kernel: kernel.name)
-def test_estimates_choose_well_and_are_close(kernel: TiledKernel) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "lost", "least"),
+    [(AttentionTiles(), 1.05, 0.75), (ProductTiles(), 1.05, 0.75), (GroupedTiles(), 1.1, 0.6)],
+    ids=["attention", "products", "convolutions in groups"],
+)
+def test_estimates_choose_well_and_are_close(kernel: TiledKernel, lost: float, least: float) -> None:
+    """`lost`: what the chosen tiles may take of the best, on average; `least`: of their times the least estimate."""
     rows = judged(kernel, recorded(kernel), CARDS["opencl"].caps)
     assert [row.sizes for row in rows] == list(kernel.problems)
-    assert exp(sum(log(row.took / row.best) for row in rows) / len(rows)) < 1.05
-    assert all(0.75 < row.expected / row.took < 1.33 for row in rows)
+    assert exp(sum(log(row.took / row.best) for row in rows) / len(rows)) < lost
+    assert all(least < row.expected / row.took < 1.33 for row in rows)

@@ -2,8 +2,8 @@
 ## each block updates the softmax (top: the largest score so far, total: an item's part of the sum of powers), so scores
 ## never leave the group. Each of the lx x ly items has `each` queries, keys / lx scores of each, and `columns` vectors
 ## of the result. `depth` and `width` are the vectors of four of a key and of a value. The elements of a head are
-## adjacent (`quads`: and aligned to four) but those of the letters in `apart`; the steps are QB, QH, QS and so on for batch, head and row. If work-group
-## memory is small (`joint`), values overwrite keys.
+## adjacent (`quads`: and aligned to four) but those of the letters in `apart`; the steps are QB, QH, QS and so on for
+## batch, head and row. If work-group memory is small (`joint`), values overwrite keys.
 <%
 rows, columns, letters = each * ly, -(-width // lx), "xyzw"
 queries, scores, sums = range(each), range(keys // lx), [(i, j) for i in range(each) for j in range(columns)]

@@ -1,8 +1,8 @@
 ## Matrix product in NCHW with any strides: tiles of 8 x 8 work-items with `each` x `each` sums (4: 32 x 32), K in steps
-## of 16. With several `slices`, as many groups of 8 x 8 items share a tile and take turns with the steps; then each adds
-## some of their sums. With `ahead`, an item loads its part of the next step before it multiplies. What lies outside is
-## loaded from the edge, so that no load waits for a branch. FIRST and COUNT are the columns of y that b holds; A0 and B0 are the
-## places of the first elements.
+## of 16. With several `slices`, as many groups of 8 x 8 items share a tile and take turns with the steps; then each
+## adds some of their sums. With `ahead`, an item loads its part of the next step before it multiplies. What lies outside
+## is loaded from the edge, so that no load waits for a branch. FIRST and COUNT are the columns of y that b holds; A0 and
+## B0 are the places of the first elements.
 <%
 tile = 8 * each
 step = 16 * slices

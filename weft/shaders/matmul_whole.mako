@@ -1,5 +1,6 @@
 ## Products of matrices of integers, plus c: an item computes one number, of 32 bits or as a pair of them (`wide`). They
-## wrap. Steps are as in matmul.mako: from A0 and B0 on, AM, AK, BK and BN within matrices, AB. and BB. along the axes D. of the batch.
+## wrap. Places are as in matmul.mako: from A0 and B0 on, in steps of AM, AK, BK and BN within matrices, and of AB. and
+## BB. along the axes D. of the batch.
 <%namespace name="pairs" file="pairs.parts.mako"/>\
 ${k.for_each("i", "TOTAL")} {
   const int column = i % N, row = i / N % M;

@@ -179,7 +179,7 @@ def in_groups(
 @pytest.mark.parametrize(
     ("images", "channels", "size", "groups", "in_fp32", "in_fp16"),
     [
-        (1, (512, 1024), 14, 2, True, True),  # ResNeSt
+        (1, (512, 1024), 14, 2, False, True),  # ResNeSt
         (1, (256, 512), 28, 2, True, True),
         (1, (128, 256), 56, 2, True, True),
         (16, (384, 384), 13, 2, True, True),  # AlexNet

@@ -122,7 +122,7 @@ register_family(
             ),
             conv_with((1, 60, 21), (48, 20, 1), group=3, bias=False, prefer="GroupsApart(tile=GemmTile("),
         ),
-        templates=("conv_gemm",), whole=False, fallback="convolutions in groups of whole blocks",
+        templates=("conv_gemm",), whole=False, anywhere=True, fallback="convolutions in groups of whole blocks",
         forced=on_many_units, seconds=0.65,
     )
 )  # fmt: skip

@@ -9,7 +9,7 @@ from itertools import product
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Layout
 from weft.core.graph.tensor import Tensor
-from weft.kernels.chooser import Algorithm, Candidate, Facts, candidates_of
+from weft.kernels.chooser import Algorithm, Candidate, Facts
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import PIECE, SMALL_GROUP, VECTOR_BYTES
@@ -23,24 +23,29 @@ SLICED_GROUP = 32
 """Items of a slice: a subgroup, so that all of its items are at the same step."""
 MOST_ACROSS, MOST_TAPS = 16, 12
 """Most columns of the kernel, and most taps times blocks of input channels, of one step: the kernel writes out each."""
-NEAR = 1.25
-"""Tiles so much slower than the best by the estimate are within its error: the first of TILES is taken, so that similar
-problems and devices share kernels."""
 MOST_PADDED = 1.25
 """Most blocks that all steps together load, those behind a group's last too, for each block of the group."""
 AT_ONCE = 48
 """Most vectors of a step that an item loads before it uses the first: three quarters of its registers in fp32. If a
 step has more, the item loads weights as it needs them."""
-ADDRESSES = 30
-"""Registers of an item besides its vectors, about."""
+ADDRESSES, MOST_REGISTERS = 30, 255
+"""Registers of an item besides its vectors, about, and the most that it can have."""
 
 
 @dataclass(frozen=True)
 class GroupedFigures(AlgorithmFigures, section="conv_grouped"):
-    """What a launch costs besides its work."""
+    """What estimates of the kernel know of a device besides its rates."""
 
     start_us: float
     """Microseconds of a launch of almost no work."""
+    round_us: float
+    """Microseconds that an item waits in each step, besides loading and multiplying."""
+    wait_us: float
+    """Microseconds more for each line of taps of a block, where an item loads weights as it needs them."""
+    vectors: float
+    """Vectors that an item loads in a microsecond."""
+    unit_vectors: float
+    """Vectors that the items of a unit load together in a microsecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,61 +150,50 @@ def _has_room(caps: DeviceCaps, tile: GroupedTile) -> bool:
     return caps.holds((SLICED_GROUP, tile.slices, 1)) and sums <= caps.local_memory
 
 
-def vectors_of_step(problem: ConvProblem, step: Step, tile: GroupedTile) -> int:
-    """Return the vectors of four elements that an item loads in a step: pixels and weights."""
+def vectors_of_step(problem: ConvProblem, step: Step, tile: GroupedTile) -> tuple[int, int]:
+    """Return the vectors of four elements that an item loads in a step, of pixels and of weights."""
     window = problem.constants
     rows, columns = (
         len({o * window[f"S{axis}"] + tap * window[f"D{axis}"] for o in range(pixels) for tap in range(taps)})
         for axis, pixels, taps in (("H", tile.rows, step.lines), ("W", tile.columns, step.wide))
     )
-    return step.deep * (rows * columns + PACK * tile.blocks * step.lines * step.wide)
+    return step.deep * rows * columns, step.deep * PACK * tile.blocks * step.lines * step.wide
 
 
 def loads_at_once(problem: ConvProblem, step: Step, tile: GroupedTile) -> bool:
     """Tell whether an item loads all of a step before it uses the first."""
-    return vectors_of_step(problem, step, tile) <= AT_ONCE
+    return sum(vectors_of_step(problem, step, tile)) <= AT_ONCE
 
 
 def microseconds(problem: ConvProblem, tile: GroupedTile) -> float:
-    """Return about how long a tile takes: what an item does one after the other, and what a unit loads in all."""
+    """Return about how long a launch takes: what an item does one after the other, and what a unit loads in all.
+
+    `benchmarks/grouped_tiles.py` compares this with measured times.
+    """
     caps, step = problem.caps, Step.of(problem)
-    model, vectors = caps.model, vectors_of_step(problem, step, tile)
+    model, own = caps.model, caps.model.of(GroupedFigures)
+    pixels, weights = vectors_of_step(problem, step, tile)
     steps = -(-step.count(problem) // tile.slices)
     outputs = tile.rows * tile.columns * tile.blocks
     products = PACK * PACK * outputs * step.deep * step.lines * step.wide
     items = SLICED_GROUP * tile.slices if tile.slices > 1 else SMALL_GROUP
     groups = -(-items_of(problem, tile) * tile.slices // items)
     on_a_unit = -(-groups // caps.likely_units)
-    registers = min(PACK * (outputs + vectors) + ADDRESSES, 255)
+    at_once = loads_at_once(problem, step, tile)
+    held = weights if at_once else PACK * tile.blocks * step.wide
+    registers = min(PACK * outputs + _registers(problem) * (pixels + held) + ADDRESSES, MOST_REGISTERS)
     resident = min(model.resident_items, model.unit_registers // registers) // items
     waves = -(-on_a_unit // max(resident, 1))
-    item = steps * (model.round_us + (vectors + products) / model.item_products)
-    added = (tile.slices - 1) * outputs / model.item_products
-    moved = steps * vectors + (2 * outputs if tile.slices > 1 else 0)
-    return waves * (item + added) + on_a_unit * items * moved / model.unit_vectors
+    waits = 0 if at_once else step.deep * step.lines
+    multiplying = (steps * products + (tile.slices - 1) * outputs) / model.item_products
+    waiting = steps * (own.round_us + own.wait_us * waits + (pixels + weights) / own.vectors)
+    shared = on_a_unit * items * steps * (pixels + weights) / own.unit_vectors
+    return own.start_us + waves * (waiting + multiplying) + shared
 
 
-def expected_microseconds(problem: ConvProblem, tile: GroupedTile) -> float:
-    """Return about how long a launch takes, to compare it with other kernels.
-
-    `microseconds`, which ranks the tiles, leaves out two things that matter in wide groups: the rate at which a unit
-    multiplies, and what an item waits for weights that it does not load at once. In NC4HW4 the items of a subgroup read
-    the same weights, a vector at a time, and wait before each line of taps; in NHWC4 they read those of adjacent blocks
-    together. With both this is within about a third of what 3 x 3 convolutions in two groups took on a device of 132
-    units: 512 to 1024 channels of 14 x 14, 256 to 512 of 28 x 28 and 128 to 256 of 56 x 56, in fp32 in NC4HW4 (116, 49
-    and 49 us) and fp16 in NHWC4 (45 us each).
-    """
-    caps, step = problem.caps, Step.of(problem)
-    model, steps = caps.model, step.count(problem)
-    lanes = SLICED_GROUP if tile.slices > 1 else SMALL_GROUP
-    groups = -(-items_of(problem, tile) // lanes)
-    on_a_unit = -(-groups // caps.likely_units)
-    outputs = tile.rows * tile.columns * tile.blocks
-    products = on_a_unit * lanes * steps * PACK * PACK * outputs * step.deep * step.lines * step.wide
-    waits = 0 if loads_at_once(problem, step, tile) or problem.layout is Layout.NHWC4 else step.deep * step.lines
-    waiting = -(-steps // tile.slices) * waits * model.round_us
-    start = model.of(GroupedFigures).start_us
-    return start + microseconds(problem, tile) + products / model.unit_products + waiting
+def _registers(problem: ConvProblem) -> int:
+    """Return the registers of a vector that was loaded: in fp16 two numbers share one."""
+    return PACK * problem.read.itemsize // 4
 
 
 class GroupedConv(Algorithm[ConvProblem, ConvPlan, GroupedTile]):
@@ -217,12 +211,9 @@ class GroupedConv(Algorithm[ConvProblem, ConvPlan, GroupedTile]):
         return None
 
     def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
-        """Return the tiles by their estimated times, in microseconds as far as others compete."""
+        """Return the tiles by their estimated times, in microseconds."""
         times = {tile: microseconds(problem, tile) for tile in legal_tiles(problem)}
-        least = min(times.values())
-        usual = next(tile for tile, time in times.items() if time <= NEAR * least)
-        expected = expected_microseconds(problem, usual)
-        return candidates_of([usual, *sorted(times, key=times.__getitem__)], times.__getitem__, expected)
+        return [Candidate(tile, times[tile]) for tile in sorted(times, key=times.__getitem__)]
 
     def launch(self, plan: ConvPlan, tile: GroupedTile) -> None:
         """Launch the kernel."""

@@ -78,10 +78,10 @@ class MatMulOnGpu(GpuOp):
         a_batch, b_batch = _batch_steps(a_lead, a_all), _batch_steps(b_lead, b_all)
         m, depth, n = a_shape[-2], a_shape[-1], b_shape[-1]
         a_steps, b_steps = (a_all[-2], a_all[-1]), (b_all[-2], b_all[-1])
-        apart = _row_step(a_shape[:-1], a_all[:-1])
-        if not any(b_batch) and apart is not None and (len(a_shape) <= 2 or a_lead == batch):
+        row_step = _row_step(a_shape[:-1], a_all[:-1])
+        if not any(b_batch) and row_step is not None and a_lead == batch:
             # All of the batch share one matrix b, so the batch is just more rows.
-            a_steps, m = (apart, a_steps[1]), m * prod(batch)
+            a_steps, m = (row_step, a_steps[1]), m * prod(batch)
             batch, a_batch, b_batch = (), (), ()
         steps = a_steps, b_steps, batch, a_batch, b_batch
         _launch(ProductPlan.of(k, (m, n, depth), (a, b, outputs[0]), *steps, first=(a_first, b_first)))

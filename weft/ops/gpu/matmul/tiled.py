@@ -15,8 +15,9 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
+from weft.kernels.launch import SUM_PARTS
 from weft.kernels.self_test_cases import one_node
-from weft.kernels.special import KernelFamily, on_many_units, register_family
+from weft.kernels.special import KernelFamily, in_place_of, on_many_units, register_family
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem
 from weft.ops.gpu.reduce import RECIPES, launch_recipe, part_axes
 from weft.ops.matmul import Gemm, MatMul
@@ -80,14 +81,14 @@ class ProductTile:
         return number * self.slices * (max(step, self.side**2) if self.slices > 1 else step)
 
 
-WHOLE = tuple(
+UNPARTED = tuple(
     ProductTile(each, slices)
     for each, slices in (
         (8, 1), (8, 2), (4, 1), (4, 2), (4, 4), (2, 1), (2, 2), (2, 4), (1, 1), (1, 4),
     )
 )  # fmt: skip
 """From the best reuse to the most parallelism."""
-TILES = (*WHOLE, *(replace(tile, parts=parts) for tile in WHOLE if tile.slices == 4 for parts in (4, 8, 16)))
+TILES = (*UNPARTED, *(replace(tile, parts=parts) for tile in UNPARTED if tile.slices == 4 for parts in (4, 8, 16)))
 LEAST_DEPTH = 128
 """Least elements along K of a part."""
 SOFTWARE_TILES = (ProductTile(4), ProductTile(2))
@@ -95,19 +96,27 @@ SOFTWARE_TILES = (ProductTile(4), ProductTile(2))
 
 
 def tiles_of(problem: ProductProblem, tile: ProductTile, columns: int) -> int:
-    """Return the number of tiles of the result, or of some columns of it, of all parts together."""
-    return -(-problem.m // tile.side) * -(-columns // tile.side) * prod(problem.batch) * tile.parts
+    """Return the number of tiles of the result, or of some columns of it."""
+    return -(-problem.m // tile.side) * -(-columns // tile.side) * prod(problem.batch)
 
 
-def legal_tiles(caps: DeviceCaps, depth: int, *, double: bool = False, whole: bool = False) -> list[ProductTile]:
-    """Return the tiles that a device takes for sums of `depth` products; with `whole`, only those without parts."""
+def legal_tiles(caps: DeviceCaps, depth: int, *, double: bool = False) -> list[ProductTile]:
+    """Return the tiles that a device takes for sums of `depth` products."""
     number = 2 * FLOAT_BYTES if double else FLOAT_BYTES
     return [
         t for t in TILES
         if t.items <= caps.max_local_items and t.shared_bytes(number) <= caps.local_memory
         and (t.slices == 1 or SLICED not in caps.without)
-        and (t.parts == 1 or (not whole and depth % t.parts == 0 and depth >= LEAST_DEPTH * t.parts))
+        and (t.parts == 1 or (depth % t.parts == 0 and depth >= LEAST_DEPTH * t.parts))
     ]  # fmt: skip
+
+
+def may_have_parts(problem: ProductProblem, tile: ProductTile) -> bool:
+    """Tell whether parts can be added, and whether there is room for their sums; SUM_PARTS is off to save memory."""
+    caps = problem.caps
+    sums = tile.parts * prod(problem.batch) * problem.m * problem.n * FLOAT_BYTES * (2 if problem.double else 1)
+    fits = sums <= caps.max_buffer_range
+    return fits and not (problem.weights or problem.adds) and caps.without.isdisjoint({ADDER, SUM_PARTS})
 
 
 def microseconds(caps: DeviceCaps, tiles: int, depth: int, tile: ProductTile) -> float:
@@ -157,8 +166,12 @@ class TiledProduct(Algorithm[ProductProblem, ProductPlan, ProductTile]):
 
         if caps.software:
             return candidates_of(SOFTWARE_TILES, share)
-        legal = legal_tiles(caps, problem.k, double=problem.double, whole=problem.weights or problem.adds)
-        us = {t: microseconds(caps, tiles_of(problem, t, problem.n) // t.parts, problem.k, t) for t in legal}
+        legal = legal_tiles(caps, problem.k, double=problem.double)
+        us = {
+            t: microseconds(caps, tiles_of(problem, t, problem.n), problem.k, t)
+            for t in legal
+            if t.parts == 1 or may_have_parts(problem, t)
+        }
         return [Candidate(tile, us[tile]) for tile in sorted(us, key=us.__getitem__)]
 
     def launch(self, plan: ProductPlan, tile: ProductTile) -> None:
@@ -187,8 +200,7 @@ def _launch_parts(plan: ProductPlan, tile: ProductTile) -> None:
         a_batch=(depth * p.a_steps[1], *p.a_batch),
         b_batch=(depth * p.b_steps[0], *p.b_batch),
     )
-    whole = replace(tile, parts=1)
-    _launch(replace(plan, problem=parted, y=sums), whole, plan.b, p.b_steps, 0, p.n, epilogue=False)
+    _launch(replace(plan, problem=parted, y=sums), tile, plan.b, p.b_steps, 0, p.n, epilogue=False)
     launch_recipe(plan.k, RECIPES[ReduceSum], sums, plan.y, part_axes(sums.shape, (0,)))
 
 
@@ -232,6 +244,7 @@ register_family(
             one_node(MatMul(), (2, 1, 5, 7), (3, 7, 4)),
             one_node(Gemm(transA=1, transB=1, alpha=2.0, beta=-1.5), (7, 5), (3, 7), (1, 3)),
         ),
+        forced=in_place_of(SLICED),
     )
 )
 register_family(
