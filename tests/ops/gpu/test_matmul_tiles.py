@@ -13,8 +13,8 @@ from tests.helpers.conv_problems import take_where_it_fits
 from tests.helpers.convolutions import launched_as_on_the_cpu
 from weft.core.graph.dtypes import DType
 from weft.core.graph.op import Op, op_types
-from weft.ops.contrib_layers import Transpose
 from weft.ops.gpu.matmul.tiled import TILES, ProductTile, TiledProduct
+from weft.ops.shape import Transpose
 
 DEPTH = 512
 """It can be cut into as many parts as a tile has at most."""
