@@ -25,12 +25,19 @@ def without_bias(kind: str) -> Graph:
     return net.finish(net.add("Mul", first, np.array([0.5], np.float32), name="y"))
 
 
+def bias_of_rows() -> Graph:
+    """Return a Gemm with as many rows as columns, whose C has a number for each row."""
+    net = Net()
+    return net.finish(net.add("Gemm", net.input("x", 4, 5), net.random(5, 4), net.random(4, 1), name="y"))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @given(graph=networks(10))
 @settings(max_examples=examples(20), deadline=None, suppress_health_check=SLOW)
 @example(graph=without_bias("Conv"))
 @example(graph=without_bias("Gemm"))
 @example(graph=without_bias("MatMul"))
+@example(graph=bias_of_rows())
 def test_a_random_network_is_right(device: str, graph: Graph) -> None:
     assert_right(graph, device, "high", 1e-4)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
 from types import TracebackType
@@ -15,7 +15,7 @@ from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.execution import GpuExecution, PipelineContext
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.lower import Target
-from weft.backends.gpu.memory.slots import Region, Slots
+from weft.backends.gpu.memory.slots import Region, Slots, Spot
 from weft.backends.gpu.recording.launches import BoundLaunch
 from weft.backends.gpu.recording.pipeline_recording import PipelineRecording, access
 from weft.backends.gpu.recording.schedule import schedule
@@ -23,7 +23,7 @@ from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.tuning_tables.choice import Choice
 from weft.core.contract.backend import StorageType
 from weft.core.graph.dtypes import DType
-from weft.core.graph.layout import Array, storage_shape, to_storage
+from weft.core.graph.layout import PACK, Array, Layout, storage_shape, to_storage
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.memory.buffer_manager import BufferManager
@@ -119,10 +119,15 @@ class NodeBench:
             raise
 
     def _copy(self, tensor: Tensor, copies: dict[int, Tensor]) -> Tensor:
+        """Return a copy with random data, which lies in a copy of what it is a view of, as that decides on kernels."""
         if id(tensor) not in copies:
-            made = Tensor(tensor.name, tensor.shape, tensor.dtype, tensor.layout)
-            made.memory = self._slots.acquire(made, StorageType.DYNAMIC)
-            self._upload(made, to_storage(_random(self._rng, made), made.layout))
+            whole = _root(tensor)
+            region = self._slots.acquire(whole, StorageType.DYNAMIC)
+            if isinstance(tensor.memory, Spot | Region):
+                of = tensor.memory
+                region = replace(region, first=of.first, blocks=of.blocks, places=of.places)
+            made = Tensor(tensor.name, tensor.shape, tensor.dtype, tensor.layout, region)
+            self._upload(made, to_storage(_random(self._rng, whole), whole.layout))
             copies[id(tensor)] = made
         return copies[id(tensor)]
 
@@ -232,13 +237,14 @@ class NodeBench:
         """Fill outputs and scratch with NaN, so that elements which the kernels do not write are noticed."""
         written = {id(t): t for launch in variant.launches for t in launch.writes}
         for tensor in (*written.values(), *self._outputs):
-            self._upload(tensor, np.full(tensor.nbytes, 0xFF, np.uint8))
+            self._upload(tensor, np.full(_root(tensor).nbytes, 0xFF, np.uint8))
 
     def results(self) -> list[Array]:
-        """Return the outputs as they are stored."""
+        """Return the outputs as they are stored, each with all that it is a view of."""
         out = []
         for tensor in self._outputs:
-            stored = np.empty(storage_shape(tensor.shape, tensor.layout), tensor.dtype.numpy)
+            whole = _root(tensor)
+            stored = np.empty(storage_shape(whole.shape, whole.layout), whole.dtype.numpy)
             region: Region = tensor.memory
             if stored.nbytes:
                 self._device.download(region.slot.buffer, region.slot.offset, stored)
@@ -262,6 +268,18 @@ class NodeBench:
 def _repeated(variant: Variant, repeats: int) -> list[Command]:
     once = schedule([access(launch) for launch in variant.launches])
     return [c for _ in range(repeats) for c in (*once, BarrierCommand())]
+
+
+def _root(tensor: Tensor) -> Tensor:
+    """Return what a tensor is a view of, as far as it is known; itself if it is none."""
+    of = tensor.memory
+    if isinstance(of, Spot | Region) and of.blocks:
+        return replace(tensor, shape=(tensor.shape[0], of.blocks * PACK, *tensor.shape[2:]), memory=None)
+    if isinstance(of, Spot | Region) and of.places.stages:
+        last = of.places.stages[-1]
+        furthest = last.offset + sum(max((axis.size - 1) * axis.step, 0) for axis in last.axes)
+        return replace(tensor, shape=(furthest + 1,), layout=Layout.NCHW, memory=None)
+    return tensor
 
 
 def _random(rng: np.random.Generator, tensor: Tensor) -> Array:

@@ -87,7 +87,7 @@ class ProductPlan:
     ) -> ProductPlan:
         """Return the plan of a product of sizes m, n and k; `tensors` are a, b and y, `scale` is alpha and beta."""
         (m, n, depth), (a, b, y) = sizes, tensors
-        bias = c is None or (c.constant is not None and c.constant.size == n)
+        bias = c is None or (c.constant is not None and c.constant.shape in ((n,), (1, n)))
         weights = b.constant is not None and not batch and depth > 0  # without rows there is nothing to pack
         joins, double = k.joins_channels(n), y.dtype is DType.FLOAT64
         problem = ProductProblem(
