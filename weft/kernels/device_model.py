@@ -65,8 +65,6 @@ class DeviceModel:
     """Products in fp32 that a work-item computes in a microsecond, one after the other."""
     round_us: float
     """Microseconds that a round of steps along K takes when it waits for memory."""
-    unit_vectors: float
-    """Vectors of four elements that the work-items on a unit load from its cache in a microsecond."""
     launch_us: float
     """Microseconds that one more launch takes."""
     between_launches_us: float
