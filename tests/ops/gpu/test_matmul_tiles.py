@@ -16,8 +16,8 @@ from weft.core.graph.op import Op, op_types
 from weft.ops.gpu.matmul.tiled import TILES, ProductTile, TiledProduct
 from weft.ops.shape import Transpose
 
-DEPTH = 512
-"""It can be cut into as many parts as a tile has at most."""
+DEPTH = 144
+"""It can be cut into as many parts as a tile has at most, and takes several rounds of as many slices."""
 
 
 def network(nodes: list[tuple[Op, tuple[str, ...], str]], constants: dict[str, Any], **shapes: tuple[int, ...]) -> Any:
