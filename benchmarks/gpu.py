@@ -3,12 +3,12 @@
     python -m benchmarks.gpu --ncnn FOLDER --json results.json
 
 The networks are those of `benchmarks/models.py` and, where torchvision is installed, of
-`benchmarks/table_networks.py`, with random weights. Each runs at batch 1 and 16, those of `models.py` at 32 too, on
-Weft's Vulkan and OpenCL (high = fp32, normal = fp32 accuracy by faster means, low = fp16), in PyTorch (eager, CUDA
-graph, torch.compile in a CUDA graph, both layouts of pictures, TF32 on and off, fp16), ncnn (its own networks, in
-FOLDER), ONNX Runtime on WebGPU and on the CPU, and in tinygrad in child processes. Matrix products
-of fp16 against cuBLAS come last. A network or peer that is missing or fails is listed with the
-reason. The docstring of each side's module says what a time covers: own.py, peers_*.py, gemm.py.
+`benchmarks/table_networks.py`, with random weights; any of a library goes by its name (`library_networks.py`). Each
+runs at batch 1 and 16, those of `models.py` at 32 too, on Weft's Vulkan and OpenCL (high = fp32, normal = fp32 accuracy
+by faster means, low = fp16), in PyTorch (eager, CUDA graph, torch.compile in a CUDA graph, both layouts of pictures,
+TF32 on and off, fp16), ncnn (its own networks, in FOLDER), ONNX Runtime on WebGPU and on the CPU, and in tinygrad in
+child processes. Matrix products of fp16 against cuBLAS come last. A network or peer that is missing or fails is listed
+with the reason. The docstring of each side's module says what a time covers: own.py, peers_*.py, gemm.py.
 
 With `--jobs N` each network and batch size has a process of its own: N at a time export, load and compile, and when all
 are ready they are timed one after the other, while the rest waits. That takes a third of the time on a machine with
@@ -39,6 +39,7 @@ import weft
 from benchmarks import (
     cores,
     gemm,
+    library_networks,
     models,
     own,
     page,
@@ -76,8 +77,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     networks = [*models.MODELS, *table_networks.NETWORKS]
-    known = words(networks, table_networks.LIBRARIES)
-    parser.add_argument("--networks", type=known, default=networks, help="by name, or timm/NAME, torchvision/NAME@SIZE")
+    known = words(networks, library_networks.LIBRARIES)
+    parser.add_argument("--networks", type=known, default=networks, help="by name, or LIBRARY/NAME@SIZE")
     parser.add_argument("--batch", type=numbers, help="sizes of batches; by default 1,16 and 32, in a trial 1,2")
     parser.add_argument("--devices", type=words(APIS), default=["vulkan", "opencl"], help="Weft's, in order")
     precisions, peers = list(own.PRECISIONS), list(PEERS)
@@ -108,7 +109,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     for name in (n for n in options.networks if n not in networks):
         try:
-            table_networks.parted(name)
+            library_networks.parted(name)
         except ValueError as e:
             parser.error(f"--networks: {e}")
     options.image = 64 if options.quick else 224

@@ -355,7 +355,7 @@ def model_of(network: str, batch: int, image: int = 224) -> onnx.ModelProto:
 def build(network: str, batch: int, image: int = 224, *, trial: bool = False) -> Workload:
     """Build a network of `benchmarks.models` or one that `table_networks` names, and compute its reference.
 
-    `image` is for those of `models` that take pictures; the table's have pictures of their own, small in a trial.
+    `image` is for those of `models` that take pictures; all others have inputs of their own, small in a trial.
     """
     if network in models.MODELS:
         model, module = model_of(network, batch, image), None

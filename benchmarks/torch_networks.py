@@ -62,12 +62,11 @@ class TorchNetwork:
 
 
 class TorchModule(torch.nn.Module):
-    """A module of PyTorch as the measurement runs it: fp32 pictures in, fp32 tensors out."""
+    """A module of PyTorch as the measurement runs it: fp32 pictures or sound, or token ids in, fp32 tensors out."""
 
-    variants = ("channels-last", "nchw")
-
-    def __init__(self, module: Any, fold: bool = False) -> None:
+    def __init__(self, module: Any, fold: bool = False, pictures: bool = True) -> None:
         super().__init__()
+        self.variants = ("channels-last", "nchw") if pictures else ("plain",)
         self._inner = copy.deepcopy(module).eval()
         if fold:
             try:
@@ -85,8 +84,13 @@ class TorchModule(torch.nn.Module):
 
     def forward(self, *inputs: Any) -> list[Any]:
         """Return the outputs in order."""
-        answer = self._inner(*(x.to(self._type, memory_format=self._order) for x in inputs))
+        answer = self._inner(*map(self._taken, inputs))
         return [y.float() for y in (answer if isinstance(answer, tuple) else (answer,))]
+
+    def _taken(self, x: Any) -> Any:
+        if not x.is_floating_point():
+            return x
+        return x.to(self._type, memory_format=self._order if x.dim() == 4 else torch.preserve_format)
 
 
 def folded(model: onnx.ModelProto) -> onnx.ModelProto:

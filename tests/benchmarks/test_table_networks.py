@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 import weft
-from benchmarks import gpu, measure, models, own, table_networks
+from benchmarks import gpu, library_networks, measure, models, own, table_networks
 from benchmarks.measure import Counts, relative_error
 from benchmarks.options import words
 
@@ -44,14 +44,14 @@ def test_pytorch_and_the_export_compute_the_same(name: str) -> None:
 
 
 def test_a_network_outside_the_table_goes_by_its_library_and_name() -> None:
-    known = words(["resnet18"], table_networks.LIBRARIES)
+    known = words(["resnet18"], library_networks.LIBRARIES)
     asked = ["resnet18", "timm/resnext50_32x4d", "torchvision/resnet34@96"]
     assert known(",".join(asked)) == asked
     with pytest.raises(ArgumentTypeError, match=r"keras/resnet is none of resnet18, timm/..., torchvision/..."):
         known("resnet18,keras/resnet")
-    assert table_networks.named("torchvision/resnet34@96").image == 96
-    assert table_networks.parted("timm/vit_small_patch16_224@96") == ("timm", "vit_small_patch16_224", 96)
-    with pytest.raises(ValueError, match="does not begin with timm/ or torchvision/"):
+    assert library_networks.named("torchvision/resnet34@96").size == 96
+    assert library_networks.parted("timm/vit_small_patch16_224@96") == ("timm", "vit_small_patch16_224", 96)
+    with pytest.raises(ValueError, match="does not begin with timm/ or torchvision/ or transformers/"):
         table_networks.named("resnet34")
 
 

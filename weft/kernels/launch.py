@@ -15,6 +15,7 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Candidate, Decision, Facts, TileT, one_algorithm
 from weft.kernels.device_caps import DeviceCaps, Size3
 from weft.kernels.source import ArgKind
+from weft.kernels.subpixels import SubPixels
 
 PIECE = 8
 """Adjacent halves that a kernel fetches at once: 16 bytes."""
@@ -194,6 +195,14 @@ class KernelBuilder(ABC):
 
         They begin at channel block `first`. What the builder launches gets the fused steps on these channels, and its
         constants have keys of their own. Make no choice with it.
+        """
+        raise NotImplementedError("this builder plans nothing on packed tensors")
+
+    def for_subpixels(self, output: Tensor, shape: Shape, stored: SubPixels) -> tuple[KernelBuilder, Tensor]:
+        """Return a builder of launches that compute an image of some shape, and what stands for that image.
+
+        What they store there goes to the node's packed output as sub-pixels, with the fused steps. Only `store4` and
+        `store8` of a template can do that.
         """
         raise NotImplementedError("this builder plans nothing on packed tensors")
 

@@ -51,6 +51,8 @@ class Arg:
     """None: element i lies at place i."""
     double: bool = False
     """Whether the kernel computes with its float64 elements; otherwise they are two words each, converted to f32."""
+    subpixels: bool = False
+    """Whether what is stored is a sub-pixel of the pixel that the kernel names (`weft.kernels.subpixels`)."""
 
     @property
     def raw_bytes(self) -> int:

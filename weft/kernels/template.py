@@ -26,6 +26,7 @@ from weft.kernels.formats import is_coded
 from weft.kernels.index_map_text import place
 from weft.kernels.shared_size import TYPE_BYTES, parse
 from weft.kernels.source import LOCAL_SIZE, SUBGROUP, Arg, ConstantKind, KernelSource, computes_double
+from weft.kernels.subpixels import block_of, pixel_of
 
 if TYPE_CHECKING:
     from mako.lookup import TemplateLookup
@@ -208,10 +209,19 @@ class ArgWriter:
 
     def store4(self, n: str, c4: str, hw: str, value: str) -> str:
         """Store four channels of one pixel, with the epilogue; lanes past the last channel become zero."""
-        lines = [f"const int _n = {n}; const int _p = {hw};", *self._finished(c4, value, "")]
+        lines = [*self._pixel(n, c4, hw), *self._finished(c4, value, "")]
         for arg, stored in ((self, "_v"), *self._second_values("_v")):
             lines.append(self._dialect.store4(arg.arg, arg._place("_n", "_c", "_p"), stored))
-        return "{ " + " ".join(lines) + " }"
+        return self._closed(lines)
+
+    def _pixel(self, n: str, c4: str, hw: str) -> Sequence[str]:
+        """Return the lines that name image _n and pixel _p of what is stored."""
+        if self.arg.subpixels:
+            return pixel_of(self.name, n, c4, hw)
+        return (f"const int _n = {n}; const int _p = {hw};",)
+
+    def _closed(self, lines: Sequence[str]) -> str:
+        return "{ " + " ".join(lines) + (" } }" if self.arg.subpixels else " }")
 
     def store_vector(self, index: str, value: str) -> str:
         """Store vector `index` of an argument in fours, with the epilogue."""
@@ -228,18 +238,19 @@ class ArgWriter:
 
     def store8(self, n: str, c4: str, hw: str, first: str, second: str) -> str:
         """Store eight contiguous channels of one pixel, from an even block on, with the epilogue."""
-        lines = [f"const int _n = {n}; const int _p = {hw};"]
+        lines = list(self._pixel(n, c4, hw))
         lines += [*self._finished(c4, first, ""), *self._finished(f"({c4}) + 1", second, "1")]
         lines.append(self._dialect.store8(self.arg, self._place("_n", "_c", "_p"), "_v", "_v1"))
         for tag in ("", "1"):  # second outputs need not begin at an even block
             for arg, stored in self._second_values(f"_v{tag}"):
                 lines.append(self._dialect.store4(arg.arg, arg._place("_n", f"_c{tag}", "_p"), stored))
-        return "{ " + " ".join(lines) + " }"
+        return self._closed(lines)
 
     def _finished(self, c4: str, value: str, tag: str) -> list[str]:
         """Return the lines that compute `_v<tag>`, the value to store as block `_c<tag>` of pixel _p of image _n."""
         v, c = f"_v{tag}", f"_c{tag}"
-        lines = [f"const int {c} = {c4}; f32x4 {v} = {value};"]
+        block = block_of(self.name, c4) if self.arg.subpixels else c4
+        lines = [f"const int {c} = {block}; f32x4 {v} = {value};"]
         self._add_vector_steps(lines, tag, v, c)
         a = self.name
         for each in (v, *(stored for _, stored in self._second_values(v))):

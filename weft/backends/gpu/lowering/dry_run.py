@@ -12,6 +12,7 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, WantedLayout
 from weft.kernels.launch import KernelBuilder, LaunchRequest
+from weft.kernels.subpixels import SubPixels
 
 
 class _Listener(KernelBuilder):
@@ -45,6 +46,10 @@ class _Listener(KernelBuilder):
     def for_channels(self, output: Tensor, first: int, channels: int) -> tuple[KernelBuilder, Tensor]:
         """Return this builder: templates are the same for all channels."""
         return self, self.from_block(output, (output.shape[0], channels, *output.shape[2:]), first)
+
+    def for_subpixels(self, output: Tensor, shape: Shape, stored: SubPixels) -> tuple[KernelBuilder, Tensor]:
+        """Return this builder: templates are the same wherever they store."""
+        return self, replace(output, shape=shape)
 
     def shares_memory(self, inner: Tensor, outer: Tensor, first: int = 0) -> bool:
         """Return False, so that the copy is launched and noted."""

@@ -26,6 +26,7 @@ from weft.kernels.index_map_text import map_constants, through_map
 from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, KernelBuilder, LaunchRequest, Prologue
 from weft.kernels.source import LOCAL_SIZE, Arg, ArgKind
 from weft.kernels.special import wrong_templates
+from weft.kernels.subpixels import SubPixels
 from weft.kernels.template import KernelRequest, Operand, StepText, render
 from weft.ops.elementwise import Elementwise
 
@@ -83,6 +84,15 @@ def _places(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 def _shaped(tensor: Tensor, target: Tensor) -> Tensor:
     """Return a tensor in the shape in which a kernel stores the result, as rows are stored as images of one pixel."""
     return tensor if tensor.shape == target.shape else replace(tensor, shape=target.shape, layout=target.layout)
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """What stands for an image whose pixels are stored to an output as sub-pixels."""
+
+    image: Tensor
+    output: Tensor
+    stored: SubPixels
 
 
 @dataclass
@@ -152,6 +162,7 @@ class NodeBuilder(KernelBuilder):
         self._shape = outputs[0].shape if outputs else ()
         self._part = ""
         """What begins the keys of constants, if launches compute only some channels (`for_channels`)."""
+        self._spread: _Spread | None = None
         form = find_gpu_op(op)
         self._computes_double = self.caps.doubles and form is not None and form.computes_double
         self.launched: list[PlannedLaunch] = []
@@ -174,12 +185,13 @@ class NodeBuilder(KernelBuilder):
                 fix="put the node on another device with `hints`",
             )
         target, kinds = next(iter(asked.writes)), asked.kinds
-        fours, written_to = kinds.get(target) == "fours", asked.writes[target]
+        fours, written_to = kinds.get(target) == "fours", self._lies(asked.writes[target])
+        spread = self._spread if written_to is not asked.writes[target] else None
         extra = self._epilogue(written_to, fours) if asked.epilogue else _Steps()
         seconds = {}
         if asked.epilogue:
             seconds = {f"second{n}": _shaped(t, written_to) for n, t in self._second_outputs.items()}
-        writes = {**asked.writes, **seconds}
+        writes = {**asked.writes, target: written_to, **seconds}
         before = _Steps() if asked.prologue is None else self._prologue(asked.prologue)
         if fours:
             in_fours = (*extra.reads.keys() - extra.single, *seconds)
@@ -190,6 +202,9 @@ class NodeBuilder(KernelBuilder):
         ints, floats = {**asked.ints, **extra.ints}, {**asked.floats, **extra.floats, **before.floats}
         for name, tensor in {**sources, **writes}.items():
             ints |= map_constants(name, places_of(tensor))
+        if spread is not None:
+            ints |= spread.stored.constants(target)
+            args = [replace(arg, subpixels=True) if arg.name == target else arg for arg in args]
         request = KernelRequest(
             asked.template,
             tuple(sorted(asked.variant.items())),
@@ -274,6 +289,7 @@ class NodeBuilder(KernelBuilder):
 
     def rows(self, tensor: Tensor) -> tuple[int, int] | None:
         """Return the elements from pixel to pixel and the first one, if the channels of a pixel lie side by side."""
+        tensor = self._lies(tensor)
         place = place_constants(tensor, "x")
         single = prod(tensor.shape[2:]) == 1
         if place["x_CS"] != 1:
@@ -331,6 +347,17 @@ class NodeBuilder(KernelBuilder):
         made._second_outputs = {number: part(t) for number, t in self._second_outputs.items()}
         return made, place
 
+    def for_subpixels(self, output: Tensor, shape: Shape, stored: SubPixels) -> tuple[KernelBuilder, Tensor]:
+        """Return a builder whose launches store to the output what they compute of an image, and that image."""
+        made, image = copy(self), replace(output, shape=shape)
+        made._spread = _Spread(image, output, stored)
+        return made, image
+
+    def _lies(self, tensor: Tensor) -> Tensor:
+        """Return a tensor, or the output for what stands for an image that is stored there."""
+        spread = self._spread
+        return spread.output if spread is not None and tensor is spread.image else tensor
+
     def by_steps(self, tensor: Tensor) -> tuple[Tensor, tuple[int, ...], int]:
         """Return a tensor over the whole memory, the steps of the axes in it and the place of the first element."""
         places = places_of(tensor)
@@ -344,7 +371,8 @@ class NodeBuilder(KernelBuilder):
 
         Constants of the channels always are, and a value of another shape is stored like the output.
         """
-        same = [t for t in self._step_tensors() if t.shape == output.shape and prod(t.shape) > 1]
+        shape = self._lies(output).shape
+        same = [t for t in self._step_tensors() if t.shape == shape and prod(t.shape) > 1]
         return all(t.constant is None and is_packed(t) and self.rows(t) is not None for t in same)
 
     def joins_channels(self, channels: int) -> bool:

@@ -75,6 +75,8 @@ class ConvProblem:
     """Whether the operands of fused steps are rows of channels, too (`KernelBuilder.reads_rows`)."""
     stores_second_outputs: bool = False
     """See `KernelBuilder.stores_second_outputs`."""
+    subpixels: int = 0
+    """Channels of each sub-pixel, if output channels are stored as such (`weft.kernels.subpixels`)."""
     split_products: bool = False
     """See `KernelBuilder.split_products`."""
     winograd: bool = True
@@ -237,6 +239,7 @@ class ConvPlan:
         group: int = 1,
         pooled: int = 0,
         prologue: Prologue | None = None,
+        subpixels: int = 0,
     ) -> ConvPlan:
         """Return the plan of a convolution; `window` is that of the pool if it pools as it loads."""
         # Only kernels for matrix units ask how pixels are stored.
@@ -260,9 +263,10 @@ class ConvPlan:
             prologue_steps=0 if prologue is None else len(prologue.steps),
             rows=rows is not None,
             read_pieces=looks and _lies_in_pieces(x.shape[1] // group, rows),
-            written_pieces=looks and _lies_in_pieces(y.shape[1] // group, k.rows(y)),
+            written_pieces=looks and _lies_in_pieces(subpixels or y.shape[1] // group, k.rows(y)),
             rows_added=not looks or k.reads_rows(y),
             stores_second_outputs=k.stores_second_outputs,
+            subpixels=subpixels,
             split_products=k.split_products,
             winograd=k.winograd,
             thrifty=k.thrifty,

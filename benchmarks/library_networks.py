@@ -1,0 +1,139 @@
+"""Any network of timm, torchvision and transformers by its name, so that others than those of the table can be timed.
+
+`timm/resnext50_32x4d` and `torchvision/wide_resnet50_2@288` take a picture, of 288 x 288 here. `transformers/bert@384`
+is the encoder or decoder of that type with the configuration that it has by default, on 384 tokens; those that take
+pictures or sound have those of their configuration, or of the size that is asked for. The answer is the hidden state.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from benchmarks.exported import Exported
+
+LIBRARIES = ("timm/", "torchvision/", "transformers/")
+"""What the name of a network begins with that is not in the table."""
+TOKENS, SAMPLES, PICTURE = 128, 16_000, 224
+"""The usual sizes: of a text, of a second of sound, and of a picture where the configuration says none."""
+
+
+def parted(name: str) -> tuple[str, str, int]:
+    """Return the library, the network and the size of the input that a name says, 0 for the usual one; ValueError."""
+    known, at, size = name.partition("@")
+    library, _, model = known.partition("/")
+    if f"{library}/" not in LIBRARIES or not model:
+        raise ValueError(f"{name} is no network of the table, and does not begin with {' or '.join(LIBRARIES)}")
+    if at and not (size.isdecimal() and int(size)):
+        raise ValueError(f"{name}: {size!r} is no size of an input")
+    return library, model, int(size or 0)
+
+
+def named(name: str) -> Exported:
+    """Return a network of a library; ValueError if `parted` raises it or the library has none of that name."""
+    library, model, size = parted(name)
+    return {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}[library](model, size)
+
+
+def vision(name: str, **options: Any) -> Callable[[], Any]:
+    """Return what makes a network of torchvision."""
+
+    def make() -> Any:
+        _import_torchvision()
+        import torchvision
+
+        taken = inspect.signature(torchvision.models.get_model_builder(name)).parameters
+        none = {weights: None for weights in ("weights", "weights_backbone") if weights in taken}
+        return torchvision.models.get_model(name, **none, **options)
+
+    return make
+
+
+def _import_torchvision() -> None:
+    from benchmarks.zoo.torchvision_ops import define_where_missing
+
+    define_where_missing()
+
+
+def _torchvision(name: str, size: int) -> Exported:
+    size = size or PICTURE
+    sized = {"image_size": size} if name.startswith("vit_") else {}
+    return Exported(size, size, vision(name, **sized))
+
+
+def _timm(name: str, size: int) -> Exported:
+    _import_torchvision()
+    import timm
+
+    usual = timm.get_pretrained_cfg(name, allow_unregistered=False)
+    sized = {"img_size": size} if size and usual.fixed_input_size else {}
+    image = size or usual.input_size[-1]
+    return Exported(image, image, lambda: timm.create_model(name, pretrained=False, **sized))
+
+
+def _transformers(name: str, size: int) -> Exported:
+    _import_torchvision()
+    import transformers
+
+    config = transformers.AutoConfig.for_model(name)
+    model = transformers.MODEL_MAPPING[type(config)]
+    if model.main_input_name == "pixel_values":
+        size = size or _side(config)
+        if hasattr(config, "image_size"):
+            config.image_size = size
+    example, usual = _example(model.main_input_name, config)
+    size = size or usual
+    # What tells packed texts apart in decoders has ops that TorchScript's exporter does not know.
+    decodes = getattr(config, "is_decoder", hasattr(config, "use_cache")) and not config.is_encoder_decoder
+    return Exported(size, size, partial(_hidden_state, model, config), example, traced=not decodes)
+
+
+def _side(config: Any) -> int:
+    found = getattr(config, "image_size", PICTURE)
+    side: int = found if isinstance(found, int) else found[0]
+    return side
+
+
+def _example(main: str, config: Any) -> tuple[Callable[[int, int], Mapping[str, Any]], int]:
+    """Return what makes the main input of a network of transformers, and its usual size."""
+    import torch
+
+    bands = getattr(config, "num_mel_bins", 0)
+
+    def example(batch: int, size: int) -> Mapping[str, Any]:
+        if main == "input_ids":
+            return {main: torch.randint(0, config.get_text_config().vocab_size, (batch, size))}
+        shapes = {
+            "pixel_values": (batch, getattr(config, "num_channels", 3), size, size),
+            "input_values": (batch, size, bands) if bands else (batch, size),
+            "input_features": (batch, bands, size),
+        }
+        if main not in shapes:
+            raise ValueError(f"transformers' {config.model_type} takes {main}, of which no example is known here")
+        return {main: torch.randn(shapes[main])}
+
+    if main == "input_features":
+        return example, 2 * getattr(config, "max_source_positions", TOKENS)
+    sound = getattr(config, "max_length", SAMPLES) if bands else SAMPLES
+    return example, {"input_ids": TOKENS, "input_values": sound}.get(main, PICTURE)
+
+
+def _hidden_state(model: Any, config: Any) -> Any:
+    import torch
+
+    network = model(config)
+    if config.is_encoder_decoder:
+        network = network.get_encoder()
+    remembers = {"use_cache": False} if "use_cache" in inspect.signature(network.forward).parameters else {}
+
+    class HiddenState(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, x: Any) -> Any:
+            return self.network(x, **remembers)[0]
+
+    return HiddenState()

@@ -1,0 +1,163 @@
+"""Transposed convolutions as convolutions to sub-pixels: by value, wherever and with whatever they are stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import weft
+from tests.helpers.conv_problems import take
+from tests.helpers.emulated_gpus import APIS, emulated_gpu
+from tests.helpers.launches import kernels, planned_kernels
+from tests.helpers.nets import Net, feeds, halves
+from weft.backends.gpu.lowering.lower import Target
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Layout
+from weft.errors import ModelError
+from weft.kernels.chooser import Algorithm
+from weft.ops.gpu.conv.gemm import GemmTile, TiledConv
+from weft.ops.gpu.conv.matrix import MatrixConv, MatrixTile
+from weft.ops.gpu.conv.split_k import InParts
+from weft.ops.gpu.conv.unstaged import UnstagedConv, UnstagedTile
+from weft.ops.gpu.conv.wgmma import WgmmaConv, WgmmaTile
+from weft.ops.gpu.conv.winograd import WinogradConv, WinogradTile
+
+MOVES = {"relayout", "pool", "elementwise"}
+TOLERANCES = {"high": 1e-5, "low": 4e-3}
+
+
+def network(
+    inside: int, channels: int, kernel: int, stride: int, pad: int, size: tuple[int, int] = (5, 7), images: int = 2
+) -> Graph:
+    """Return a transposed convolution that is joined with another value.
+
+    Its steps have one operand a channel and one of the result's shape, and what is there before the last one is a
+    result, too.
+    """
+    net = Net(seed=3)
+    x = net.add("MaxPool", net.input("x", images, inside, *size), kernel_shape=(1, 1))
+    weight, bias = net.random(inside, channels, kernel, kernel), net.random(channels)
+    made = net.add("ConvTranspose", x, weight, bias, strides=(stride,) * 2, pads=(pad,) * 4)
+    steep = net.add("PRelu", made, net.random(channels, 1, 1))
+    residual = net.input("residual", *net.shape(made))
+    total = net.add("Add", steep, net.add("MaxPool", residual, kernel_shape=(1, 1)), name="total")
+    y = net.add("Sigmoid", total, name="y")
+    return net.finish(net.add("Concat", net.add("Relu", residual), y, axis=1, name="joined"), total)
+
+
+def check(graph: Graph, device: str, wanted: set[str], tolerance: float, **options: Any) -> None:
+    """Fail unless a device computes what the CPU does, by these kernels beside those that move or need no other."""
+    fed = {name: halves(value) for name, value in feeds(graph).items()}
+    graph.constants |= {n: halves(v) for n, v in graph.constants.items() if v.dtype == np.float32}
+    expected = weft.load(graph, device="cpu").run(fed)
+    with weft.load(graph, device=device, fallback="error", **options) as session:
+        actual = session.run(fed)
+        assert {name for name in kernels(session) if name not in MOVES} == wanted
+    for a, b in zip(actual, expected, strict=True):
+        assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("device", APIS)
+@pytest.mark.parametrize("layout", [Layout.NC4HW4, Layout.NHWC4])
+@pytest.mark.parametrize("precision", ["high", "low"])
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride", "pad"), [(12, 2, 2, 0), (8, 4, 2, 1), (8, 3, 2, 1), (12, 5, 3, 4)]
+)
+def test_subpixels_are_stored_where_they_belong(
+    device: str,
+    layout: Layout,
+    precision: str,
+    channels: int,
+    kernel: int,
+    stride: int,
+    pad: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Target, "packed_layout", layout)
+    graph = network(10, channels, kernel, stride, pad)
+    check(graph, device, {"conv_gemm"}, TOLERANCES[precision], precision=precision)
+
+
+@pytest.mark.parametrize("device", APIS)
+@pytest.mark.parametrize(
+    ("algorithm", "tile", "kernel", "wanted"),
+    [
+        (TiledConv(), InParts(GemmTile(2, 1, 8, 8, 4), 3), 4, ("conv_gemm", "sum_parts")),
+        (
+            WinogradConv(), WinogradTile(GemmTile(4, 1, 8, 8, 1)), 6,
+            ("conv_winograd_input", "conv_winograd_gemm", "conv_winograd_output"),
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)  # fmt: skip
+def test_any_convolution_computes_them(
+    device: str,
+    algorithm: Algorithm[Any, Any, Any],
+    tile: Any,
+    kernel: int,
+    wanted: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take(monkeypatch, algorithm, tile)
+    check(network(24, 8, kernel, 2, 1), device, set(wanted), 2e-5)
+
+
+@pytest.mark.parametrize("channels", [16, 12])  # sixteen bytes can be stored at once, or not
+@pytest.mark.parametrize(
+    ("algorithm", "tile", "kernel", "api"),
+    [
+        (WgmmaConv(), WgmmaTile(1, 16, 3), "conv_wgmma", "opencl"),
+        (MatrixConv(), MatrixTile(2, 1, 2, 2), "conv_matrix", "opencl"),
+        (UnstagedConv(), UnstagedTile(1, 1, 1, 4), "conv_unstaged", "vulkan"),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_matrix_units_compute_them(
+    channels: int,
+    algorithm: Algorithm[Any, Any, Any],
+    tile: Any,
+    kernel: str,
+    api: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take(monkeypatch, algorithm, tile)
+    with emulated_gpu(api, channels_last=True, warpgroup_units=kernel == "conv_wgmma"):
+        check(network(24, channels, 4, 2, 1), "emulated", {kernel}, TOLERANCES["low"], precision="low")
+
+
+def test_what_would_be_mostly_zeros_keeps_its_kernel() -> None:
+    net = Net()
+    x = net.input("x", 1, 8, 6, 6)
+    y = net.add("ConvTranspose", x, net.random(8, 4, 1, 1), strides=(2, 2))
+    assert "conv_transpose" in planned_kernels(net.finish(y))
+
+
+AXIS = st.tuples(st.integers(1, 5), st.integers(1, 5), *[st.integers(0, 3)] * 3)
+"""Taps, steps, what is cut off at both ends, and what is added behind."""
+
+
+@given(st.lists(AXIS, min_size=1, max_size=2), st.integers(1, 6))
+@settings(max_examples=30, deadline=None)
+def test_any_geometry_gives_what_the_reference_gives(
+    axes: list[tuple[int, int, int, int, int]], channels: int
+) -> None:
+    kernel, strides, begin, end, more = zip(*axes, strict=True)
+    assume(all(extra < stride for extra, stride in zip(more, strides, strict=True)))
+    net = Net(seed=1)
+    x = net.input("x", 1, 5, *[4 + a for a in range(len(axes))])
+    weight = net.random(5, channels, *kernel)
+    try:
+        y = net.add("ConvTranspose", x, weight, strides=strides, pads=(*begin, *end), output_padding=more)
+    except ModelError:  # nothing is left behind the pads
+        assume(False)
+    graph = net.finish(y)
+    fed = feeds(graph)
+    (want,) = weft.load(graph, device="cpu").run(fed)
+    with weft.load(graph, device="opencl", fallback="error") as session:
+        (got,) = session.run(fed)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
