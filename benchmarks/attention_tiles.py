@@ -24,7 +24,7 @@ from weft.ops.gpu.attention.tiled import legal_tiles, microseconds
 class AttentionTiles:
     """Problems are (batch, heads, queries, keys, elements of a head), of queries, keys and values alike."""
 
-    name = "attention"
+    name, dtype = "attention", DType.FLOAT32
     data = Path(__file__).with_suffix(".json")
     problems: Sequence[Sizes] = (
         (16, 6, 197, 197, 64), (1, 12, 1024, 1024, 64), (1, 8, 4096, 77, 40), (1024, 3, 49, 49, 32),
@@ -39,7 +39,7 @@ class AttentionTiles:
         """Return an attention of four axes."""
         batch, heads, queries, keys, depth = sizes
         q, k, v, y = (
-            Tensor(name, (batch, heads, rows, depth), DType.FLOAT32, Layout.NCHW)
+            Tensor(name, (batch, heads, rows, depth), self.dtype, Layout.NCHW)
             for name, rows in (("q", queries), ("k", keys), ("v", keys), ("y", queries))
         )
         return Attention(scale=depth**-0.5), [q, k, v], [y]

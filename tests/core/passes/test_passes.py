@@ -147,6 +147,9 @@ NOTHING: dict[str, tuple[str, list[Array], dict[str, Any]]] = {
     "an expand to what it is": ("Expand", [np.array([3, 1])], {}),
     "a transpose that moves nothing": ("Transpose", [], {"perm": (0, 1, 2)}),
     "a concat of one": ("Concat", [], {"axis": 1}),
+    "a factor of one": ("Mul", [f32(1)], {}),
+    "factors of one": ("Mul", [np.ones((3, 1), np.float32)], {}),
+    "a divisor of one": ("Div", [f32(1)], {}),
 }
 
 
@@ -167,6 +170,8 @@ CHANGES: dict[str, tuple[str, list[Array], dict[str, Any]]] = {
     "a transpose": ("Transpose", [], {"perm": (0, 2, 1)}),
     "a transpose without a perm": ("Transpose", [], {}),
     "an expand": ("Expand", [np.array([5, 2, 3, 4])], {}),
+    "a factor": ("Mul", [f32(1, 1, 2, 1)], {}),
+    "factors of one that repeat the value": ("Mul", [np.ones((5, 2, 3, 4), np.float32)], {}),
 }
 
 

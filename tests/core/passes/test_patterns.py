@@ -561,19 +561,21 @@ def test_constant_masks_of_windows_are_added_up() -> None:
 
 def encoder(
     net: Net, x: str, heads: int, each: int, *,
-    key: str = "", bias: bool = True, mask: str = "", turned: str = "once", guarded: bool = False, early: bool = False,
+    key: str = "", bias: str = "qkv", mask: str = "", turned: str = "once", guarded: bool = False, early: str = "",
 ) -> str:  # fmt: skip
     """Add a multi-head attention as exporters write it; K and V are of `key`, or of x.
 
-    Scales of Q and K may be applied `early`, before heads are apart.
+    Those of Q, K and V that `bias` names have one. Scales of Q and K may be applied `early`: "apart", as soon as heads
+    are apart, or "flat", before.
     """
     batch, rows, width = net.shape(x)
     parts = list[str]()
-    for source in (x, key or x, key or x):
+    for name, source in zip("qkv", (x, key or x, key or x), strict=True):
         made = net.add("MatMul", source, net.random(width, heads * each, scale=width**-0.5))
-        made = net.add("Add", net.random(heads * each), made) if bias else made
+        made = net.add("Add", net.random(heads * each), made) if name in bias else made
+        made = net.add("Mul", made, number(0.7)) if early == "flat" and len(parts) < 2 else made
         apart = net.add("Reshape", made, np.array([batch, net.shape(source)[1], heads, each]))
-        apart = net.add("Mul", apart, number(0.7)) if early and len(parts) < 2 else apart
+        apart = net.add("Mul", apart, number(0.7)) if early == "apart" and len(parts) < 2 else apart
         parts.append(net.add("Transpose", apart, perm=(0, 2, 1, 3)))
     mixed = attention(net, *parts, mask=mask, turned=turned, guarded=guarded)
     return net.add("Reshape", net.add("Transpose", mixed, perm=(0, 2, 1, 3)), np.array([batch, rows, heads * each]))
@@ -588,21 +590,21 @@ def test_heads_are_read_where_they_lie() -> None:
     assert_same(graph, after)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_three_products_of_one_value_become_one(bias: bool) -> None:
+@pytest.mark.parametrize("bias", ["qkv", "qv", "k", ""])
+def test_three_products_of_one_value_become_one(bias: str) -> None:
     net = Net()
     graph = net.finish(encoder(net, net.input("x", 2, 5, 8), 2, 4, bias=bias))
     after = join_projections(attend_in_place(fuse_attention(graph)))
     assert kinds(after) == ["MatMul", "Add", "weft::Attention"] if bias else ["MatMul", "weft::Attention"]
     assert after.nodes[-1].op.attributes()["packed"] == 1
-    assert len(after.constants) == 1 + bias
+    assert len(after.constants) == 1 + bool(bias)
     assert_same(graph, after)
 
 
-@pytest.mark.parametrize("turned", ["once", "in rank 3"])
-def test_scales_before_heads_are_apart_are_taken_in(turned: str) -> None:
+@pytest.mark.parametrize(("turned", "early"), [("once", "apart"), ("once", "flat"), ("in rank 3", "apart")])
+def test_scales_before_heads_are_apart_are_taken_in(turned: str, early: str) -> None:
     net = Net()
-    graph = net.finish(encoder(net, net.input("x", 2, 5, 8), 2, 4, turned=turned, early=True))
+    graph = net.finish(encoder(net, net.input("x", 2, 5, 8), 2, 4, turned=turned, early=early))
     after = run_passes(graph)
     assert kinds(after) == ["MatMul", "Add", "weft::Attention"]
     assert after.nodes[-1].op.attributes()["scale"] == pytest.approx(0.49 / 8)
@@ -647,7 +649,8 @@ def networks(draw: st.DrawFn) -> Graph:
             x = layer_norm(net, x, axes, divisor=draw(st.sampled_from(["div", "reciprocal", "power"])), **flags)
         elif kind == "encoder":
             heads, turned = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from(["once", "in rank 3"]))
-            bias, guarded, early = (draw(st.booleans()) for _ in range(3))
+            bias, early = draw(st.sampled_from(["qkv", "qv", ""])), draw(st.sampled_from(["", "apart", "flat"]))
+            guarded = draw(st.booleans())
             x = encoder(net, x, heads, 8 // heads, bias=bias, turned=turned, guarded=guarded, early=early)
         elif kind == "joint":
             rows = net.shape(x)[1]

@@ -19,7 +19,7 @@ NO_IDENTITIES = Property(
 
 @graph_pass(ensures=(NO_IDENTITIES,))
 def remove_identities(graph: Graph, context: PassContext) -> Graph:
-    """Remove Identity, inference Dropout, and casts, transposes, reshapes, slices and pads that change nothing.
+    """Remove Identity, inference Dropout, casts, transposes, reshapes, slices, pads and factors that change nothing.
 
     If the node's output is an output of the graph, the node before it writes it under that name. The node stays if
     its input is an input or another output of the graph: both names must stay.
@@ -37,7 +37,7 @@ def remove_identities(graph: Graph, context: PassContext) -> Graph:
         elif any(readers[o] for o in node.outputs[1:]):
             context.leave(node.name, "its other outputs are read, too")
             nodes.append(node)
-        elif not aliases.join(node.outputs[0], node.inputs[0]):
+        elif not aliases.join(node.outputs[0], node.inputs[_kept(graph, node)]):
             context.leave(node.name, "the names of its input and of its output must both stay")
             nodes.append(node)
     out.nodes = aliases.finish(nodes)
@@ -50,6 +50,8 @@ def _changes_nothing(graph: Graph, node: Node) -> bool:
         return changes_nothing(graph, node)
     if kind in ("Identity", "Dropout") or (kind == "Concat" and len(node.inputs) == 1):
         return True
+    if kind in ("Mul", "Div"):
+        return _times_one(graph, node)
     parameters = [known(graph.constants.get(name)) for name in node.inputs]
     if kind == "Pad":
         fitting = len(parameters) > 1 and parameters[1] is not None and not parameters[1].any()
@@ -59,3 +61,19 @@ def _changes_nothing(graph: Graph, node: Node) -> bool:
     else:
         fitting = kind in ("Cast", "Expand", "Tile")
     return fitting and graph.specs[node.inputs[0]] == graph.specs[node.outputs[0]]
+
+
+def _kept(graph: Graph, node: Node) -> int:
+    """Return the position of the input that the output of a node is that changes nothing."""
+    return int(node.op.type == "Mul" and not _is_one(graph, node.inputs[1]))
+
+
+def _times_one(graph: Graph, node: Node) -> bool:
+    """Tell whether one operand of a product or a quotient is 1, and the other one is the result."""
+    value, factor = node.inputs if not _kept(graph, node) else node.inputs[::-1]
+    return _is_one(graph, factor) and graph.specs[value] == graph.specs[node.outputs[0]]
+
+
+def _is_one(graph: Graph, name: str) -> bool:
+    array = known(graph.constants.get(name))
+    return array is not None and bool(array.size) and array.flat[0] == 1 and bool((array == 1).all())

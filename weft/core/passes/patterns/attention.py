@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from weft.core.graph.graph import Graph, Node
-from weft.core.graph.layout import Shape
+from weft.core.graph.layout import Array, Shape
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
@@ -317,7 +317,8 @@ def _side_by_side(reader: Reader, value: str) -> str | None:
 def join_projections(graph: Graph, context: PassContext) -> Graph:
     """Compute an attention's Q, K and V by one matrix product where three products read one value.
 
-    Weights and biases must be constants. Their columns are joined side by side, within the budget.
+    Weights and biases must be constants; a product without a bias gets zeros, as keys often do. Their columns are
+    joined side by side, within the budget.
     """
     if not Reader.has(graph, ATTENTION):
         return graph
@@ -366,8 +367,7 @@ def _projection(reader: Reader, value: str) -> _Projection | None:
 def _join(reader: Reader, node: Node, parts: list[_Projection]) -> tuple[Node, ...] | None:
     """Return the node of the joint product, and that of the sum with the biases if there are any."""
     shapes = {reader.dims(p.weight) for p in parts}
-    same = len({p.x for p in parts}) == len(shapes) == len({bool(p.bias) for p in parts}) == 1
-    if len(parts) != 3 or not same:
+    if len(parts) != 3 or not len({p.x for p in parts}) == len(shapes) == 1:
         return None
     x, dtype = parts[0].x, reader.graph.specs[parts[0].x].dtype
     shape = (*reader.dims(x)[:-1], 3 * shapes.pop()[1])
@@ -377,16 +377,19 @@ def _join(reader: Reader, node: Node, parts: list[_Projection]) -> tuple[Node, .
         reader.graph.specs[name] = TensorSpec(shape, dtype)
         return name
 
-    def constant(tag: str, sources: list[str]) -> str:
-        array = np.concatenate([reader.graph.constants[s] for s in sources], axis=-1)
+    def constant(tag: str, arrays: list[Array]) -> str:
+        array = np.concatenate(arrays, axis=-1)
         name = reader.names.fresh(f"{node.name}.{tag}")
         reader.graph.constants[name] = array
         reader.graph.specs[name] = TensorSpec(array.shape, dtype)
         return name
 
     product = value("qkv")
-    nodes = (Node(product, make("MatMul"), (x, constant("weights", [p.weight for p in parts])), (product,)),)
-    if not parts[0].bias:
+    held = reader.graph.constants
+    weights = constant("weights", [held[p.weight] for p in parts])
+    nodes = (Node(product, make("MatMul"), (x, weights), (product,)),)
+    if not any(p.bias for p in parts):
         return nodes
-    total = value("qkv_biased")
-    return (*nodes, Node(total, make("Add"), (product, constant("biases", [p.bias for p in parts])), (total,)))
+    total, zeros = value("qkv_biased"), np.zeros(shape[-1] // 3, dtype.numpy)
+    biases = constant("biases", [held[p.bias] if p.bias else zeros for p in parts])
+    return (*nodes, Node(total, make("Add"), (product, biases), (total,)))

@@ -311,13 +311,37 @@ def _times(reader: Reader, queries: Part, factor: Node) -> Part:
 
 
 def _unscaled(reader: Reader, value: str) -> Part:
-    """Return a value without its scale, which may lie before a transpose."""
+    """Return a value without its scale, which may lie before a transpose, and before the reshape of that."""
     scale, value = reader.scaled(value)
     node = reader.maker(value, "Transpose")
     order = None if node is None else order_of(reader.graph, node)
-    if node is None or order is None or not reader.is_read_once(value) or reader.scaled(node.inputs[0])[0] == 1:
+    if node is None or order is None or not reader.is_read_once(value):
         return Part(value, scale)
-    return _transposed(reader, value, node.inputs[0], order, scale)
+    (source,) = node.inputs
+    if reader.scaled(source)[1] == source and not _scaled_flat(reader, source):
+        return Part(value, scale)
+    return _transposed(reader, value, source, order, scale)
+
+
+def _scaled_flat(reader: Reader, value: str) -> bool:
+    """Tell whether a value is a reshaped one that was multiplied by a number before."""
+    apart = reader.maker(value, *RESHAPES)
+    if apart is None or not reader.is_read_once(value):
+        return False
+    return reader.scaled(apart.inputs[0])[1] != apart.inputs[0]
+
+
+def _before_reshape(reader: Reader, value: str) -> Part:
+    """Return a value without the scale that lies before the reshape that makes it."""
+    if not _scaled_flat(reader, value):
+        return Part(value)
+    apart = reader.maker(value, *RESHAPES)
+    assert apart is not None
+    scale, inner = reader.scaled(apart.inputs[0])
+    name = reader.names.fresh(f"{value}.unscaled")
+    reader.graph.specs[name] = reader.graph.specs[value]
+    node = reshape(reader.graph, Node(name, apart.op, (inner,), (name,)), inner, reader.names)
+    return Part(name, scale, (node,))
 
 
 def _transposed(
@@ -328,6 +352,8 @@ def _transposed(
     Moves that the scale was between become one, so that there is nothing left to squash.
     """
     more, source = reader.scaled(source) if takes_scale else (1.0, source)
+    flat = _before_reshape(reader, source) if takes_scale else Part(source)
+    source, scale = flat.value, scale * more * flat.scale
     before = reader.maker(source, "Transpose")
     first = None if before is None else order_of(reader.graph, before)
     if before is not None and first is not None:
@@ -338,11 +364,12 @@ def _transposed(
         apart = reader.maker(source, *RESHAPES)
         source = source if apart is None else apart.inputs[0]
         if reader.dims(source) == dims:
-            return Part(source, scale * more)
+            return Part(source, scale, flat.nodes)
     name = reader.names.fresh(f"{value}.turned")
     reader.graph.specs[name] = TensorSpec(dims, reader.graph.specs[source].dtype)
     node = Node(name, make("Transpose", perm=order), (source,), (name,))
-    return Part(name, scale * more, (reshape(reader.graph, node, source, reader.names) if free else node,))
+    moved = reshape(reader.graph, node, source, reader.names) if free else node
+    return Part(name, scale, (*flat.nodes, moved))
 
 
 def _turned_back(reader: Reader, value: str) -> Part | None:

@@ -17,10 +17,11 @@ from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem
 from weft.ops.gpu.attention.tiled import TiledAttention, tiled_rounds, why_not
 
 ATTENTIONS = Chooser[AttentionProblem, AttentionPlan](
-    Rivals("attention_matrix", (MatrixAttention(),), AttentionProblem.facts),
-    Rivals(
-        "attention", (TiledAttention(),), AttentionProblem.facts,
-        in_microseconds=lambda problem: not problem.caps.software,
+    *(
+        Rivals(
+            each.name, (each,), AttentionProblem.facts, in_microseconds=lambda problem: not problem.caps.software
+        )
+        for each in (MatrixAttention(), TiledAttention())
     ),
 )
 """Chooses the algorithm of an attention: matrix units if they can compute it."""

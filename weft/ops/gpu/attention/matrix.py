@@ -12,7 +12,7 @@ import numpy as np
 from weft.core.contract.session_config import Precision
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Shape, row_major
-from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
+from weft.kernels.chooser import Algorithm, Candidate
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.self_test_cases import SelfTestCase, one_node
@@ -33,10 +33,21 @@ CHUNK = 32
 
 @dataclass(frozen=True)
 class MatrixAttentionFigures(AlgorithmFigures, section="attention_matrix"):
-    """How tiles are chosen."""
+    """What estimates of the kernel know of a device besides its rates.
 
-    subgroups: int
-    """More subgroups than this on a unit slow each other down."""
+    A square is 16 keys by 32 elements, which a subgroup multiplies by its queries.
+    """
+
+    start_us: float
+    """Microseconds of a launch that has nothing to do."""
+    round_us: float
+    """What a subgroup waits for in each block of keys: its loads, and the softmax of the scores."""
+    square_us: float
+    """What a subgroup takes for a square."""
+    unit_square_us: float
+    """What a unit takes for a square while it is full of subgroups."""
+    join_us: float
+    """What it takes to add the sums of another slice, for 32 elements."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,12 @@ class AttentionTile:
         """Return the bytes of work-group memory: sums, largest scores and totals of all slices but one."""
         return (self.slices - 1) * self.warps * SUBGROUP * (QUERIES * chunks(each.width) + 4) * 4
 
+    def registers(self, each: Extents) -> int:
+        """Return the registers of an item: queries, keys, values, scores and sums."""
+        depth, width = chunks(each.depth), chunks(each.width)
+        operands = 8 * depth + self.keys // 2 * (depth + width)
+        return min(OTHER_REGISTERS + operands + self.keys // 2 + 16 * width, MOST_REGISTERS)
+
 
 TILES = (
     AttentionTile(4, 1, 32),
@@ -72,10 +89,13 @@ TILES = (
     AttentionTile(1, 2, 64),
     AttentionTile(1, 4, 16),
     AttentionTile(1, 8, 16),
+    AttentionTile(4, 2, 32),
+    AttentionTile(2, 4, 32),
+    AttentionTile(2, 2, 64),
+    AttentionTile(1, 8, 32),
 )
-"""The first ones were best or close to it; tuning tries all."""
-USUAL = 32
-"""The default number of keys of a block: more take too many registers, fewer take too many steps."""
+OTHER_REGISTERS, MOST_REGISTERS = 40, 255
+"""Registers of an item for addresses and what it compares, and the most that it can have."""
 
 
 def _cases() -> Sequence[SelfTestCase]:
@@ -121,6 +141,31 @@ def legal_tiles(caps: DeviceCaps, each: Extents) -> list[AttentionTile]:
     ]
 
 
+def microseconds(caps: DeviceCaps, each: Extents, tile: AttentionTile) -> float:
+    """Return what a tile is expected to take, without copies to rows.
+
+    What a subgroup does one block of keys after the other takes its time once in each wave of groups that a unit runs
+    at once. What the subgroups of a unit share adds up over its groups. `benchmarks/matrix_attention_tiles.py`
+    compares this with measured times.
+    """
+    model, own = caps.model, caps.model.of(MatrixAttentionFigures)
+    on_a_unit = -(-prod(each.lead) * -(-each.queries // (QUERIES * tile.warps)) // caps.likely_units)
+    memory = tile.shared_bytes(each) + model.group_memory
+    resident = min(
+        model.resident_items // tile.items,
+        model.unit_memory // memory,
+        model.unit_registers // (tile.registers(each) * tile.items),
+        on_a_unit,
+    )
+    waves = -(-on_a_unit // max(resident, 1))
+    rounds = -(-each.keys // (tile.keys * tile.slices))
+    width, squares = chunks(each.width), tile.keys // 16 * (chunks(each.depth) + chunks(each.width))
+    waiting = rounds * (own.round_us + own.square_us * squares) + own.join_us * (tile.slices - 1) * width
+    shared = on_a_unit * tile.warps * tile.slices * rounds * squares * own.unit_square_us
+    moved = prod(each.lead) * (each.queries + each.keys) * (each.depth + each.width) * DType.FLOAT16.itemsize
+    return own.start_us + waves * waiting + shared + moved / (model.read_bytes * caps.likely_units)
+
+
 def copied(problem: AttentionProblem) -> list[str]:
     """Return which of Q, K and V must be copied because the elements of their heads are apart."""
     return [letter for letter in "QKV" if letter in problem.apart]
@@ -148,6 +193,12 @@ def portable_us(problem: AttentionProblem) -> float:
     return min((tiled.microseconds(caps, each, tile) for tile in tiled.legal_tiles(caps, each)), default=inf)
 
 
+def _times(problem: AttentionProblem) -> dict[AttentionTile, float]:
+    """Return the microseconds that tiles are expected to take, copies included."""
+    caps, each, copies = problem.caps, problem.each, copying_us(problem)
+    return {tile: copies + microseconds(caps, each, tile) for tile in legal_tiles(caps, each)}
+
+
 def in_rows(plan: AttentionPlan) -> AttentionPlan:
     """Return the plan behind copies of Q, K and V whose elements are apart, which it launches."""
     places, reads = dict(plan.problem.places), dict(plan.reads)
@@ -167,17 +218,6 @@ def in_rows(plan: AttentionPlan) -> AttentionPlan:
     return replace(plan, problem=problem, reads=reads, unusual=unusual)
 
 
-def choose_tile(caps: DeviceCaps, each: Extents) -> AttentionTile | None:
-    """Return the tile with the fewest slices that keeps the device busy, else one with the most; None if none fits."""
-    fitting = legal_tiles(caps, each)
-    usual = [t for t in fitting if t.keys == USUAL] or fitting
-    wanted = caps.model.of(MatrixAttentionFigures).subgroups * caps.compute_units
-    for tile in usual:
-        if prod(each.lead) * -(-each.queries // QUERIES) * tile.slices >= wanted:
-            return tile
-    return max(usual, key=lambda t: t.slices, default=None)
-
-
 class MatrixAttention(Algorithm[AttentionProblem, AttentionPlan, AttentionTile]):
     """Subgroups multiply tiles of 16 queries."""
 
@@ -191,23 +231,14 @@ class MatrixAttention(Algorithm[AttentionProblem, AttentionPlan, AttentionTile])
             return "it is not in fp16"
         if not problem.lies_in(WIDE):
             return "its heads do not lie at multiples of 16 bytes"
-        # Behind the copies comes a launch of its own, of which nobody has an estimate.
-        if copied(problem) and copying_us(problem) + problem.caps.model.launch_us >= portable_us(problem):
+        if copied(problem) and min(_times(problem).values(), default=inf) >= portable_us(problem):
             return "copying its heads to rows takes longer than the portable kernel"
         return None
 
     def candidates(self, problem: AttentionProblem) -> Sequence[Candidate]:
-        """Return the tiles."""
-        caps, each = problem.caps, problem.each
-        best = choose_tile(caps, each)
-        if best is None:
-            return []
-
-        def time(tile: AttentionTile) -> float:
-            groups = prod(each.lead) * -(-each.queries // (QUERIES * tile.warps))
-            return waves(caps.model, groups, tile.items, caps.compute_units)
-
-        return candidates_of([best, *legal_tiles(caps, each)], time)
+        """Return the tiles by their estimates."""
+        us = _times(problem)
+        return [Candidate(tile, us[tile]) for tile in sorted(us, key=us.__getitem__)]
 
     def launch(self, plan: AttentionPlan, tile: AttentionTile) -> None:
         """Launch a work-group for every `warps` blocks of 16 queries of each head, behind copies to rows."""
