@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -16,7 +16,7 @@ from weft.core.graph.layout import Shape, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps, Size3
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
-from weft.kernels.launch import SECTOR, KernelBuilder, power_of_two, tree_items
+from weft.kernels.launch import KernelBuilder, tree_items
 from weft.kernels.self_test_cases import indices, one_node
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.integers import INTEGERS, halves
@@ -44,10 +44,6 @@ SHORT = 32
 """The most elements that one work-item reads in a row; more are divided among a work-group."""
 MANY = 1024
 """Outputs that fill a device at one work-item each."""
-AHEAD = 8
-"""Elements that an item of several adjacent outputs loads at a time."""
-MOST_COLUMN_ITEMS = 256
-"""Most items of a work-group that has several adjacent outputs."""
 LONG = 4096
 """From this many elements a work-group uses as many work-items as it may."""
 
@@ -243,32 +239,17 @@ def launch_recipe(k: KernelBuilder, recipe: Recipe, x: Tensor, y: Tensor, walk: 
     """Launch a reduction of floats; `walk` is from `part_axes`."""
     ints, contiguous = walk
     outputs = prod(y.shape)
+    short, grid, local = choose_group(k, outputs, ints["LENGTH"], contiguous)
     words: dict[str, Any] = {field: getattr(recipe, field) for field in Recipe.__slots__}
-    columns = columns_of(k.caps, ints, contiguous, x.dtype)
-    if columns:
-        tiles, local = -(-outputs // columns[0]), (*columns, 1)
-        grid: Size3 = (max(1, min(tiles, k.caps.max_grid[0])), 1, 1)
-        ints, words = {**ints, "TILES": tiles}, {**words, "way": "columns", "ahead": AHEAD}
-    else:
-        one_item, grid, local = choose_group(k, outputs, ints["LENGTH"], contiguous)
-        words["way"] = "items" if one_item else "group"
     k.launch(
-        "reduce", reads={"x": x}, writes={"y": y}, ints={**ints, "OUTPUTS": outputs}, variant=words, grid=grid,
+        "reduce",
+        reads={"x": x},
+        writes={"y": y},
+        ints={**ints, "OUTPUTS": outputs},
+        variant={**words, "short": short},
+        grid=grid,
         local=local,
-    )  # fmt: skip
-
-
-def columns_of(caps: DeviceCaps, ints: Mapping[str, int], contiguous: bool, dtype: DType) -> tuple[int, int] | None:
-    """Return how many adjacent outputs a work-group has, and how many items each of them, where that reads in order.
-
-    None where elements of one output adjoin, where there are few, and on CPUs.
-    """
-    adjacent = SECTOR // dtype.itemsize
-    if caps.software or contiguous or ints["LENGTH"] <= SHORT or ints["KS2"] != 1 or ints["K2"] < adjacent:
-        return None
-    items = min(caps.max_local_items, MOST_COLUMN_ITEMS) // adjacent
-    items = min(items, power_of_two(-(-ints["LENGTH"] // AHEAD)), caps.max_local_size[1])
-    return (adjacent, items) if items > 1 else None
+    )
 
 
 def _launch_integers(
@@ -423,7 +404,6 @@ register_family(
             one_node(ReduceSum(), (5, 300), np.array([1]), constants=(1,)),
             one_node(ReduceMax(), (7, 3, 9, 5), np.array([0, 2]), constants=(1,)),
             one_node(ReduceLogSumExp(), (70, 11), np.array([0]), constants=(1,)),
-            one_node(ReduceLogSumExp(), (2, 77, 21), np.array([1]), constants=(1,)),
         ),
     )
 )
