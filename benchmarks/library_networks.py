@@ -34,7 +34,10 @@ def parted(name: str) -> tuple[str, str, int]:
 def named(name: str) -> Exported:
     """Return a network of a library; ValueError if `parted` raises it or the library has none of that name."""
     library, model, size = parted(name)
-    return {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}[library](model, size)
+    try:
+        return {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}[library](model, size)
+    except (KeyError, ValueError, RuntimeError) as e:
+        raise ValueError(f"{library} has no network {model!r} that takes one input: {e}") from e
 
 
 def vision(name: str, **options: Any) -> Callable[[], Any]:
@@ -58,6 +61,10 @@ def _import_torchvision() -> None:
 
 
 def _torchvision(name: str, size: int) -> Exported:
+    _import_torchvision()
+    import torchvision
+
+    torchvision.models.get_model_builder(name)  # ValueError, if there is none
     size = size or PICTURE
     sized = {"image_size": size} if name.startswith("vit_") else {}
     return Exported(size, size, vision(name, **sized))
@@ -100,7 +107,7 @@ def _example(main: str, config: Any) -> tuple[Callable[[int, int], Mapping[str, 
     """Return what makes the main input of a network of transformers, and its usual size."""
     import torch
 
-    bands = getattr(config, "num_mel_bins", 0)
+    bands: int = getattr(config, "num_mel_bins", 0)
 
     def example(batch: int, size: int) -> Mapping[str, Any]:
         if main == "input_ids":

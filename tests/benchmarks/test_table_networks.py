@@ -49,7 +49,7 @@ def test_a_network_outside_the_table_goes_by_its_library_and_name() -> None:
     assert known(",".join(asked)) == asked
     with pytest.raises(ArgumentTypeError, match=r"keras/resnet is none of resnet18, timm/..., torchvision/..."):
         known("resnet18,keras/resnet")
-    assert library_networks.named("torchvision/resnet34@96").size == 96
+    assert library_networks.parted("torchvision/resnet34@96") == ("torchvision", "resnet34", 96)
     assert library_networks.parted("timm/vit_small_patch16_224@96") == ("timm", "vit_small_patch16_224", 96)
     with pytest.raises(ValueError, match="does not begin with timm/ or torchvision/ or transformers/"):
         table_networks.named("resnet34")

@@ -198,13 +198,16 @@ class KernelBuilder(ABC):
         """
         raise NotImplementedError("this builder plans nothing on packed tensors")
 
-    def for_subpixels(self, output: Tensor, shape: Shape, stored: SubPixels) -> tuple[KernelBuilder, Tensor]:
-        """Return a builder of launches that compute an image of some shape, and what stands for that image.
+    def for_subpixels(
+        self, output: Tensor, shape: Shape, stored: SubPixels
+    ) -> tuple[KernelBuilder, Tensor] | None:
+        """Return a builder of launches that compute an image of a shape (n, channels, *pixels), and that image.
 
-        What they store there goes to the node's packed output as sub-pixels, with the fused steps. Only `store4` and
-        `store8` of a template can do that.
+        What they store there with `store4` or `store8` goes to the node's packed output as sub-pixels, with the fused
+        steps. Their constants have keys of their own. The image has no memory: launches only write it. None if this
+        builder cannot do that.
         """
-        raise NotImplementedError("this builder plans nothing on packed tensors")
+        return None
 
     def by_steps(self, tensor: Tensor) -> tuple[Tensor, tuple[int, ...], int]:
         """Return a tensor, the steps of its axes in memory and the place of its first element, all in elements.

@@ -52,7 +52,7 @@ class Arg:
     double: bool = False
     """Whether the kernel computes with its float64 elements; otherwise they are two words each, converted to f32."""
     subpixels: bool = False
-    """Whether what is stored is a sub-pixel of the pixel that the kernel names (`weft.kernels.subpixels`)."""
+    """Whether stores go to sub-pixels: then the kernel's pixels and channels are not those of the argument."""
 
     @property
     def raw_bytes(self) -> int:

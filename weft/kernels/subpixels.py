@@ -15,14 +15,17 @@ from weft.core.graph.layout import Shape
 
 @dataclass(frozen=True, slots=True)
 class SubPixels:
-    """Sub-pixel (a, b) of pixel (q, r) of what is computed is pixel (q, r) * `strides` + (a, b).
+    """Sub-pixel (a, b) of pixel (q, r) of what is computed is pixel (q, r) * `strides` + (a, b) - `begin`.
 
-    The output begins at pixel `begin` and has `outputs` pixels; what is outside of it is not stored.
+    What would lie outside of the output is not stored.
     """
 
     strides: Shape
+    """Sub-pixels of a pixel, by axis."""
     begin: Shape
+    """Sub-pixels of the first pixel that lie before the output, by axis."""
     outputs: Shape
+    """Pixels of the output, by axis."""
     across: int
     """Pixels of a row of what is computed."""
     blocks: int
@@ -37,19 +40,22 @@ class SubPixels:
 
 
 def pixel_of(name: str, n: str, c4: str, hw: str) -> Sequence[str]:
-    """Return the lines that find pixel _p of image _n for a block of what is computed, and where it is stored at all.
+    """Return the lines that name image _n and pixel _p of the output for a block of what is computed.
 
-    The last one opens a block.
+    The last one opens the braces of a condition, that the pixel lies in the output; `CLOSING` closes them.
     """
-    a = name
     return (
-        f"const int _n = {n}; const int _q = {hw}; const int _s = ({c4}) / {a}_SUB;",
-        f"const int _h = _q / {a}_ACROSS * {a}_SH + _s / {a}_SW - {a}_BH;",
-        f"const int _w = _q % {a}_ACROSS * {a}_SW + _s % {a}_SW - {a}_BW;",
-        f"if (_h >= 0 && _h < {a}_ZH && _w >= 0 && _w < {a}_ZW) {{ const int _p = _h * {a}_ZW + _w;",
+        f"const int _n = {n}; const int _q = {hw}; const int _s = ({c4}) / {name}_SUB;",
+        f"const int _h = _q / {name}_ACROSS * {name}_SH + _s / {name}_SW - {name}_BH;",
+        f"const int _w = _q % {name}_ACROSS * {name}_SW + _s % {name}_SW - {name}_BW;",
+        f"if (_h >= 0 && _h < {name}_ZH && _w >= 0 && _w < {name}_ZW) {{ const int _p = _h * {name}_ZW + _w;",
     )
 
 
+CLOSING = "}"
+"""What closes the condition of `pixel_of`."""
+
+
 def block_of(name: str, c4: str) -> str:
-    """Return the block of channels of the output that a block of what is computed is."""
+    """Return the output's block of channels for a computed block."""
     return f"({c4}) % {name}_SUB"

@@ -26,7 +26,7 @@ from weft.kernels.formats import is_coded
 from weft.kernels.index_map_text import place
 from weft.kernels.shared_size import TYPE_BYTES, parse
 from weft.kernels.source import LOCAL_SIZE, SUBGROUP, Arg, ConstantKind, KernelSource, computes_double
-from weft.kernels.subpixels import block_of, pixel_of
+from weft.kernels.subpixels import CLOSING, block_of, pixel_of
 
 if TYPE_CHECKING:
     from mako.lookup import TemplateLookup
@@ -217,11 +217,12 @@ class ArgWriter:
     def _pixel(self, n: str, c4: str, hw: str) -> Sequence[str]:
         """Return the lines that name image _n and pixel _p of what is stored."""
         if self.arg.subpixels:
+            self._writer.stored_subpixels.add(self.name)
             return pixel_of(self.name, n, c4, hw)
         return (f"const int _n = {n}; const int _p = {hw};",)
 
     def _closed(self, lines: Sequence[str]) -> str:
-        return "{ " + " ".join(lines) + (" } }" if self.arg.subpixels else " }")
+        return " ".join(["{", *lines, *([CLOSING] if self.arg.subpixels else ()), "}"])
 
     def store_vector(self, index: str, value: str) -> str:
         """Store vector `index` of an argument in fours, with the epilogue."""
@@ -407,6 +408,8 @@ class Writer:
     """Whether the kernel needs four such subgroups together and their memory."""
     loads: set[str] = field(default_factory=set)
     """The arguments and values to which the template has applied a prologue."""
+    stored_subpixels: set[str] = field(default_factory=set)
+    """The arguments to which the template has stored sub-pixels."""
     bounds: set[str] = field(default_factory=set)
     """The constants that bound the loops in which items or groups share the work."""
 
@@ -634,6 +637,9 @@ def _written(request: KernelRequest, dialect: Dialect, entry: str) -> KernelSour
         body = template.render(k=writer, **dict(request.variant), **writer.args)
         if request.loaded_on not in ("", *writer.loads):
             raise ValueError(f"it does not apply the prologue to {request.loaded_on!r} (`fetch4`, `apply`)")
+        missed = {arg.name for arg in request.args if arg.subpixels} - writer.stored_subpixels
+        if missed:
+            raise ValueError(f"it does not store {', '.join(missed)} with `store4` or `store8`, as sub-pixels are")
         if writer.double and _F32.search(body):  # OpenCL C would round without a word
             raise ValueError("it computes in f32, and reads or writes float64: such a template says `real`")
         prelude = dialect.prelude_text() or _lookup().get_template(dialect.prelude).render(double=writer.double)

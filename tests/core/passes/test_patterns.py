@@ -601,7 +601,8 @@ def test_three_products_of_one_value_become_one(bias: str) -> None:
     assert_same(graph, after)
 
 
-@pytest.mark.parametrize(("turned", "early"), [("once", "apart"), ("once", "flat"), ("in rank 3", "apart")])
+@pytest.mark.parametrize("turned", ["once", "in rank 3"])
+@pytest.mark.parametrize("early", ["apart", "flat"])
 def test_scales_before_heads_are_apart_are_taken_in(turned: str, early: str) -> None:
     net = Net()
     graph = net.finish(encoder(net, net.input("x", 2, 5, 8), 2, 4, turned=turned, early=early))

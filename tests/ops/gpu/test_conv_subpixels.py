@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,18 +11,25 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import weft
-from tests.helpers.conv_problems import take
+from tests.helpers.cards import OPENCL
+from tests.helpers.conv_problems import conv_problem, take
 from tests.helpers.emulated_gpus import APIS, emulated_gpu
 from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.nets import Net, feeds, halves
 from weft.backends.gpu.lowering.lower import Target
+from weft.backends.opencl.dialect import OpenCLDialect
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Layout
-from weft.errors import ModelError
+from weft.errors import CompileError, ModelError
 from weft.kernels.chooser import Algorithm
+from weft.kernels.source import Arg
+from weft.kernels.template import KernelRequest, render
+from weft.ops.gpu.conv import to_subpixels
 from weft.ops.gpu.conv.gemm import GemmTile, TiledConv
 from weft.ops.gpu.conv.matrix import MatrixConv, MatrixTile
 from weft.ops.gpu.conv.split_k import InParts
+from weft.ops.gpu.conv.to_subpixels import by_subpixel
 from weft.ops.gpu.conv.unstaged import UnstagedConv, UnstagedTile
 from weft.ops.gpu.conv.wgmma import WgmmaConv, WgmmaTile
 from weft.ops.gpu.conv.winograd import WinogradConv, WinogradTile
@@ -137,6 +145,72 @@ def test_what_would_be_mostly_zeros_keeps_its_kernel() -> None:
     assert "conv_transpose" in planned_kernels(net.finish(y))
 
 
+@pytest.mark.parametrize("device", APIS)
+@pytest.mark.parametrize("wrong", ["conv_subpixels", "conv_gemm"])
+def test_where_a_kernel_is_wrong_the_other_one_runs(device: str, wrong: str) -> None:
+    with emulated_gpu(device, without=frozenset({wrong})):
+        check(network(10, 6, 4, 2, 1), "emulated", {"conv_transpose"}, 1e-5)
+
+
+@pytest.mark.parametrize("channels", [1, 6, 7])
+@pytest.mark.parametrize("device", APIS)
+def test_channels_that_fill_no_block(device: str, channels: int) -> None:
+    net = Net(seed=4)
+    made = net.add("ConvTranspose", net.input("x", 2, 9, 4, 5), net.random(9, channels, 4, 4), strides=(2, 2))
+    steep = net.add("PRelu", net.add("Exp", net.add("Neg", net.add("Abs", made))), net.random(channels, 1, 1))
+    check(net.finish(net.add("Relu", steep, name="y"), made), device, {"conv_gemm"}, 1e-5)
+
+
+def test_a_size_may_take_the_other_kernel_and_the_next_one_this() -> None:
+    """What is cut off follows from the size: all that the taps reach, so that sub-pixels do not apply, or less."""
+    net = Net(seed=6)
+    x = net.input("x", 1, 8, "height", "width")
+    y = net.add("ConvTranspose", x, net.random(8, 20, 4, 4), net.random(20), strides=(2, 2), output_shape=(16, 16))
+    graph = net.finish(y)
+    with weft.load(graph, "opencl", fallback="error") as session, weft.load(graph, "cpu") as right:
+        ran = []
+        for size in (11, 8, 11, 10):
+            image = np.random.default_rng(size).standard_normal((1, 8, size, size)).astype(np.float32)
+            (got,), (want,) = session.run(image), right.run(image)
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+            ran.append("conv_gemm" in kernels(session))
+    assert ran == [False, True, False, True]
+
+
+def test_weights_are_put_in_order_when_they_are_uploaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = []
+
+    def counted(*given: Any) -> Any:
+        times.append(given)
+        return by_subpixel(*given)
+
+    monkeypatch.setattr(to_subpixels, "by_subpixel", counted)
+    net = Net(seed=7)
+    x = net.input("x", 1, 8, "height", 6)
+    graph = net.finish(net.add("ConvTranspose", x, net.random(8, 4, 2, 2), strides=(2, 2)))
+    with weft.load(graph, "opencl", fallback="error") as session:
+        for height in (5, 6, 7, 5):
+            session.run(np.ones((1, 8, height, 6), np.float32))
+    assert len(times) == 1
+
+
+def test_a_convolution_of_as_many_channels_is_another_problem_to_tuning() -> None:
+    problem = conv_problem((1, 8, 6, 6), (64, 8, 1, 1), OPENCL)
+    stored = replace(problem, subpixel_channels=16)
+    for facts in (type(problem).facts_by_blocks, type(problem).facts_by_channels):
+        assert facts(stored) == {**facts(problem), "subpixels": 16} != facts(problem)
+
+
+def test_a_template_must_store_them() -> None:
+    words: dict[str, str | int | bool | tuple[str, ...]]
+    words = {"term": "v", "finish": "acc", "join": "{0} + {1}", "start": "0.0", "shifted": False, "short": True}
+    x, y = Arg("x", DType.FLOAT32, "linear"), Arg("y", DType.FLOAT32, "linear", written=True)
+    request = KernelRequest("reduce", tuple(sorted(words.items())), (x, y), ("OUTPUTS",))
+    assert "OUTPUTS" in render(request, OpenCLDialect()).text
+    with pytest.raises(CompileError, match="it does not store y with `store4` or `store8`, as sub-pixels are"):
+        render(replace(request, args=(x, replace(y, subpixels=True))), OpenCLDialect())
+
+
 AXIS = st.tuples(st.integers(1, 5), st.integers(1, 5), *[st.integers(0, 3)] * 3)
 """Taps, steps, what is cut off at both ends, and what is added behind."""
 
@@ -160,4 +234,6 @@ def test_any_geometry_gives_what_the_reference_gives(
     (want,) = weft.load(graph, device="cpu").run(fed)
     with weft.load(graph, device="opencl", fallback="error") as session:
         (got,) = session.run(fed)
+        assert session.report.nodes_by_device.keys() == {"opencl"}
+        assert {"conv_gemm", "conv_transpose"} & set(kernels(session))
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

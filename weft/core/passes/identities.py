@@ -37,7 +37,7 @@ def remove_identities(graph: Graph, context: PassContext) -> Graph:
         elif any(readers[o] for o in node.outputs[1:]):
             context.leave(node.name, "its other outputs are read, too")
             nodes.append(node)
-        elif not aliases.join(node.outputs[0], node.inputs[_kept(graph, node)]):
+        elif not aliases.join(node.outputs[0], _unchanged(graph, node)):
             context.leave(node.name, "the names of its input and of its output must both stay")
             nodes.append(node)
     out.nodes = aliases.finish(nodes)
@@ -51,7 +51,7 @@ def _changes_nothing(graph: Graph, node: Node) -> bool:
     if kind in ("Identity", "Dropout") or (kind == "Concat" and len(node.inputs) == 1):
         return True
     if kind in ("Mul", "Div"):
-        return _times_one(graph, node)
+        return _factor_of_one(graph, node) is not None
     parameters = [known(graph.constants.get(name)) for name in node.inputs]
     if kind == "Pad":
         fitting = len(parameters) > 1 and parameters[1] is not None and not parameters[1].any()
@@ -63,17 +63,21 @@ def _changes_nothing(graph: Graph, node: Node) -> bool:
     return fitting and graph.specs[node.inputs[0]] == graph.specs[node.outputs[0]]
 
 
-def _kept(graph: Graph, node: Node) -> int:
-    """Return the position of the input that the output of a node is that changes nothing."""
-    return int(node.op.type == "Mul" and not _is_one(graph, node.inputs[1]))
+
+def _unchanged(graph: Graph, node: Node) -> str:
+    """Return the value that the output of a node that changes nothing is."""
+    return (_factor_of_one(graph, node) if node.op.type in ("Mul", "Div") else None) or node.inputs[0]
 
 
-def _times_one(graph: Graph, node: Node) -> bool:
-    """Tell whether one operand of a product or a quotient is 1, and the other one is the result."""
-    value, factor = node.inputs if not _kept(graph, node) else node.inputs[::-1]
-    return _is_one(graph, factor) and graph.specs[value] == graph.specs[node.outputs[0]]
+def _factor_of_one(graph: Graph, node: Node) -> str | None:
+    """Return the value that a node multiplies by 1, or divides by 1; None if it does not, or if that repeats it."""
+    first, second = node.inputs
+    pairs = [(first, second), *([(second, first)] if node.op.type == "Mul" else ())]
+    same = graph.specs[node.outputs[0]]
+    return next((x for x, factor in pairs if graph.specs[x] == same and _is_one(graph, factor)), None)
 
 
 def _is_one(graph: Graph, name: str) -> bool:
+    """Tell whether a value is a constant all of whose elements are 1."""
     array = known(graph.constants.get(name))
     return array is not None and bool(array.size) and array.flat[0] == 1 and bool((array == 1).all())

@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
+from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout, Shape
-from weft.core.graph.tensor import Tensor
+from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.conv import Conv
 from weft.ops.relayout import launch_relayout
 
-Weights = Array | Tensor
+
+@dataclass(frozen=True, eq=False)
+class LateWeights:
+    """Constant weights in another order, computed when they are uploaded: plans neither wait for them nor hold them.
+
+    `shape` and `dtype` are those of the array that `make` returns, (channels out, channels in, *taps).
+    """
+
+    shape: Shape
+    dtype: Any
+    make: Callable[[], Array]
+
+
+Weights = Array | LateWeights | Tensor
 """Constant weights, or a tensor in NCHW of weights that are computed at run time."""
+
+
+def part_of(weights: Array | LateWeights, some: slice) -> Array | LateWeights:
+    """Return constant weights of some output channels."""
+    if not isinstance(weights, LateWeights):
+        return weights[some]
+    count = len(range(*some.indices(weights.shape[0])))
+    return LateWeights((count, *weights.shape[1:]), weights.dtype, lambda: weights.make()[some])
 
 
 def weights_of(tensor: Tensor) -> Weights:
@@ -29,6 +53,10 @@ def seen_as(tensor: Tensor, shape: Shape) -> Tensor:
 
 def as_image(k: KernelBuilder, key: str, value: Weights, shape: Shape, layout: Layout) -> Tensor:
     """Return weights under a shape, stored in a layout; `key` names the constant."""
+    if isinstance(value, LateWeights):
+        late = value
+        spec = TensorSpec(shape, DType.of(late.dtype))
+        return k.constant(key, lambda: late.make().reshape(shape), layout, spec)
     if not isinstance(value, Tensor):
         made = value.reshape(shape)
         return k.constant(key, lambda: made, layout)

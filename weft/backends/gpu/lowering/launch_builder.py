@@ -87,8 +87,8 @@ def _shaped(tensor: Tensor, target: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Spread:
-    """What stands for an image whose pixels are stored to an output as sub-pixels."""
+class _SubPixelImage:
+    """An image that launches compute, and the output where they store it as sub-pixels."""
 
     image: Tensor
     output: Tensor
@@ -161,8 +161,8 @@ class NodeBuilder(KernelBuilder):
         self.stores_second_outputs = bool(self._second_outputs)
         self._shape = outputs[0].shape if outputs else ()
         self._part = ""
-        """What begins the keys of constants, if launches compute only some channels (`for_channels`)."""
-        self._spread: _Spread | None = None
+        """What begins the keys of constants of `for_channels` and `for_subpixels`."""
+        self._subpixels: _SubPixelImage | None = None
         form = find_gpu_op(op)
         self._computes_double = self.caps.doubles and form is not None and form.computes_double
         self.launched: list[PlannedLaunch] = []
@@ -185,8 +185,8 @@ class NodeBuilder(KernelBuilder):
                 fix="put the node on another device with `hints`",
             )
         target, kinds = next(iter(asked.writes)), asked.kinds
-        fours, written_to = kinds.get(target) == "fours", self._lies(asked.writes[target])
-        spread = self._spread if written_to is not asked.writes[target] else None
+        fours, written_to = kinds.get(target) == "fours", self._stored_in(asked.writes[target])
+        subpixels = self._subpixels if written_to is not asked.writes[target] else None
         extra = self._epilogue(written_to, fours) if asked.epilogue else _Steps()
         seconds = {}
         if asked.epilogue:
@@ -202,8 +202,8 @@ class NodeBuilder(KernelBuilder):
         ints, floats = {**asked.ints, **extra.ints}, {**asked.floats, **extra.floats, **before.floats}
         for name, tensor in {**sources, **writes}.items():
             ints |= map_constants(name, places_of(tensor))
-        if spread is not None:
-            ints |= spread.stored.constants(target)
+        if subpixels is not None:
+            ints |= subpixels.stored.constants(target)
             args = [replace(arg, subpixels=True) if arg.name == target else arg for arg in args]
         request = KernelRequest(
             asked.template,
@@ -289,7 +289,7 @@ class NodeBuilder(KernelBuilder):
 
     def rows(self, tensor: Tensor) -> tuple[int, int] | None:
         """Return the elements from pixel to pixel and the first one, if the channels of a pixel lie side by side."""
-        tensor = self._lies(tensor)
+        tensor = self._stored_in(tensor)
         place = place_constants(tensor, "x")
         single = prod(tensor.shape[2:]) == 1
         if place["x_CS"] != 1:
@@ -350,13 +350,13 @@ class NodeBuilder(KernelBuilder):
     def for_subpixels(self, output: Tensor, shape: Shape, stored: SubPixels) -> tuple[KernelBuilder, Tensor]:
         """Return a builder whose launches store to the output what they compute of an image, and that image."""
         made, image = copy(self), replace(output, shape=shape)
-        made._spread = _Spread(image, output, stored)
+        made._subpixels, made._part = _SubPixelImage(image, output, stored), f"{self._part}subpixels."
         return made, image
 
-    def _lies(self, tensor: Tensor) -> Tensor:
-        """Return a tensor, or the output for what stands for an image that is stored there."""
-        spread = self._spread
-        return spread.output if spread is not None and tensor is spread.image else tensor
+    def _stored_in(self, tensor: Tensor) -> Tensor:
+        """Return the output, if the tensor is the image that is stored there as sub-pixels, else the tensor."""
+        known = self._subpixels
+        return known.output if known is not None and tensor is known.image else tensor
 
     def by_steps(self, tensor: Tensor) -> tuple[Tensor, tuple[int, ...], int]:
         """Return a tensor over the whole memory, the steps of the axes in it and the place of the first element."""
@@ -371,7 +371,7 @@ class NodeBuilder(KernelBuilder):
 
         Constants of the channels always are, and a value of another shape is stored like the output.
         """
-        shape = self._lies(output).shape
+        shape = self._stored_in(output).shape
         same = [t for t in self._step_tensors() if t.shape == shape and prod(t.shape) > 1]
         return all(t.constant is None and is_packed(t) and self.rows(t) is not None for t in same)
 

@@ -317,8 +317,8 @@ def _side_by_side(reader: Reader, value: str) -> str | None:
 def join_projections(graph: Graph, context: PassContext) -> Graph:
     """Compute an attention's Q, K and V by one matrix product where three products read one value.
 
-    Weights and biases must be constants; a product without a bias gets zeros, as keys often do. Their columns are
-    joined side by side, within the budget.
+    Weights and biases must be constants. Where only some have a bias, as in BEiT, the others get zeros. Their columns
+    are joined side by side, within the budget.
     """
     if not Reader.has(graph, ATTENTION):
         return graph

@@ -318,26 +318,18 @@ def _unscaled(reader: Reader, value: str) -> Part:
     if node is None or order is None or not reader.is_read_once(value):
         return Part(value, scale)
     (source,) = node.inputs
-    if reader.scaled(source)[1] == source and not _scaled_flat(reader, source):
-        return Part(value, scale)
-    return _transposed(reader, value, source, order, scale)
+    is_scaled = reader.scaled(source)[1] != source or _before_reshape(reader, source) is not None
+    return _transposed(reader, value, source, order, scale) if is_scaled else Part(value, scale)
 
 
-def _scaled_flat(reader: Reader, value: str) -> bool:
-    """Tell whether a value is a reshaped one that was multiplied by a number before."""
+def _before_reshape(reader: Reader, value: str) -> Part | None:
+    """Return a value without the scale that lies before the reshape that makes it; None if there is none."""
     apart = reader.maker(value, *RESHAPES)
     if apart is None or not reader.is_read_once(value):
-        return False
-    return reader.scaled(apart.inputs[0])[1] != apart.inputs[0]
-
-
-def _before_reshape(reader: Reader, value: str) -> Part:
-    """Return a value without the scale that lies before the reshape that makes it."""
-    if not _scaled_flat(reader, value):
-        return Part(value)
-    apart = reader.maker(value, *RESHAPES)
-    assert apart is not None
+        return None
     scale, inner = reader.scaled(apart.inputs[0])
+    if inner == apart.inputs[0]:
+        return None
     name = reader.names.fresh(f"{value}.unscaled")
     reader.graph.specs[name] = reader.graph.specs[value]
     node = reshape(reader.graph, Node(name, apart.op, (inner,), (name,)), inner, reader.names)
@@ -352,7 +344,7 @@ def _transposed(
     Moves that the scale was between become one, so that there is nothing left to squash.
     """
     more, source = reader.scaled(source) if takes_scale else (1.0, source)
-    flat = _before_reshape(reader, source) if takes_scale else Part(source)
+    flat = (_before_reshape(reader, source) if takes_scale else None) or Part(source)
     source, scale = flat.value, scale * more * flat.scale
     before = reader.maker(source, "Transpose")
     first = None if before is None else order_of(reader.graph, before)

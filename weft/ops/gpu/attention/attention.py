@@ -16,13 +16,14 @@ from weft.ops.gpu.attention.matrix import MatrixAttention
 from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem
 from weft.ops.gpu.attention.tiled import TiledAttention, tiled_rounds, why_not
 
+
+def _is_estimated(problem: AttentionProblem) -> bool:
+    return not problem.caps.software
+
+
 ATTENTIONS = Chooser[AttentionProblem, AttentionPlan](
-    *(
-        Rivals(
-            each.name, (each,), AttentionProblem.facts, in_microseconds=lambda problem: not problem.caps.software
-        )
-        for each in (MatrixAttention(), TiledAttention())
-    ),
+    Rivals("attention_matrix", (MatrixAttention(),), AttentionProblem.facts, in_microseconds=_is_estimated),
+    Rivals("attention", (TiledAttention(),), AttentionProblem.facts, in_microseconds=_is_estimated),
 )
 """Chooses the algorithm of an attention: matrix units if they can compute it."""
 

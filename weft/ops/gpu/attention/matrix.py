@@ -75,7 +75,7 @@ class AttentionTile:
         """Return the registers of an item: queries, keys, values, scores and sums."""
         depth, width = chunks(each.depth), chunks(each.width)
         operands = 8 * depth + self.keys // 2 * (depth + width)
-        return min(OTHER_REGISTERS + operands + self.keys // 2 + 16 * width, MOST_REGISTERS)
+        return min(OTHER_REGISTERS + operands + self.keys // 2 + 16 * width, tiled.MOST_REGISTERS)
 
 
 TILES = (
@@ -94,8 +94,9 @@ TILES = (
     AttentionTile(2, 2, 64),
     AttentionTile(1, 8, 32),
 )
-OTHER_REGISTERS, MOST_REGISTERS = 40, 255
-"""Registers of an item for addresses and what it compares, and the most that it can have."""
+"""In no order: each takes its place by its estimate."""
+OTHER_REGISTERS = 40
+"""Registers of an item for addresses and what it compares."""
 
 
 def _cases() -> Sequence[SelfTestCase]:
@@ -162,8 +163,9 @@ def microseconds(caps: DeviceCaps, each: Extents, tile: AttentionTile) -> float:
     width, squares = chunks(each.width), tile.keys // 16 * (chunks(each.depth) + chunks(each.width))
     waiting = rounds * (own.round_us + own.square_us * squares) + own.join_us * (tile.slices - 1) * width
     shared = on_a_unit * tile.warps * tile.slices * rounds * squares * own.unit_square_us
-    moved = prod(each.lead) * (each.queries + each.keys) * (each.depth + each.width) * DType.FLOAT16.itemsize
-    return own.start_us + waves * waiting + shared + moved / (model.read_bytes * caps.likely_units)
+    nbytes = prod(each.lead) * (each.queries + each.keys) * (each.depth + each.width) * DType.FLOAT16.itemsize
+    moving = nbytes / (model.read_bytes * caps.likely_units)
+    return own.start_us + waves * waiting + shared + moving
 
 
 def copied(problem: AttentionProblem) -> list[str]:
@@ -231,7 +233,8 @@ class MatrixAttention(Algorithm[AttentionProblem, AttentionPlan, AttentionTile])
             return "it is not in fp16"
         if not problem.lies_in(WIDE):
             return "its heads do not lie at multiples of 16 bytes"
-        if copied(problem) and min(_times(problem).values(), default=inf) >= portable_us(problem):
+        times = _times(problem) if copied(problem) else {}
+        if times and min(times.values()) >= portable_us(problem):
             return "copying its heads to rows takes longer than the portable kernel"
         return None
 

@@ -41,8 +41,10 @@ LARGEST_HEAD = 128
 """Most elements of a head: the sums of a work-item stay in registers."""
 HELD = 104
 """Most floats of scores and sums in a work-item: its operands take as many registers again."""
-OPERANDS, MOST_REGISTERS = 40, 255
-"""Registers of an item for addresses and what it compares, and the most that it can have."""
+OPERANDS = 40
+"""Registers of an item for addresses and what it compares."""
+MOST_REGISTERS = 255
+"""Most registers that an item can have."""
 LOADS = 8
 """Most loads that an item has under way together."""
 

@@ -22,6 +22,7 @@ from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.in_pieces import ConvInPieces
 from weft.ops.gpu.conv.ordinary import ORDINARY
 from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem
+from weft.ops.gpu.packing import LateWeights, part_of
 
 MOST_GROUPS = 16
 """With more groups, launches of almost no work take longer, one after the other, than `conv_grouped` does mostly."""
@@ -107,9 +108,9 @@ def _group(plan: ConvPlan, number: int) -> ConvPlan:
     some = slice(number * one.channels_out, (number + 1) * one.channels_out)
     k, y = plan.k.for_channels(plan.y, number * one.blocks, one.channels_out)
     x = plan.k.from_block(plan.x, (images, p.channels_in, *places), number * p.blocks_in)
-    assert not isinstance(plan.bias, Tensor), "`why_not` refuses it"
+    assert not isinstance(plan.bias, (Tensor, LateWeights)), "`why_not` refuses it"
     bias = None if plan.bias is None else plan.bias[some]
-    return replace(plan, k=k, problem=one, x=x, y=y, weights=plan.weight[some], bias=bias)
+    return replace(plan, k=k, problem=one, x=x, y=y, weights=part_of(plan.weight, some), bias=bias)
 
 
 register_family(

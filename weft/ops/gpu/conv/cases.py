@@ -6,7 +6,7 @@ from weft.core.contract.session_config import Precision
 from weft.core.graph.fused_op import RUNNING, Step
 from weft.core.graph.layout import Shape
 from weft.kernels.self_test_cases import SelfTestCase, one_node
-from weft.ops.conv import Conv
+from weft.ops.conv import Conv, ConvTranspose
 from weft.ops.unary import Relu
 
 RELU = Step(Relu(), (RUNNING,))
@@ -27,3 +27,11 @@ def conv_with(
     op = Conv(kernel_shape=w[2:], **attrs)  # type: ignore[arg-type]
     given = (x, w, w[:1]) if bias else (x, w)
     return one_node(op, *given, constants=(1, 2)[: len(given) - 1], prefer=prefer, precision=precision)
+
+
+def transposed_case(
+    x: Shape, w: Shape, *, precision: Precision = Precision.HIGH, prefer: str = "", **attributes: object
+) -> SelfTestCase:
+    """Return the case of a transposed convolution without groups, with a bias; `prefer` as in `SelfTestCase`."""
+    op = ConvTranspose(**attributes)  # type: ignore[arg-type]
+    return one_node(op, x, w, (w[1],), constants=(1, 2), precision=precision, prefer=prefer)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import ClassVar
 
@@ -182,7 +181,7 @@ def _packed(plan: ConvPlan, steps: int) -> Tensor:
     p = plan.problem
     if isinstance(plan.weights, Tensor):
         return pack_in_run(plan.k, plan.weights, (p.channels_out, p.channels_in, p.taps), STEP)
-    pack = partial(pack_weights, plan.weights, plan.first, p.count)
+    pack = plan.packing(pack_weights, plan.first, p.count)
     spec = vectors_spec(steps * STEP * PACK * PACK * p.count, p.weights)
     return plan.k.constant(f"gemm.{plan.first}", pack, Layout.NC4HW4, spec)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 from typing import TypeVar
 
@@ -261,7 +260,7 @@ class MatrixConv(ImplicitGemm[MatrixTile]):
     def multiply(self, plan: ConvPlan, tile: MatrixTile, sums: Sums) -> None:
         """Launch the GEMM."""
         k, p = plan.k, plan.problem
-        pack = partial(pack_weights, plan.weight, tile)
+        pack = plan.packing(pack_weights, tile)
         spec = vectors_spec(packed_size(p, tile), p.weights)
         packed = k.constant(f"matrix.{tile.columns}.{tile.kb}", pack, Layout.NC4HW4, spec)
         tiles, across = -(-p.pixels // tile.rows), -(-p.channels_out // tile.columns)

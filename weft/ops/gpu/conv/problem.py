@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
+from typing import Any
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout
@@ -12,7 +14,7 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Facts
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import PIECE, KernelBuilder, Prologue
-from weft.ops.gpu.packing import Weights, as_image
+from weft.ops.gpu.packing import LateWeights, Weights, as_image, part_of
 from weft.ops.window import Window
 
 COMPUTED = "its weights are computed at run time, and it packs them beforehand"
@@ -75,8 +77,8 @@ class ConvProblem:
     """Whether the operands of fused steps are rows of channels, too (`KernelBuilder.reads_rows`)."""
     stores_second_outputs: bool = False
     """See `KernelBuilder.stores_second_outputs`."""
-    subpixels: int = 0
-    """Channels of each sub-pixel, if output channels are stored as such (`weft.kernels.subpixels`)."""
+    subpixel_channels: int = 0
+    """Channels of each sub-pixel, if output channels are stored as such (`weft.kernels.subpixels`); else 0."""
     split_products: bool = False
     """See `KernelBuilder.split_products`."""
     winograd: bool = True
@@ -201,13 +203,17 @@ class ConvProblem:
         if self.prologue_steps:
             reading = {**reading, "prologue": self.prologue_steps}
         sizes = {"N": self.images, "C4": self.blocks_in, "COUNT": self.count, "bias": self.bias}
-        return {**self.constants, **sizes, **reading, **channels}
+        return {**self.constants, **sizes, **reading, **channels, **self._stored}
 
     def facts_by_channels(self) -> Facts:
         """Return the facts by which tuning tables find problems of matrix units."""
         sizes = {"N": self.images, "CI": self.channels_in, "CO": self.channels_out, "bias": self.bias}
         steps = {"prologue": self.prologue_steps} if self.prologue_steps else {}
-        return {**self.constants, **sizes, **steps}
+        return {**self.constants, **sizes, **steps, **self._stored}
+
+    @property
+    def _stored(self) -> dict[str, int]:
+        return {"subpixels": self.subpixel_channels} if self.subpixel_channels else {}
 
 
 @dataclass(frozen=True)
@@ -239,7 +245,7 @@ class ConvPlan:
         group: int = 1,
         pooled: int = 0,
         prologue: Prologue | None = None,
-        subpixels: int = 0,
+        subpixel_channels: int = 0,
     ) -> ConvPlan:
         """Return the plan of a convolution; `window` is that of the pool if it pools as it loads."""
         # Only kernels for matrix units ask how pixels are stored.
@@ -263,10 +269,10 @@ class ConvPlan:
             prologue_steps=0 if prologue is None else len(prologue.steps),
             rows=rows is not None,
             read_pieces=looks and _lies_in_pieces(x.shape[1] // group, rows),
-            written_pieces=looks and _lies_in_pieces(subpixels or y.shape[1] // group, k.rows(y)),
+            written_pieces=looks and _lies_in_pieces(subpixel_channels or y.shape[1] // group, k.rows(y)),
             rows_added=not looks or k.reads_rows(y),
             stores_second_outputs=k.stores_second_outputs,
-            subpixels=subpixels,
+            subpixel_channels=subpixel_channels,
             split_products=k.split_products,
             winograd=k.winograd,
             thrifty=k.thrifty,
@@ -276,15 +282,24 @@ class ConvPlan:
         return cls(k, problem, x, y, weight, bias, prologue=prologue)
 
     @property
-    def weight(self) -> Array:
+    def weight(self) -> Array | LateWeights:
         """Return the constant weights."""
         assert not isinstance(self.weights, Tensor), "a kernel that packs weights beforehand was asked for others"
         return self.weights
 
+    def packing(self, pack: Callable[..., Array], *more: Any) -> Callable[[], Array]:
+        """Return what packs the constant weights, by a function of them and of what else is given."""
+        weight = self.weight
+        if isinstance(weight, LateWeights):
+            late = weight
+            return lambda: pack(late.make(), *more)
+        return partial(pack, weight, *more)
+
     def filters(self, key: str, first: int, count: int, layout: Layout = Layout.NC4HW4) -> Tensor:
         """Return the weights of some output channels as the c4 image (1, channels, products of an output)."""
         shape = (1, count, self.problem.channels_in * self.problem.taps)
-        part = self.weights if isinstance(self.weights, Tensor) else self.weights[first : first + count]
+        weights = self.weights
+        part = weights if isinstance(weights, Tensor) else part_of(weights, slice(first, first + count))
         return as_image(self.k, key, part, shape, layout)
 
     def part(self, first: int, count: int) -> ConvPlan:

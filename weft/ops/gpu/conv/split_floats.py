@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -157,9 +156,9 @@ def packed_weights(weight: Array, tile: SplitTile, truncates: bool) -> Array:
 
 def scales_back(plan: ConvPlan) -> Tensor:
     """Return a factor for each output channel that undoes the scaling of the weights."""
-    weight = plan.weight
-    spec = TensorSpec((1, len(weight), 1), DType.FLOAT32)
-    return plan.k.constant("split.scale", lambda: undoing(weight).reshape(1, -1, 1), Layout.NC4HW4, spec)
+    spec = TensorSpec((1, plan.weight.shape[0], 1), DType.FLOAT32)
+    undone = plan.packing(lambda weight: undoing(weight).reshape(1, -1, 1))
+    return plan.k.constant("split.scale", undone, Layout.NC4HW4, spec)
 
 
 class SplitConv(Algorithm[ConvProblem, ConvPlan, SplitTile]):
@@ -194,7 +193,7 @@ class SplitConv(Algorithm[ConvProblem, ConvPlan, SplitTile]):
         """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
         k, p = plan.k, plan.problem
         truncates = plan.problem.caps.warpgroup_units  # measured on these alone
-        pack = partial(packed_weights, plan.weight, tile, truncates)
+        pack = plan.packing(packed_weights, tile, truncates)
         spec = vectors_spec(2 * packed_size(p, tile), DType.FLOAT16)
         packed = k.constant(f"split.{tile.columns}.{tile.kb}", pack, Layout.NC4HW4, spec)
         tiles, across = -(-p.pixels // tile.rows), -(-p.channels_out // tile.columns)

@@ -223,7 +223,7 @@ class SplitWgmmaConv(Algorithm[ConvProblem, ConvPlan, SplitWgmmaTile]):
     def launch(self, plan: ConvPlan, tile: SplitWgmmaTile) -> None:
         """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
         k, p = plan.k, plan.problem
-        pack = partial(pack_planes, plan.weight, tile.cols, tile.planes, tile.wz)
+        pack = plan.packing(pack_planes, tile.cols, tile.planes, tile.wz)
         depth, columns = p.taps * -(-p.channels_in // PACK) * PACK, -(-p.channels_out // tile.cols) * tile.cols
         size = tile.planes * columns * -(-depth // (STEP * tile.wz)) * tile.wz * STEP
         key = f"split_wgmma.{tile.cols}.{tile.planes}.{tile.wz}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 
 import numpy as np
@@ -231,7 +230,7 @@ class UnstagedConv(ImplicitGemm[UnstagedTile]):
     def multiply(self, plan: ConvPlan, tile: UnstagedTile, sums: Sums) -> None:
         """Launch the GEMM."""
         k, p, chunks = plan.k, plan.problem, chunks_of(plan.problem)
-        pack = partial(pack_weights, plan.weight, tile.fn)
+        pack = plan.packing(pack_weights, tile.fn)
         across = -(-p.channels_out // (SIDE * tile.fn)) * tile.fn
         spec = vectors_spec(across * SIDE * chunks * CHUNK, p.weights)
         k.launch(

@@ -322,7 +322,7 @@ class WgmmaConv(ImplicitGemm[WgmmaTile]):
         assert rows is not None, "`why_not` asks for it"
         slots = tile.slots(sums.ints["EACH"] * tile.wz if sums.parts > 1 else steps)
         each = PIECE if tile.cols % (PACK * PIECE) == 0 and plan.lies_in_pieces(sums.target) else PACK
-        pack = partial(pack_weights, plan.weight, tile.cols, each)
+        pack = plan.packing(pack_weights, tile.cols, each)
         spec = TensorSpec((-(-p.channels_out // tile.cols) * tile.cols * steps * STEP,), p.weights)
         packed = k.constant(f"wgmma.{tile.cols}.{each}", pack, spec=spec)
         tiles_m, tiles_n = -(-p.pixels // tile.rows), -(-p.channels_out // tile.cols)

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -283,7 +283,7 @@ def _launch_products(plan: ConvPlan, tile: GemmTile, v: Tensor, m: Tensor, patch
     k, p = plan.k, plan.problem
     rows = -(-patches // tile.rows)
     spec = TensorSpec((READ * READ * _steps(p.channels_in) * STEP * PACK * p.blocks * PACK,), DType.FLOAT32)
-    weights = k.constant("winograd", partial(pack_weights, plan.weight), spec=spec)
+    weights = k.constant("winograd", plan.packing(pack_weights), spec=spec)
     k.launch(
         "conv_winograd_gemm",
         reads={"v": v, "w": weights},

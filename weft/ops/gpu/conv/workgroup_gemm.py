@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 
 import numpy as np
@@ -133,7 +132,7 @@ class GroupMatrixConv(Algorithm[ConvProblem, ConvPlan, GroupTile]):
             return f"its input channels are no multiple of {STEP}"
         if not (problem.read_pieces and problem.written_pieces and problem.rows_added):
             return "what it reads, writes or adds does not lie as rows of channels in whole pieces"
-        if problem.stores_second_outputs or problem.subpixels:
+        if problem.stores_second_outputs or problem.subpixel_channels:
             return "it stores second outputs or sub-pixels"
         weights = problem.channels_in * problem.channels_out * problem.weights.itemsize
         if weights > problem.caps.max_buffer_range:
@@ -187,7 +186,7 @@ class GroupMatrixConv(Algorithm[ConvProblem, ConvPlan, GroupTile]):
             "workgroup_gemm",
             reads={
                 "x": plan.x, **plan.bias_vector(),
-                "w": k.constant("rows", partial(pack_weights, plan.weight), Layout.NC4HW4, spec),
+                "w": k.constant("rows", plan.packing(pack_weights), Layout.NC4HW4, spec),
             },
             writes={"y": plan.y},
             ints={"ROWS": p.pixels, "DEPTH": p.channels_in, "COLUMNS": p.channels_out, "PLACES": places},

@@ -1,0 +1,124 @@
+"""A transposed convolution as a convolution to sub-pixels.
+
+With strides s, output pixels whose places are the same modulo s see the same taps. So each input pixel, with those
+beside it, makes s * s output pixels as a convolution makes s * s times as many channels, which are stored where they
+belong (`weft.kernels.subpixels`). Most kernels of convolutions can do that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import numpy as np
+
+from weft.core.graph.layout import PACK, Array, Shape
+from weft.core.graph.tensor import Tensor
+from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.launch import KernelBuilder
+from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.subpixels import SubPixels
+from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
+from weft.ops.gpu.conv.cases import transposed_case
+from weft.ops.gpu.conv.gemm import TiledConv
+from weft.ops.gpu.conv.problem import ConvPlan
+from weft.ops.gpu.packing import LateWeights
+from weft.ops.window import Window
+
+SUBPIXELS = "conv_subpixels"
+"""Convolutions to sub-pixels; `DeviceCaps.without` names them where they were found wrong."""
+MOST_PRODUCTS = 2
+"""Sub-pixels are used up to this many times the products of the transposed convolution: the others are with zeros."""
+
+
+@dataclass(frozen=True)
+class ToSubPixels:
+    """The geometry: each pixel of the convolution's result is `strides` pixels of the output."""
+
+    window: Window
+    """The convolution's, in pixels of the input."""
+    strides: Shape
+    begin: Shape
+    """How many sub-pixels of the first pixel lie before the output, by axis."""
+    outputs: Shape
+    """Pixels of the output, by axis."""
+
+    @classmethod
+    def of(cls, back: Window) -> ToSubPixels | None:
+        """Return the convolution for a transposed one, given the window that this reverses.
+
+        None with dilations, with three dimensions, where more is cut off than the taps reach, and where more than
+        `MOST_PRODUCTS` times the products would be computed. With s strides and p pixels cut off before the first one,
+        tap t of input pixel i reaches output pixel o = i * s + t - p. So for o + p = q * s + r the input pixels q - j
+        are read, by taps r + j * s.
+        """
+        axes = list(zip(back.strides, back.kernel, back.begin, back.inputs, strict=True))
+        kernel = tuple(-(-taps // s) for s, taps, *_ in axes)
+        pads = tuple(taps - 1 - p // s for taps, (s, _, p, _) in zip(kernel, axes, strict=True))
+        products = prod(s * taps for s, taps in zip(back.strides, kernel, strict=True))
+        if back.rank > 2 or prod(back.dilations) > 1 or min(pads) < 0 or products > MOST_PRODUCTS * prod(back.kernel):
+            return None
+        begin = tuple(p % s for s, _, p, _ in axes)
+        pixels = tuple(-(-(o + b) // s) for b, (s, _, _, o) in zip(begin, axes, strict=True))
+        reach = zip(pixels, kernel, pads, back.outputs, strict=True)
+        end = tuple(max(q - 1 + taps - p - size, 0) for q, taps, p, size in reach)
+        one = (1,) * back.rank
+        return cls(Window(back.outputs, pixels, kernel, one, one, pads, end), back.strides, begin, back.inputs)
+
+    def launch(self, k: KernelBuilder, x: Tensor, weight: Array, bias: Array | None, y: Tensor) -> bool:
+        """Launch the convolution, with weights (in, out, *taps); False if the builder stores no sub-pixels."""
+        if prod(self.strides) == 1:
+            CONVOLUTIONS.launch(ConvPlan.of(k, self.window, x, y, self._late(weight, y.shape[1]), bias))
+            return True
+        channels = -(-y.shape[1] // PACK) * PACK
+        late = self._late(weight, channels)
+        stored = SubPixels(self.strides, self.begin, self.outputs, self.window.outputs[-1], channels // PACK)
+        made = k.for_subpixels(y, (y.shape[0], late.shape[0], *self.window.outputs), stored)
+        if made is None:
+            return False
+        shift = None
+        if bias is not None:
+            shift = np.tile(np.pad(bias.reshape(-1), (0, channels - bias.size)), prod(self.strides))
+        CONVOLUTIONS.launch(ConvPlan.of(made[0], self.window, x, made[1], late, shift, subpixel_channels=channels))
+        return True
+
+    def _late(self, weight: Array, channels: int) -> LateWeights:
+        kernel = self.window.kernel
+        make = partial(by_subpixel, weight, self.strides, kernel, channels)
+        return LateWeights((prod(self.strides) * channels, weight.shape[0], *kernel), weight.dtype, make)
+
+
+def by_subpixel(weight: Array, strides: Shape, kernel: Shape, channels: int) -> Array:
+    """Return weights (in, out, *taps) as (sub-pixels * channels, in, *kernel), the last tap first.
+
+    Channels beyond `out`, and taps that a sub-pixel has not, are zeros.
+    """
+    inside, out, *taps = weight.shape
+    padded = np.zeros((inside, out, *(n * s for n, s in zip(kernel, strides, strict=True))), weight.dtype)
+    padded[(slice(None), slice(None), *map(slice, taps))] = weight
+    rank = len(taps)
+    apart = padded.reshape(inside, out, *(size for pair in zip(kernel, strides, strict=True) for size in pair))
+    apart = np.flip(apart, tuple(range(2, 2 + 2 * rank, 2)))
+    order = (*range(3, 3 + 2 * rank, 2), 1, 0, *range(2, 2 + 2 * rank, 2))
+    filled = np.zeros((prod(strides), channels, inside, *kernel), weight.dtype)
+    filled[:, :out] = apart.transpose(order).reshape(prod(strides), out, inside, *kernel)
+    return filled.reshape(-1, inside, *kernel)
+
+
+def stores_subpixels(caps: DeviceCaps) -> bool:
+    """Tell whether the self-tests found sub-pixels right, and the kernel that computes them wherever others do not."""
+    return not caps.without & {SUBPIXELS, TiledConv.name}
+
+
+register_family(
+    KernelFamily(
+        SUBPIXELS, "convolutions to sub-pixels",
+        cases=lambda: (
+            transposed_case((2, 5, 5, 6), (5, 7, 4, 3), strides=(2, 2), pads=(1, 0, 2, 1)),
+            transposed_case((1, 16, 9), (16, 8, 8), strides=(3,), pads=(4, 1)),
+        ),
+        templates=("conv_gemm",), whole=False, anywhere=True,
+        fallback="transposed convolutions in a kernel of their own",
+    )
+)  # fmt: skip
