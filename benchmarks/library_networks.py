@@ -24,7 +24,9 @@ def parted(name: str) -> tuple[str, str, int]:
     """Return the library, the network and the size of the input that a name says, 0 for the usual one; ValueError."""
     known, at, size = name.partition("@")
     library, _, model = known.partition("/")
-    if f"{library}/" not in LIBRARIES or not model:
+    if f"{library}/" in LIBRARIES and not model:
+        raise ValueError(f"{name} names no network of {library}")
+    if f"{library}/" not in LIBRARIES:
         raise ValueError(f"{name} is no network of the table, and does not begin with {' or '.join(LIBRARIES)}")
     if at and not (size.isdecimal() and int(size)):
         raise ValueError(f"{name}: {size!r} is no size of an input")
@@ -37,7 +39,7 @@ def named(name: str) -> Exported:
     try:
         return {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}[library](model, size)
     except (KeyError, ValueError, RuntimeError) as e:
-        raise ValueError(f"{library} has no network {model!r} that takes one input: {e}") from e
+        raise ValueError(f"{library} has no network {model!r} of one input: {e}") from e
 
 
 def vision(name: str, **options: Any) -> Callable[[], Any]:
@@ -86,6 +88,8 @@ def _transformers(name: str, size: int) -> Exported:
 
     config = transformers.AutoConfig.for_model(name)
     model = transformers.MODEL_MAPPING[type(config)]
+    if hasattr(config, "text_config") and hasattr(config, "vision_config"):
+        raise ValueError("it takes a text and a picture; only networks of one input are measured")
     if model.main_input_name == "pixel_values":
         size = size or _side(config)
         if hasattr(config, "image_size"):
