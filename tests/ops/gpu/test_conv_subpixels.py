@@ -16,6 +16,7 @@ from tests.helpers.conv_problems import conv_problem, take
 from tests.helpers.emulated_gpus import APIS, emulated_gpu
 from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.nets import Net, feeds, halves
+from tests.helpers.run_length import examples
 from weft.backends.gpu.lowering.lower import Target
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.core.graph.dtypes import DType
@@ -216,7 +217,7 @@ AXIS = st.tuples(st.integers(1, 5), st.integers(1, 5), *[st.integers(0, 3)] * 3)
 
 
 @given(st.lists(AXIS, min_size=1, max_size=2), st.integers(1, 6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_geometry_gives_what_the_reference_gives(
     axes: list[tuple[int, int, int, int, int]], channels: int
 ) -> None:
