@@ -48,7 +48,11 @@ class AttentionTiles:
         """Return the estimates."""
         batch, heads, queries, keys, depth = sizes
         extents = Extents((batch, heads), queries, keys, depth, depth)
-        return {repr(tile): microseconds(caps, extents, tile) for tile in legal_tiles(caps, extents)}
+        return self.estimates(caps, extents)
+
+    def estimates(self, caps: DeviceCaps, each: Extents) -> Times:
+        """Return the estimates of the kernel's tiles."""
+        return {repr(tile): microseconds(caps, each, tile) for tile in legal_tiles(caps, each)}
 
 
 if __name__ == "__main__":

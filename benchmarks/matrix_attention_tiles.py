@@ -30,11 +30,9 @@ class MatrixAttentionTiles(AttentionTiles):
         (16, 12, 197, 197, 64), (1, 1, 3136, 49, 64), (1, 12, 49, 49, 64), (8, 12, 512, 512, 64),
     )  # fmt: skip
 
-    def expected(self, caps: DeviceCaps, sizes: Sizes) -> Times:
-        """Return the estimates."""
-        batch, heads, queries, keys, depth = sizes
-        extents = Extents((batch, heads), queries, keys, depth, depth)
-        return {repr(tile): microseconds(caps, extents, tile) for tile in legal_tiles(caps, extents)}
+    def estimates(self, caps: DeviceCaps, each: Extents) -> Times:
+        """Return the estimates of the kernel's tiles."""
+        return {repr(tile): microseconds(caps, each, tile) for tile in legal_tiles(caps, each)}
 
 
 if __name__ == "__main__":

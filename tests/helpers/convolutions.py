@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 import weft
 from tests.helpers.emulated_gpus import emulated_gpu
 from tests.helpers.launches import kernels
-from tests.helpers.nets import Net
+from tests.helpers.nets import Net, feeds, halves
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.conformance.cases.table import tolerance
@@ -30,6 +31,24 @@ def launched_as_on_the_cpu(graph: Graph, device: str) -> list[str]:
         assert session.report.nodes_by_device.keys() == {device}
         launched = kernels(session)
     np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT32, "reduction"))
+    return launched
+
+
+def launched_in_halves(graph: Graph, device: str, tolerance: float, **options: Any) -> Counter[str]:
+    """Return how often a GPU launches each template for all of a graph; fail unless it computes what the CPU does.
+
+    Inputs and weights are numbers that fp16 has. `tolerance` is a share of each output's largest number.
+    """
+    given = {name: halves(value) for name, value in feeds(graph).items()}
+    graph.constants |= {n: halves(v) for n, v in graph.constants.items() if v.dtype == np.float32}
+    expected = weft.load(graph, device="cpu").run(given)
+    with weft.load(graph, device=device, fallback="error", **options) as session:
+        actual = session.run(given)
+        (pipeline,) = session.pipelines
+        planned = pipeline.backend.recording.run.planned  # type: ignore[attr-defined]
+        launched = Counter(launch.label.rpartition("/")[2] for launch in planned)
+    for a, b in zip(actual, expected, strict=True):
+        assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
     return launched
 
 

@@ -198,9 +198,7 @@ class KernelBuilder(ABC):
         """
         raise NotImplementedError("this builder plans nothing on packed tensors")
 
-    def for_subpixels(
-        self, output: Tensor, shape: Shape, stored: SubPixels
-    ) -> tuple[KernelBuilder, Tensor] | None:
+    def for_subpixels(self, output: Tensor, shape: Shape, stored: SubPixels) -> tuple[KernelBuilder, Tensor] | None:
         """Return a builder of launches that compute an image of a shape (n, channels, *pixels), and that image.
 
         What they store there with `store4` or `store8` goes to the node's packed output as sub-pixels, with the fused

@@ -203,8 +203,8 @@ def fastest(each: Extents) -> AttentionTile:
 
 
 def test_tiles_fill_the_device_and_fit_it() -> None:
-    assert fastest(MINILM).warps == 1 < fastest(MINILM).slices, "12 heads of 8 blocks: slices make up for the rest"
-    assert fastest(Extents((32, 12), 197, 197, 64, 64)).slices == 1
+    assert fastest(MINILM) == AttentionTile(1, 2, 64), "12 heads of 8 blocks: slices make up for the rest"
+    assert fastest(Extents((16, 12), 197, 197, 64, 64)) == AttentionTile(2, 1, 32)
     large = legal_tiles(H200, Extents((1, 1), 16, 4096, 128, 128))
     assert large and all(t.keys <= 32 and t.shared_bytes(Extents((1,), 1, 1, 128, 128)) < 48 << 10 for t in large)
     assert all(t.slices == 1 for t in legal_tiles(H200, Extents((1, 1), 16, 8, 32, 32))), "one block is not shared out"

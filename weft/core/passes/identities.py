@@ -37,7 +37,7 @@ def remove_identities(graph: Graph, context: PassContext) -> Graph:
         elif any(readers[o] for o in node.outputs[1:]):
             context.leave(node.name, "its other outputs are read, too")
             nodes.append(node)
-        elif not aliases.join(node.outputs[0], _unchanged(graph, node)):
+        elif not aliases.join(node.outputs[0], _times_one(graph, node) or node.inputs[0]):
             context.leave(node.name, "the names of its input and of its output must both stay")
             nodes.append(node)
     out.nodes = aliases.finish(nodes)
@@ -50,8 +50,8 @@ def _changes_nothing(graph: Graph, node: Node) -> bool:
         return changes_nothing(graph, node)
     if kind in ("Identity", "Dropout") or (kind == "Concat" and len(node.inputs) == 1):
         return True
-    if kind in ("Mul", "Div"):
-        return _factor_of_one(graph, node) is not None
+    if _times_one(graph, node) is not None:
+        return True
     parameters = [known(graph.constants.get(name)) for name in node.inputs]
     if kind == "Pad":
         fitting = len(parameters) > 1 and parameters[1] is not None and not parameters[1].any()
@@ -63,14 +63,10 @@ def _changes_nothing(graph: Graph, node: Node) -> bool:
     return fitting and graph.specs[node.inputs[0]] == graph.specs[node.outputs[0]]
 
 
-
-def _unchanged(graph: Graph, node: Node) -> str:
-    """Return the value that the output of a node that changes nothing is."""
-    return (_factor_of_one(graph, node) if node.op.type in ("Mul", "Div") else None) or node.inputs[0]
-
-
-def _factor_of_one(graph: Graph, node: Node) -> str | None:
+def _times_one(graph: Graph, node: Node) -> str | None:
     """Return the value that a node multiplies by 1, or divides by 1; None if it does not, or if that repeats it."""
+    if node.op.type not in ("Mul", "Div"):
+        return None
     first, second = node.inputs
     pairs = [(first, second), *([(second, first)] if node.op.type == "Mul" else ())]
     same = graph.specs[node.outputs[0]]

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout, Shape
 from weft.core.graph.tensor import Tensor, TensorSpec
@@ -25,7 +27,7 @@ class LateWeights:
     """
 
     shape: Shape
-    dtype: Any
+    dtype: np.dtype[Any]
     make: Callable[[], Array]
 
 

@@ -318,22 +318,29 @@ def _unscaled(reader: Reader, value: str) -> Part:
     if node is None or order is None or not reader.is_read_once(value):
         return Part(value, scale)
     (source,) = node.inputs
-    is_scaled = reader.scaled(source)[1] != source or _before_reshape(reader, source) is not None
+    is_scaled = reader.scaled(source)[1] != source or _scaled_before_reshape(reader, source) is not None
     return _transposed(reader, value, source, order, scale) if is_scaled else Part(value, scale)
 
 
-def _before_reshape(reader: Reader, value: str) -> Part | None:
-    """Return a value without the scale that lies before the reshape that makes it; None if there is none."""
+def _scaled_before_reshape(reader: Reader, value: str) -> tuple[float, str] | None:
+    """Return the number and the value whose product is reshaped to this one; None if it is not made so."""
     apart = reader.maker(value, *RESHAPES)
     if apart is None or not reader.is_read_once(value):
         return None
     scale, inner = reader.scaled(apart.inputs[0])
-    if inner == apart.inputs[0]:
-        return None
+    return None if inner == apart.inputs[0] else (scale, inner)
+
+
+def _before_reshape(reader: Reader, value: str) -> Part:
+    """Return a value without the scale that lies before the reshape that makes it, if there is one."""
+    found = _scaled_before_reshape(reader, value)
+    if found is None:
+        return Part(value)
+    scale, inner = found
     name = reader.names.fresh(f"{value}.unscaled")
     reader.graph.specs[name] = reader.graph.specs[value]
-    node = reshape(reader.graph, Node(name, apart.op, (inner,), (name,)), inner, reader.names)
-    return Part(name, scale, (node,))
+    node = Node(name, make("Identity"), (inner,), (name,))  # a reshape, as `reshape` makes it
+    return Part(name, scale, (reshape(reader.graph, node, inner, reader.names),))
 
 
 def _transposed(
@@ -344,7 +351,7 @@ def _transposed(
     Moves that the scale was between become one, so that there is nothing left to squash.
     """
     more, source = reader.scaled(source) if takes_scale else (1.0, source)
-    flat = (_before_reshape(reader, source) if takes_scale else None) or Part(source)
+    flat = _before_reshape(reader, source) if takes_scale else Part(source)
     source, scale = flat.value, scale * more * flat.scale
     before = reader.maker(source, "Transpose")
     first = None if before is None else order_of(reader.graph, before)

@@ -213,6 +213,7 @@ class ConvProblem:
 
     @property
     def _stored(self) -> dict[str, int]:
+        """Return what sets it apart from a problem whose output channels are stored as they are."""
         return {"subpixels": self.subpixel_channels} if self.subpixel_channels else {}
 
 

@@ -84,6 +84,7 @@ class ToSubPixels:
         return True
 
     def _late(self, weight: Array, channels: int) -> LateWeights:
+        """Return what `by_subpixel` will make of the weights, with so many channels a sub-pixel."""
         kernel = self.window.kernel
         make = partial(by_subpixel, weight, self.strides, kernel, channels)
         return LateWeights((prod(self.strides) * channels, weight.shape[0], *kernel), weight.dtype, make)
@@ -92,7 +93,7 @@ class ToSubPixels:
 def by_subpixel(weight: Array, strides: Shape, kernel: Shape, channels: int) -> Array:
     """Return weights (in, out, *taps) as (sub-pixels * channels, in, *kernel), the last tap first.
 
-    Channels beyond `out`, and taps that a sub-pixel has not, are zeros.
+    Channels beyond `out`, and taps that a sub-pixel does not have, are zeros.
     """
     inside, out, *taps = weight.shape
     padded = np.zeros((inside, out, *(n * s for n, s in zip(kernel, strides, strict=True))), weight.dtype)
