@@ -1,45 +1,64 @@
-## Reductions over any axes in NCHW: K0 x K1 x K2 outputs, each of R0 x R1 x R2 elements, at steps KS. and RS..
+## Reductions over any axes: K0 x K1 x K2 outputs, each of R0 x R1 x R2 elements, at FIRST and steps KS. and RS..
 ## `term` is applied to each element, `join` joins two terms, `finish` makes the stored result. With `shifted` the
-## greatest element is found first. Short reductions: one work-item for each output; long ones: one group, and a tree.
+## greatest element is found first. Short reductions: one work-item for each output; long ones: one group for `adjacent`
+## outputs, LX / `adjacent` items and a tree for each, which load `ahead` elements before they join them.
 <%
 if not short:
     k.shared("real", "part", "LX")
-first, step = ("0", "1") if short else ("LOCAL_X", "LX")
+first, step = ("0", "1") if short else (f"LOCAL_X / {adjacent}", f"(LX / {adjacent})")
+place = "base + {0} / (R1 * R2) * RS0 + {0} / R2 % R1 * RS1 + {0} % R2 * RS2".format
 %>
 <%def name="gather(value, start, term, join)">
   real ${value} = ${start};
+% if ahead > 1:
+  for (int e = ${first}; e < LENGTH; e += ${ahead} * ${step}) {
+% for u in range(ahead):
+    const int e${u} = min(e + ${u} * ${step}, LENGTH - 1);
+    const real v${u} = ${x.load(place(f"e{u}"))};
+% endfor
+% for u in range(ahead):
+    if (e + ${u} * ${step} < LENGTH) {
+      const real v = v${u};
+      const real t = ${term};
+      ${value} = ${join.format(value, "t")};
+    }
+% endfor
+  }
+% else:
   for (int e = ${first}; e < LENGTH; e += ${step}) {
-    const real v = ${x.load("base + e / (R1 * R2) * RS0 + e / R2 % R1 * RS1 + e % R2 * RS2")};
+    const real v = ${x.load(place("e"))};
     const real t = ${term};
     ${value} = ${join.format(value, "t")};
   }
+% endif
 % if not short:
   part[LOCAL_X] = ${value};
   BARRIER;
-  for (int width = LX / 2; width > 0; width /= 2) {
+  for (int width = LX / 2; width >= ${adjacent}; width /= 2) {
     if (LOCAL_X < width) {
       const real a = part[LOCAL_X], b = part[LOCAL_X + width];
       part[LOCAL_X] = ${join.format("a", "b")};
     }
     BARRIER;
   }
-  ${value} = part[0];
+  ${value} = part[LOCAL_X % ${adjacent}];
   BARRIER;
 % endif
 </%def>
 % if short:
 ${k.for_each("i", "OUTPUTS")} {
 % else:
-${k.for_groups("i", "OUTPUTS")} {
+${k.for_groups("each", "OUTPUTS", at_once=str(adjacent))} {
+  const int i = min(each + LOCAL_X % ${adjacent}, OUTPUTS - 1);
 % endif
-  const int base = i / (K1 * K2) * KS0 + i / K2 % K1 * KS1 + i % K2 * KS2;
+  const int base = FIRST + i / (K1 * K2) * KS0 + i / K2 % K1 * KS1 + i % K2 * KS2;
 % if shifted:
   ${gather("top", "-INFINITY_F", "v", "fmax({0}, {1})")}
   const real shift = fabs(top) < INFINITY_F ? top : 0.0;
 % endif
   ${gather("acc", start, term, join)}
 % if not short:
-  if (LOCAL_X == 0)
+  if (LOCAL_X < ${adjacent} && each + LOCAL_X < OUTPUTS)
 % endif
   ${y.store("i", finish)}
 }

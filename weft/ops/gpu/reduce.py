@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -16,7 +16,7 @@ from weft.core.graph.layout import Shape, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps, Size3
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
-from weft.kernels.launch import KernelBuilder, tree_items
+from weft.kernels.launch import SECTOR, KernelBuilder, power_of_two, tree_items
 from weft.kernels.self_test_cases import indices, one_node
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.integers import INTEGERS, halves
@@ -46,6 +46,8 @@ MANY = 1024
 """Outputs that fill a device at one work-item each."""
 LONG = 4096
 """From this many elements a work-group uses as many work-items as it may."""
+AHEAD = 8
+"""Elements that an item loads before it joins them, where a work-group has several adjacent outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,30 +94,34 @@ RECIPES: dict[type[Reduction], Recipe] = {
 
 
 def part_axes(shape: Shape, axes: Shape) -> tuple[dict[str, int], bool]:
-    """Return how kernels walk a reduction, and whether its last reduced axis is contiguous.
+    """Return how kernels walk a reduction of a value in NCHW, and whether its last reduced axis is contiguous.
 
     The constants are LENGTH (elements of a line), K0 K1 K2 and KS0 KS1 KS2 (sizes and steps over the lines)
     and R. and RS. (within a line). See `why_not_axes`.
     """
-    joined = _runs(shape, axes)
-    ints = {"LENGTH": prod(shape[a] for a in axes)}
+    joined = _runs(shape, axes, row_major(shape))
+    return _walk_of(joined, prod(shape[a] for a in axes)), bool(joined) and joined[-1][0]
+
+
+def _walk_of(runs: Sequence[tuple[bool, int, int]], length: int) -> dict[str, int]:
+    ints = {"LENGTH": length}
     for letter, kind in (("K", False), ("R", True)):
-        groups = [(size, step) for reduced, size, step in joined if reduced is kind]
+        groups = [(size, step) for reduced, size, step in runs if reduced is kind]
         groups = [(1, 0)] * (3 - len(groups)) + groups
         for number, (size, step) in enumerate(groups):
             # An empty axis is never walked, but kernels divide by its size.
             ints |= {f"{letter}{number}": max(size, 1), f"{letter}S{number}": step}
-    return ints, bool(joined) and joined[-1][0]
+    return ints
 
 
-def _runs(shape: Shape, axes: Shape) -> list[tuple[bool, int, int]]:
+def _runs(shape: Shape, axes: Shape, steps: Sequence[int]) -> list[tuple[bool, int, int]]:
     """Return whether they are reduced, the sizes and the steps of axes, adjacent ones of one kind merged."""
     joined: list[tuple[bool, int, int]] = []
-    for axis, (size, step) in enumerate(zip(shape, row_major(shape), strict=True)):
+    for axis, (size, step) in enumerate(zip(shape, steps, strict=True)):
         reduced = axis in axes
         if size == 1:
             continue
-        if joined and joined[-1][0] is reduced:
+        if joined and joined[-1][0] is reduced and joined[-1][2] == size * step:
             joined[-1] = (reduced, joined[-1][1] * size, step)
         else:
             joined.append((reduced, size, step))
@@ -124,7 +130,7 @@ def _runs(shape: Shape, axes: Shape) -> list[tuple[bool, int, int]]:
 
 def why_not_axes(shape: Shape, axes: Shape) -> str | None:
     """Return why kernels do not walk a reduction: no axes up to rank 6 are more than three runs of one kind."""
-    kinds = [reduced for reduced, *_ in _runs(shape, axes)]
+    kinds = [reduced for reduced, *_ in _runs(shape, axes, row_major(shape))]
     if max(kinds.count(True), kinds.count(False)) <= 3:
         return None
     return f"axes {list(axes)} of {list(shape)} are more than three runs; GPU kernels reduce three"
@@ -207,17 +213,17 @@ class ReduceOnGpu(GpuOp):
 
     def rounds(self, op: Reduction, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the rounds of each pass, and of a division of integers, bit by bit."""
-        ints, contiguous = self._walk(op, inputs)
-        lines = prod(ints[f"K{d}"] for d in range(3))
         assert inputs[0] is not None
+        ints, contiguous = part_axes(inputs[0].shape, self._axes(op, inputs))
+        lines = prod(ints[f"K{d}"] for d in range(3))
         bits = 64 if isinstance(op, ReduceMean) and inputs[0].dtype.is_integer else 0
         return bits + walk_rounds(caps, lines, ints["LENGTH"], contiguous, 2 if RECIPES[type(op)].shifted else 1)
 
     @staticmethod
-    def _walk(op: Reduction, inputs: Sequence[Tensor | None]) -> tuple[dict[str, int], bool]:
+    def _axes(op: Reduction, inputs: Sequence[Tensor | None]) -> Shape:
         x, given = inputs[0], inputs[1] if len(inputs) > 1 else None
         assert x is not None
-        return part_axes(x.shape, op.resolve(None if given is None else given.constant, len(x.shape)))
+        return op.resolve(None if given is None else given.constant, len(x.shape))
 
     def launches(
         self, op: Reduction, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
@@ -228,19 +234,24 @@ class ReduceOnGpu(GpuOp):
         if y.layout.packed:
             launch_global(k, x, y, "max" if isinstance(op, ReduceMax) else "average")
             return
-        walk = self._walk(op, inputs)
+        axes = self._axes(op, inputs)
         if x.dtype.is_float:
-            launch_recipe(k, RECIPES[type(op)], x, y, walk)
+            launch_recipe(k, RECIPES[type(op)], x, y, axes)
         else:
-            _launch_integers(k, op, x, y, walk)
+            _launch_integers(k, op, x, y, part_axes(x.shape, axes))
 
 
-def launch_recipe(k: KernelBuilder, recipe: Recipe, x: Tensor, y: Tensor, walk: tuple[dict[str, int], bool]) -> None:
-    """Launch a reduction of floats; `walk` is from `part_axes`."""
-    ints, contiguous = walk
+def launch_recipe(k: KernelBuilder, recipe: Recipe, x: Tensor, y: Tensor, axes: Shape) -> None:
+    """Launch a reduction of floats over some axes, in the order in which its elements lie in memory."""
+    x, ints, contiguous = _walk_in_memory(k, x, axes)
     outputs = prod(y.shape)
     short, grid, local = choose_group(k, outputs, ints["LENGTH"], contiguous)
+    shared = Adjacent.choose(k.caps, ints, outputs, x.dtype)
+    if shared:
+        short, local = False, (shared.items, 1, 1)
+        grid = (min(-(-outputs // shared.outputs), k.caps.max_grid[0]), 1, 1)
     words: dict[str, Any] = {field: getattr(recipe, field) for field in Recipe.__slots__}
+    words |= {"adjacent": shared.outputs if shared else 1, "ahead": AHEAD if shared else 1}
     k.launch(
         "reduce",
         reads={"x": x},
@@ -250,6 +261,40 @@ def launch_recipe(k: KernelBuilder, recipe: Recipe, x: Tensor, y: Tensor, walk: 
         grid=grid,
         local=local,
     )
+
+
+def _walk_in_memory(k: KernelBuilder, x: Tensor, axes: Shape) -> tuple[Tensor, dict[str, int], bool]:
+    """Return a tensor, how kernels walk it, and whether the last of the axes is contiguous; see `part_axes`."""
+    in_memory, steps, first = k.by_steps(x)
+    runs = _runs(x.shape, axes, steps)
+    kinds = [reduced for reduced, *_ in runs]
+    if max(kinds.count(True), kinds.count(False)) > 3:
+        ints, contiguous = part_axes(x.shape, axes)
+        return x, {**ints, "FIRST": 0}, contiguous
+    walk = _walk_of(runs, prod(x.shape[a] for a in axes))
+    return in_memory, {**walk, "FIRST": first}, any(reduced and step == 1 for reduced, _, step in runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Adjacent:
+    """A work-group of `items` that computes several adjacent `outputs`, so that it reads what lies together at once."""
+
+    outputs: int
+    items: int
+
+    @classmethod
+    def choose(cls, caps: DeviceCaps, ints: Mapping[str, int], outputs: int, dtype: DType) -> Adjacent | None:
+        """Return as many as a memory access has, or as leave a work-group for each compute unit.
+
+        None where elements of an output lie together, where there are few, and on CPUs.
+        """
+        if caps.software or ints["LENGTH"] <= SHORT or ints["KS2"] != 1:
+            return None
+        adjacent = SECTOR // dtype.itemsize
+        while adjacent > 1 and (adjacent > ints["K2"] or outputs < adjacent * caps.likely_units):
+            adjacent //= 2
+        each = min(tree_items(caps, 256) // adjacent, power_of_two(-(-ints["LENGTH"] // AHEAD)))
+        return cls(adjacent, adjacent * each) if adjacent > 1 and each > 1 else None
 
 
 def _launch_integers(

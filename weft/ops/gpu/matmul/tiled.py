@@ -19,7 +19,7 @@ from weft.kernels.launch import SUM_PARTS
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, in_place_of, on_many_units, register_family
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem
-from weft.ops.gpu.reduce import RECIPES, launch_recipe, part_axes
+from weft.ops.gpu.reduce import RECIPES, launch_recipe
 from weft.ops.matmul import Gemm, MatMul
 from weft.ops.reduce import ReduceSum
 
@@ -201,7 +201,7 @@ def _launch_parts(plan: ProductPlan, tile: ProductTile) -> None:
         b_batch=(depth * p.b_steps[0], *p.b_batch),
     )
     _launch(replace(plan, problem=parted, y=sums), tile, plan.b, p.b_steps, 0, p.n, epilogue=False)
-    launch_recipe(plan.k, RECIPES[ReduceSum], sums, plan.y, part_axes(sums.shape, (0,)))
+    launch_recipe(plan.k, RECIPES[ReduceSum], sums, plan.y, (0,))
 
 
 def _launch(
