@@ -30,26 +30,30 @@ ${score} += LOG2E * ${given};
 ${score} = INSIDE(key) ? ${score} : -INFINITY_F;
 next${r} = LARGER(next${r}, ${score});
 </%def>
-## The other slices pass their results to the first, which adds each like one more block; `sums` are (expression, r).
-<%def name="join(sums)">
-<% size = 32 * (len(sums) + 4) %>
+## The other slices pass their results to the first, which adds each like one more block; `sums` are (expression, r),
+## `rows` how many r there are.
+<%def name="join(sums, rows)">
+<%
+held = [f"top{r}" for r in range(rows)] + [f"total{r}" for r in range(rows)]
+size = 32 * (len(sums) + len(held))
+%>
 if (slice > 0) {
   const int at = ((slice - 1) * ${warps} + part) * ${size} + lane;
-% for i, name in enumerate(["top0", "top1", "total0", "total1"] + [name for name, r in sums]):
+% for i, name in enumerate(held + [name for name, r in sums]):
   Parts[at + ${32 * i}] = ${name};
 % endfor
 }
 BARRIER;
 for (int other = 0; slice == 0 && other < ${slices - 1}; other++) {
   const int at = (other * ${warps} + part) * ${size} + lane;
-% for r in range(2):
+% for r in range(rows):
   const f32 theirs${r} = Parts[at + ${32 * r}], next${r} = LARGER(top${r}, theirs${r});
   ${move_top(r)}
   const f32 share${r} = EXP2(theirs${r} - shift${r});
-  total${r} = total${r} * fade${r} + share${r} * Parts[at + ${32 * r + 64}];
+  total${r} = total${r} * fade${r} + share${r} * Parts[at + ${32 * (rows + r)}];
 % endfor
 % for i, (name, r) in enumerate(sums):
-  ${name} = ${name} * fade${r} + share${r} * Parts[at + ${32 * i + 128}];
+  ${name} = ${name} * fade${r} + share${r} * Parts[at + ${32 * (len(held) + i)}];
 % endfor
 }
 BARRIER;

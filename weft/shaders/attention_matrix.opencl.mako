@@ -1,5 +1,5 @@
 ## softmax(SCALE * Q K^T + mask) V in fp16 on NVIDIA's matrix units, summed in fp32; for the arguments see
-## `attention.mako`. A warp has 16 queries. LZ warps take turns in the blocks of `keys` keys and are joined at the end;
+## `attention.mako`. A warp has `blocks` times 16 queries. LZ warps take turns in the blocks of `keys` keys and are joined at the end;
 ## LY such sets have other queries of the head. Each block updates the softmax in registers (T. Dao, "FlashAttention-2",
 ## 2023, arXiv 2307.08691), with powers of 2: SCALE includes log2(e).
 ##
@@ -8,12 +8,14 @@
 ## V (e = 32c + 4g, one of each of 4 tiles), and stores 8 (e = 32c + 8t). The sums of Q K^T are already in the order that
 ## the products with V need. `depth` and `width` are D and E in units of 32, rounded up.
 <%
-tiles, steps, sums = range(keys // 8), range(keys // 16), [(n, e) for n in range(4 * width) for e in range(4)]
+blocks = context.get("blocks", 1)
+rows, tiles, steps = range(2 * blocks), range(keys // 8), range(keys // 16)
+sums = [(n, e, n // (4 * width) * 2 + e // 2) for n in range(4 * width * blocks) for e in range(4)]  # and their rows
 its = "head / SHARED" if context.get("shared", False) else "head"  # of keys and values
 apart = "apart" in context.keys()  # the elements of a head of the result
 k.needs_subgroup()
 if slices > 1:
-    k.shared("f32", "Parts", f"{(slices - 1) * warps * 32 * (len(sums) + 4)}")
+    k.shared("f32", "Parts", f"{(slices - 1) * warps * 32 * (len(sums) + 2 * len(rows))}")
 %>
 <%namespace name="parts" file="attention.parts.mako"/>
 <%include file="ptx.opencl.mako"/>
@@ -25,17 +27,17 @@ ${parts.names()}
 const int lane = LOCAL_X, part = LOCAL_Y, slice = LOCAL_Z, g = lane / 4, t = lane % 4;
 ${k.for_groups("group", "GROUPS")} {
   const int head = group / BLOCKS % HEADS, batch = group / BLOCKS / HEADS;
-  const int row0 = group % BLOCKS * ${16 * warps} + part * 16 + g, row1 = row0 + 8;
+  const int row0 = group % BLOCKS * ${16 * blocks * warps} + part * ${16 * blocks} + g, ${", ".join(f"row{r} = row0 + {8 * r}" for r in rows[1:])};
   __global const uint4* queries = (__global const uint4*)(q_in + (Q0 + batch * QB + head * QH));
   __global const uint4* key_rows = (__global const uint4*)(k_in + (K0 + batch * KB + ${its} * KH));
   __global const uint2* values = (__global const uint2*)(v_in + (V0 + batch * VB + ${its} * VH));
 % for c in range(depth):
-% for r in range(2):
+% for r in rows:
   const uint4 q${c}_${r} = row${r} < QUERIES && ${32 * c} + t * 8 < D ? queries[row${r} * (QS / 8) + ${4 * c} + t] : (uint4)(0);
 % endfor
 % endfor
-  f32 top0 = -INFINITY_F, top1 = -INFINITY_F, total0 = 0.0, total1 = 0.0;
-% for n, e in sums:
+  f32 ${", ".join([f"top{r} = -INFINITY_F" for r in rows] + [f"total{r} = 0.0" for r in rows])};
+% for n, e, r in sums:
   f32 acc${n}_${e} = 0.0;
 % endfor
   for (int round = 0; round < (COUNT + ${keys * slices - 1}) / ${keys * slices}; round++) {
@@ -55,58 +57,60 @@ ${k.for_groups("group", "GROUPS")} {
 % endfor
 % endfor
 % endfor
-    f32 next0 = top0, next1 = top1;
-% for j in tiles:
-    f32 ${", ".join(f"s{j}_{e} = 0.0" for e in range(4))};
+    f32 ${", ".join(f"next{r} = top{r}" for r in rows)};
+% for b, j in [(b, j) for b in range(blocks) for j in tiles]:
+<% s, q0, q1 = f"s{len(tiles) * b + j}", 2 * b, 2 * b + 1 %>\
+    f32 ${", ".join(f"{s}_{e} = 0.0" for e in range(4))};
 % for c in range(depth):
-    MMA(${sum4(f"s{j}")}, q${c}_0.x, q${c}_1.x, q${c}_0.y, q${c}_1.y, k${j}_${c}.x, k${j}_${c}.y);
-    MMA(${sum4(f"s{j}")}, q${c}_0.z, q${c}_1.z, q${c}_0.w, q${c}_1.w, k${j}_${c}.z, k${j}_${c}.w);
+    MMA(${sum4(s)}, q${c}_${q0}.x, q${c}_${q1}.x, q${c}_${q0}.y, q${c}_${q1}.y, k${j}_${c}.x, k${j}_${c}.y);
+    MMA(${sum4(s)}, q${c}_${q0}.z, q${c}_${q1}.z, q${c}_${q0}.w, q${c}_${q1}.w, k${j}_${c}.z, k${j}_${c}.w);
 % endfor
 % for e in range(4):
     {
       const int key = start + ${8 * j + e % 2} + t * 2;
-      ${parts.finish_score(f"s{j}_{e}", e // 2)}
+      ${parts.finish_score(f"{s}_{e}", 2 * b + e // 2)}
     }
 % endfor
 % endfor
-% for r in range(2):
+% for r in rows:
     ${parts.over_quad("LARGER", f"next{r}")}
     ${parts.move_top(r)}
     total${r} *= fade${r};
 % endfor
-% for n, e in sums:
-    acc${n}_${e} *= fade${e // 2};
+% for n, e, r in sums:
+    acc${n}_${e} *= fade${r};
 % endfor
-% for s in steps:
+% for s, b in [(s, b) for s in steps for b in range(blocks)]:
     {
       uint p0, p1, p2, p3;
 % for r in range(4):
-<% a, b, row = f"s{2 * s + r // 2}_{r % 2 * 2}", f"s{2 * s + r // 2}_{r % 2 * 2 + 1}", r % 2 %>
-      ${a} = EXP2(${a} - shift${row});
-      ${b} = EXP2(${b} - shift${row});
-      total${row} += ${a} + ${b};
-      PACK_HALVES(p${r}, ${a}, ${b});
+<% score, row = f"s{len(tiles) * b + 2 * s + r // 2}", 2 * b + r % 2
+first, second = (f"{score}_{r % 2 * 2 + e}" for e in range(2)) %>
+      ${first} = EXP2(${first} - shift${row});
+      ${second} = EXP2(${second} - shift${row});
+      total${row} += ${first} + ${second};
+      PACK_HALVES(p${r}, ${first}, ${second});
 % endfor
 % for c, j in [(c, j) for c in range(width) for j in range(4)]:
 <% half, word = "LOW" if j % 2 == 0 else "HIGH", "xy"[j // 2] %>
-      MMA(${sum4(f"acc{4 * c + j}")}, p0, p1, p2, p3,
+      MMA(${sum4(f"acc{4 * (width * b + c) + j}")}, p0, p1, p2, p3,
           ${half}_HALVES(v${s}_${c}_0.${word}, v${s}_${c}_1.${word}), ${half}_HALVES(v${s}_${c}_2.${word}, v${s}_${c}_3.${word}));
 % endfor
     }
 % endfor
   }
-% for r in range(2):
+% for r in rows:
   ${parts.over_quad("PLUS", f"total{r}")}
 % endfor
 % if slices > 1:
-  ${parts.join([(f"acc{n}_{e}", e // 2) for n, e in sums])}
+  ${parts.join([(f"acc{n}_{e}", r) for n, e, r in sums], len(rows))}
 % endif
-% for c, r in [(c, r) for c in range(width) for r in range(2)]:
+% for c, r in [(c, r) for c in range(width) for r in rows]:
   if (slice == 0 && row${r} < QUERIES && ${32 * c} + t * 8 < E) {
 <% step, first = (" * YD", f"({32 * c} + t * 8) * YD") if apart else ("", f"{32 * c} + t * 8") %>\
     const int at = batch * YB + head * YH + row${r} * YS + ${first};
     const f32 share = ${"total%d == 0.0 ? 0.0 : " % r if context.get("zero_hidden", False) else ""}1.0 / total${r};
-<% out = [f"share * acc{4 * c + i % 4}_{2 * r + i // 4}" for i in range(8)]
+<% out = [f"share * acc{4 * (width * (r // 2) + c) + i % 4}_{r % 2 * 2 + i // 4}" for i in range(8)]
 if context.get("zero_nan", False):  # the sums of a row of NaN are NaN: no factor makes them zeros
     out = [f"(total{r} > 0.0 ? {each} : 0.0)" for each in out] %>
 % if k.request.steps or apart:

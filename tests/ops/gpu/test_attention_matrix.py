@@ -31,7 +31,7 @@ from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, Operand, StepText, render
 from weft.ops.attention import Extents
 from weft.ops.gpu.attention import matrix as attention_matrix
-from weft.ops.gpu.attention.matrix import TILES, AttentionTile, MatrixAttention, legal_tiles, microseconds
+from weft.ops.gpu.attention.matrix import TILES, AttentionTile, MatrixAttention, TallTile, legal_tiles, microseconds
 from weft.ops.gpu.attention.problem import AttentionProblem
 from weft.ops.gpu.conv import matrix
 from weft.ops.gpu.conv.matrix import MatrixTile
@@ -62,10 +62,13 @@ def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 BLOCKS, SLICES, LONG = AttentionTile(2, 1, 16), AttentionTile(1, 2, 16), AttentionTile(1, 1, 32)
+TALL, TALL_SLICES = TallTile(2, 1, 32), TallTile(1, 2, 16)
 PLACES = [
     *[(BLOCKS, n) for n in ("hidden", "lowest", "all-hidden", "odd-rows-zero", "mask-of-all", "packed", "halves")],
     *[(SLICES, name) for name in ("hidden", "all-hidden", "odd-rows-zero", "packed")],
     (LONG, "full-blocks"),
+    *[(TALL, name) for name in ("hidden", "odd-rows-zero", "packed", "mask-of-all", "halves")],
+    *[(TALL_SLICES, name) for name in ("all-hidden", "packed")],
     *[(BLOCKS, name) for name in ("shared", "shared-side-by-side")],
 ]
 QUICK_ON_VULKAN = [(SLICES, "packed")]
@@ -82,7 +85,7 @@ QUICK_ON_VULKAN = [(SLICES, "packed")]
         ],
     ],
     indirect=["tile"],
-    ids=lambda v: v if isinstance(v, str) else f"{v.warps}x{v.slices}x{v.keys}",
+    ids=str,
 )
 def test_attention_by_value(api: str, tile: AttentionTile, name: str) -> None:
     row = by_name(name)
@@ -179,7 +182,8 @@ def test_convolutions_by_value(tile: MatrixTile, channels_last: bool, monkeypatc
 def test_the_kernel_of_every_tile_compiles(tile: AttentionTile, heads: tuple[int, int]) -> None:
     depth, width = heads
     variant: dict[str, int | str] = {
-        "warps": tile.warps, "slices": tile.slices, "keys": tile.keys, "depth": depth, "width": width,
+        "warps": tile.warps, "slices": tile.slices, "keys": tile.keys, "blocks": tile.blocks, "depth": depth,
+        "width": width,
     }  # fmt: skip
     names = "BLOCKS COUNT D E GROUPS HEADS K0 KB KH KS MB MH MK MS Q0 QB QH QS QUERIES V0 VB VH VS YB YH YS".split()
     compiler = glslang.find_compiler()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, log, prod
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem
 from weft.ops.gpu.move import Strides, launch_move
 
 QUERIES = 16
-"""Queries of a subgroup: the rows of its tiles."""
+"""Queries of a block: the rows of a matrix."""
 WIDE = 8
 """Elements that are loaded or stored at once: 16 bytes."""
 CHUNK = 32
@@ -54,13 +55,19 @@ class MatrixAttentionFigures(AlgorithmFigures, section="attention_matrix"):
 class AttentionTile:
     """How a work-group divides its work.
 
-    `warps` subgroups have 16 queries each; `slices` such sets take turns in the blocks of `keys` keys, and their
+    `warps` subgroups have `blocks` blocks of 16 queries each; `slices` such sets take turns in the blocks of `keys` keys, and their
     results are joined at the end.
     """
 
     warps: int
     slices: int
     keys: int
+    blocks: ClassVar[int] = 1
+
+    @property
+    def queries(self) -> int:
+        """Return the queries of a group."""
+        return QUERIES * self.blocks * self.warps
 
     @property
     def items(self) -> int:
@@ -69,13 +76,21 @@ class AttentionTile:
 
     def shared_bytes(self, each: Extents) -> int:
         """Return the bytes of work-group memory: sums, largest scores and totals of all slices but one."""
-        return (self.slices - 1) * self.warps * SUBGROUP * (QUERIES * chunks(each.width) + 4) * 4
+        held = self.blocks * (QUERIES * chunks(each.width) + 4)
+        return (self.slices - 1) * self.warps * SUBGROUP * held * 4
 
     def registers(self, each: Extents) -> int:
-        """Return the registers of an item: queries, keys, values, scores and sums."""
+        """Return the registers of an item, about: queries, keys, values, scores and sums."""
         depth, width = chunks(each.depth), chunks(each.width)
-        operands = 8 * depth + self.keys // 2 * (depth + width)
-        return min(OTHER_REGISTERS + operands + self.keys // 2 + 16 * width, tiled.MOST_REGISTERS)
+        of_queries = 8 * depth + self.keys // 2 + 16 * width
+        return OTHER_REGISTERS + self.blocks * of_queries + self.keys // 2 * (depth + width)
+
+
+@dataclass(frozen=True)
+class TallTile(AttentionTile):
+    """A tile whose subgroups have 32 queries each, and so load keys and values half as often for a query."""
+
+    blocks: ClassVar[int] = 2
 
 
 TILES = (
@@ -93,6 +108,17 @@ TILES = (
     AttentionTile(2, 4, 32),
     AttentionTile(2, 2, 64),
     AttentionTile(1, 8, 32),
+    TallTile(4, 1, 32),
+    TallTile(2, 1, 32),
+    TallTile(1, 2, 32),
+    TallTile(2, 2, 32),
+    TallTile(1, 4, 32),
+    TallTile(4, 1, 16),
+    TallTile(2, 1, 16),
+    TallTile(2, 2, 16),
+    TallTile(1, 4, 16),
+    TallTile(1, 8, 16),
+    TallTile(8, 1, 16),
 )
 """In no order: each takes its place by its estimate."""
 OTHER_REGISTERS = 40
@@ -130,7 +156,7 @@ def chunks(size: int) -> int:
 
 
 def legal_tiles(caps: DeviceCaps, each: Extents) -> list[AttentionTile]:
-    """Return the tiles that fit the device; those with more than 32 keys only if registers hold them."""
+    """Return the tiles that fit the device and, where an item holds more than the least, its registers."""
     largest = chunks(max(each.depth, each.width))
     return [
         t
@@ -138,6 +164,7 @@ def legal_tiles(caps: DeviceCaps, each: Extents) -> list[AttentionTile]:
         if t.items <= caps.max_local_items
         and t.shared_bytes(each) <= caps.local_memory
         and t.keys * largest <= 128
+        and (t.blocks == 1 or t.registers(each) <= tiled.MOST_REGISTERS)
         and (t.slices == 1 or t.slices <= -(-each.keys // t.keys))
     ]
 
@@ -150,12 +177,12 @@ def microseconds(caps: DeviceCaps, each: Extents, tile: AttentionTile) -> float:
     compares this with measured times.
     """
     model, own = caps.model, caps.model.of(MatrixAttentionFigures)
-    on_a_unit = -(-prod(each.lead) * -(-each.queries // (QUERIES * tile.warps)) // caps.likely_units)
+    on_a_unit = -(-prod(each.lead) * -(-each.queries // tile.queries) // caps.likely_units)
     memory = tile.shared_bytes(each) + model.group_memory
     resident = min(
         model.resident_items // tile.items,
         model.unit_memory // memory,
-        model.unit_registers // (tile.registers(each) * tile.items),
+        model.unit_registers // (min(tile.registers(each), tiled.MOST_REGISTERS) * tile.items),
         on_a_unit,
     )
     waves = -(-on_a_unit // max(resident, 1))
@@ -244,11 +271,12 @@ class MatrixAttention(Algorithm[AttentionProblem, AttentionPlan, AttentionTile])
         return [Candidate(tile, us[tile]) for tile in sorted(us, key=us.__getitem__)]
 
     def launch(self, plan: AttentionPlan, tile: AttentionTile) -> None:
-        """Launch a work-group for every `warps` blocks of 16 queries of each head, behind copies to rows."""
+        """Launch a work-group for each head's every so many queries of a tile, behind copies to rows."""
         plan = in_rows(plan)
         k, p = plan.k, plan.problem
-        blocks = -(-p.each.queries // (QUERIES * tile.warps))
+        blocks = -(-p.each.queries // tile.queries)
         groups = prod(p.each.lead) * blocks
+        tall = {"blocks": tile.blocks} if tile.blocks > 1 else {}
         k.launch(
             "attention_matrix",
             reads=plan.reads,
@@ -257,7 +285,7 @@ class MatrixAttention(Algorithm[AttentionProblem, AttentionPlan, AttentionTile])
             floats={"SCALE": plan.scale / log(2)},
             variant={
                 "warps": tile.warps, "slices": tile.slices, "keys": tile.keys,
-                "depth": chunks(p.each.depth), "width": chunks(p.each.width), **plan.unusual,
+                "depth": chunks(p.each.depth), "width": chunks(p.each.width), **tall, **plan.unusual,
             },
             grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1),
             local=(SUBGROUP, tile.warps, tile.slices),
