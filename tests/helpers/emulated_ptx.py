@@ -81,6 +81,9 @@ CALLED float2 emulated_unpack(uint from) {
 #define PACK_HALVES(to, low, high) to = emulated_pack(low, high)
 #define UNPACK_HALVES(low, high, from) { const float2 two = emulated_unpack(from); low = two.x; high = two.y; }
 #define WARP_BARRIER barrier(CLK_LOCAL_MEM_FENCE)
+#define COPY_16(to, from, bytes) *(to) = (bytes) ? *(from) : (uint4)(0)
+#define END_OF_COPIES
+#define COPIES_ARRIVED
 """
 
 

@@ -1,5 +1,11 @@
-## Parts of both attention kernels on matrix units; EXP2 is the language's power of 2.
+## Parts of both attention kernels on matrix units; EXP2 is the language's power of 2. With `unscaled`, scores and what is
+## the largest of them are without SCALE, which is positive, until a power is taken.
 <%namespace name="mask" file="mask.parts.mako"/>
+<%!
+def scaled(context, score):
+    """Return a score as powers take it."""
+    return f"{score} * SCALE" if context.get("unscaled", False) else score
+%>
 <%def name="names()">
 #define LARGER(a, b) max((a), (b)) // a NaN may get lost here: it makes the total one all the same
 #define PLUS(a, b) ((a) + (b))
@@ -13,12 +19,14 @@
 ## Take powers relative to a larger score from now on. If all scores so far are -inf there is nothing to scale, and the
 ## difference of two infinities must not be computed.
 <%def name="move_top(r)">
-const f32 shift${r} = next${r} == -INFINITY_F ? 0.0 : next${r}, fade${r} = EXP2(top${r} - shift${r});
+const f32 shift${r} = next${r} == -INFINITY_F ? 0.0 : ${scaled(context, f"next{r}")}, fade${r} = EXP2(${scaled(context, f"top{r}")} - shift${r});
 top${r} = next${r};
 </%def>
 ## A score: scaled, masked, and -inf behind the last key.
 <%def name="finish_score(score, r)">
+% if not context.get("unscaled", False):
 ${score} *= SCALE;
+% endif
 % if k.has("mask"):
 <% given = k.args["mask"].load(f"batch * MB + head * MH + min(row{r}, QUERIES - 1) * MS + min(key, COUNT - 1) * MK") %>\
 % if context.get("zero_hidden", False) or context.get("lowest_hides", False):
@@ -49,7 +57,7 @@ for (int other = 0; slice == 0 && other < ${slices - 1}; other++) {
 % for r in range(rows):
   const f32 theirs${r} = Parts[at + ${32 * r}], next${r} = LARGER(top${r}, theirs${r});
   ${move_top(r)}
-  const f32 share${r} = EXP2(theirs${r} - shift${r});
+  const f32 share${r} = EXP2(${scaled(context, f"theirs{r}")} - shift${r});
   total${r} = total${r} * fade${r} + share${r} * Parts[at + ${32 * (rows + r)}];
 % endfor
 % for i, (name, r) in enumerate(sums):

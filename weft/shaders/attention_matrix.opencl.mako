@@ -3,26 +3,54 @@
 ## LY such sets have other queries of the head. Each block updates the softmax in registers (T. Dao, "FlashAttention-2",
 ## 2023, arXiv 2307.08691), with powers of 2: SCALE includes log2(e).
 ##
-## Nothing is staged. The order of a head's elements, and of V's columns, in a fragment is free, as long as both factors,
+## Nothing is staged, unless `staged`: then the warps of a set share two blocks of keys and values in work-group memory,
+## of which the next one arrives while they compute with the other. Rows have pitches at which the items that load
+## together touch all banks once. The order of a head's elements, and of V's columns, in a fragment is free, as long as both factors,
 ## or V and the result, agree. So an item loads 8 adjacent elements of Q or K (d = 32c + 8t, two steps of m16n8k16), 4 of
 ## V (e = 32c + 4g, one of each of 4 tiles), and stores 8 (e = 32c + 8t). The sums of Q K^T are already in the order that
 ## the products with V need. `depth` and `width` are D and E in units of 32, rounded up.
 <%
 blocks = context.get("blocks", 1)
 rows, tiles, steps = range(2 * blocks), range(keys // 8), range(keys // 16)
+staged = context.get("staged", False)
 sums = [(n, e, n // (4 * width) * 2 + e // 2) for n in range(4 * width * blocks) for e in range(4)]  # and their rows
 its = "head / SHARED" if context.get("shared", False) else "head"  # of keys and values
 apart = "apart" in context.keys()  # the elements of a head of the result
 k.needs_subgroup()
 if slices > 1:
     k.shared("f32", "Parts", f"{(slices - 1) * warps * 32 * (len(sums) + 2 * len(rows))}")
+key_pitch, value_pitch = 4 * depth + (4 if depth % 2 == 0 else 0), 4 * width + 1  # vectors of 16 bytes
+if staged:
+    k.shared("uint4", "Keys", str(2 * slices * keys * key_pitch))
+    k.shared("uint4", "Values", str(2 * slices * keys * value_pitch))
 %>
 <%namespace name="parts" file="attention.parts.mako"/>
 <%include file="ptx.opencl.mako"/>
+% if staged:
+<%include file="async_copies.opencl.mako"/>
+% endif
 #define EXP2(x) native_exp2(x)
 #define LOW_HALVES(a, b) (((a) & 0xffffu) | ((b) << 16))
 #define HIGH_HALVES(a, b) (((a) >> 16) | ((b) & 0xffff0000u))
 ${parts.names()}
+## Ask for the block of a round; of each row as many vectors as the head's elements take.
+<%def name="copy_rows(array, pitch, source, step, count, elements)">
+% for first in range(0, keys * count, 32 * warps):
+  {
+    const int piece = ${first} + member, row = piece / ${count}, at = piece % ${count};
+    const bool inside = INSIDE(from + row) && at * 8 < ${elements};
+    ${f"if (piece < {keys * count}) " if first + 32 * warps > keys * count else ""}COPY_16(${array} + (into * ${keys} + row) * ${pitch} + at, ${source} + (inside ? (from + row) * (${step} / 8) + at : 0), inside ? 16 : 0);
+  }
+% endfor
+</%def>\
+<%def name="copy_block(round)">
+  {
+    const int from = ((${round}) * ${slices} + slice) * ${keys}, into = (${round}) % 2 * ${slices} + slice, member = part * 32 + lane;
+    ${copy_rows("Keys", key_pitch, "key_rows", "KS", 4 * depth, "D")}
+    ${copy_rows("Values", value_pitch, "value_rows", "VS", 4 * width, "E")}
+    END_OF_COPIES;
+  }
+</%def>\
 <%def name="sum4(a)">${", ".join(f"{a}_{e}" for e in range(4))}</%def>
 const int lane = LOCAL_X, part = LOCAL_Y, slice = LOCAL_Z, g = lane / 4, t = lane % 4;
 ${k.for_groups("group", "GROUPS")} {
@@ -40,8 +68,19 @@ ${k.for_groups("group", "GROUPS")} {
 % for n, e, r in sums:
   f32 acc${n}_${e} = 0.0;
 % endfor
+% if staged:
+  __global const uint4* value_rows = (__global const uint4*)values;
+  BARRIER; // of the last head's end
+  ${copy_block("0")}
+% endif
   for (int round = 0; round < (COUNT + ${keys * slices - 1}) / ${keys * slices}; round++) {
     const int start = (round * ${slices} + slice) * ${keys};
+% if staged:
+    const int block = round % 2 * ${slices} + slice;
+    COPIES_ARRIVED;
+    BARRIER; // all copies are there, and nobody reads the other block any more
+    if ((round + 1) * ${keys * slices} < COUNT) ${copy_block("round + 1")}
+% else:
 % for j in tiles:
 % for c in range(depth):
     const uint4 k${j}_${c} = INSIDE(start + ${8 * j} + g) && ${32 * c} + t * 8 < D
@@ -57,8 +96,12 @@ ${k.for_groups("group", "GROUPS")} {
 % endfor
 % endfor
 % endfor
+% endif
     f32 ${", ".join(f"next{r} = top{r}" for r in rows)};
-% for b, j in [(b, j) for b in range(blocks) for j in tiles]:
+% for j, b in [(j, b) for j in tiles for b in range(blocks)]:
+% for c in range(depth if staged and b == 0 else 0):
+    const uint4 k${j}_${c} = Keys[(block * ${keys} + ${8 * j} + g) * ${key_pitch} + ${4 * c} + t];
+% endfor
 <% s, q0, q1 = f"s{len(tiles) * b + j}", 2 * b, 2 * b + 1 %>\
     f32 ${", ".join(f"{s}_{e} = 0.0" for e in range(4))};
 % for c in range(depth):
@@ -81,13 +124,16 @@ ${k.for_groups("group", "GROUPS")} {
     acc${n}_${e} *= fade${r};
 % endfor
 % for s, b in [(s, b) for s in steps for b in range(blocks)]:
+% for c, r in [(c, r) for c in range(width) for r in range(4) if staged and b == 0]:
+    const uint2 v${s}_${c}_${r} = ((__local const uint2*)Values)[(block * ${keys} + ${16 * s + r % 2 + r // 2 * 8} + t * 2) * ${2 * value_pitch} + ${8 * c} + g];
+% endfor
     {
       uint p0, p1, p2, p3;
 % for r in range(4):
 <% score, row = f"s{len(tiles) * b + 2 * s + r // 2}", 2 * b + r % 2
 first, second = (f"{score}_{r % 2 * 2 + e}" for e in range(2)) %>
-      ${first} = EXP2(${first} - shift${row});
-      ${second} = EXP2(${second} - shift${row});
+      ${first} = EXP2(${parts.module.scaled(context, first)} - shift${row});
+      ${second} = EXP2(${parts.module.scaled(context, second)} - shift${row});
       total${row} += ${first} + ${second};
       PACK_HALVES(p${r}, ${first}, ${second});
 % endfor

@@ -31,7 +31,7 @@ from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, Operand, StepText, render
 from weft.ops.attention import Extents
 from weft.ops.gpu.attention import matrix as attention_matrix
-from weft.ops.gpu.attention.matrix import TILES, AttentionTile, MatrixAttention, TallTile, legal_tiles, microseconds
+from weft.ops.gpu.attention.matrix import TILES, AttentionTile, MatrixAttention, StagedTile, TallStagedTile, TallTile, legal_tiles, microseconds
 from weft.ops.gpu.attention.problem import AttentionProblem
 from weft.ops.gpu.conv import matrix
 from weft.ops.gpu.conv.matrix import MatrixTile
@@ -63,6 +63,7 @@ def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 BLOCKS, SLICES, LONG = AttentionTile(2, 1, 16), AttentionTile(1, 2, 16), AttentionTile(1, 1, 32)
 TALL, TALL_SLICES = TallTile(2, 1, 32), TallTile(1, 2, 16)
+STAGED, TALL_STAGED = StagedTile(2, 2, 16), TallStagedTile(2, 1, 32)
 PLACES = [
     *[(BLOCKS, n) for n in ("hidden", "lowest", "all-hidden", "odd-rows-zero", "mask-of-all", "packed", "halves")],
     *[(SLICES, name) for name in ("hidden", "all-hidden", "odd-rows-zero", "packed")],
@@ -71,6 +72,10 @@ PLACES = [
     *[(TALL_SLICES, name) for name in ("all-hidden", "packed")],
     *[(BLOCKS, name) for name in ("shared", "shared-side-by-side")],
 ]
+STAGED_PLACES = [
+    *[(STAGED, name) for name in ("all-hidden", "packed")],
+    *[(TALL_STAGED, name) for name in ("hidden", "odd-rows-zero", "packed", "mask-of-all", "halves", "shared")],
+]
 QUICK_ON_VULKAN = [(SLICES, "packed")]
 """What llvmpipe compiles in the short run, which takes it ten seconds. OpenCL runs them all."""
 
@@ -78,7 +83,7 @@ QUICK_ON_VULKAN = [(SLICES, "packed")]
 @pytest.mark.parametrize(
     ("api", "tile", "name"),
     [
-        *[("opencl", t, n) for t, n in (*PLACES, (BLOCKS, "uneven-heads"))],
+        *[("opencl", t, n) for t, n in (*PLACES, *STAGED_PLACES, (BLOCKS, "uneven-heads"))],
         *[
             pytest.param("vulkan", t, n, marks=[pytest.mark.long] * ((t, n) not in QUICK_ON_VULKAN))
             for t, n in (*PLACES, (BLOCKS, "plain"))
@@ -90,7 +95,7 @@ QUICK_ON_VULKAN = [(SLICES, "packed")]
 def test_attention_by_value(api: str, tile: AttentionTile, name: str) -> None:
     row = by_name(name)
     arrays = halved(row)
-    with emulated_gpu(api):
+    with emulated_gpu(api, warpgroup_units=tile.staged):
         actual = run_here(graph_of(row), feeds_of(row, arrays), "attention_matrix")
     assert_agree(actual, reference(row.make_op(), arrays), row.make_op())
 

@@ -63,6 +63,7 @@ class AttentionTile:
     slices: int
     keys: int
     blocks: ClassVar[int] = 1
+    staged: ClassVar[bool] = False
 
     @property
     def queries(self) -> int:
@@ -77,18 +78,39 @@ class AttentionTile:
     def shared_bytes(self, each: Extents) -> int:
         """Return the bytes of work-group memory: sums, largest scores and totals of all slices but one."""
         held = self.blocks * (QUERIES * chunks(each.width) + 4)
-        return (self.slices - 1) * self.warps * SUBGROUP * held * 4
+        return (self.slices - 1) * self.warps * SUBGROUP * held * 4 + self.staged_bytes(each)
+
+    def staged_bytes(self, each: Extents) -> int:
+        """Return the bytes of work-group memory of two blocks of keys and values, with the pitches of the kernel."""
+        depth, width = chunks(each.depth), chunks(each.width)
+        vectors = 4 * depth + (4 if depth % 2 == 0 else 0) + 4 * width + 1
+        return 2 * self.slices * self.keys * vectors * 16 if self.staged else 0
 
     def registers(self, each: Extents) -> int:
         """Return the registers of an item, about: queries, keys, values, scores and sums."""
         depth, width = chunks(each.depth), chunks(each.width)
         of_queries = 8 * depth + self.keys // 2 + 16 * width
-        return OTHER_REGISTERS + self.blocks * of_queries + self.keys // 2 * (depth + width)
+        held = 16 if self.staged else self.keys // 2 * (depth + width)
+        return OTHER_REGISTERS + self.blocks * of_queries + held
 
 
 @dataclass(frozen=True)
 class TallTile(AttentionTile):
     """A tile whose subgroups have 32 queries each, and so load keys and values half as often for a query."""
+
+    blocks: ClassVar[int] = 2
+
+
+@dataclass(frozen=True)
+class StagedTile(AttentionTile):
+    """A tile whose subgroups share keys and values in work-group memory, which asynchronous copies bring."""
+
+    staged: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class TallStagedTile(StagedTile):
+    """A staged tile whose subgroups have 32 queries each."""
 
     blocks: ClassVar[int] = 2
 
@@ -119,6 +141,21 @@ TILES = (
     TallTile(1, 4, 16),
     TallTile(1, 8, 16),
     TallTile(8, 1, 16),
+    StagedTile(4, 1, 64),
+    StagedTile(4, 1, 32),
+    StagedTile(8, 1, 64),
+    StagedTile(8, 1, 32),
+    StagedTile(2, 1, 64),
+    StagedTile(4, 2, 32),
+    StagedTile(2, 2, 32),
+    StagedTile(2, 4, 16),
+    TallStagedTile(4, 1, 32),
+    TallStagedTile(4, 1, 64),
+    TallStagedTile(2, 1, 32),
+    TallStagedTile(2, 2, 32),
+    TallStagedTile(4, 2, 32),
+    TallStagedTile(2, 4, 16),
+    TallStagedTile(4, 1, 16),
 )
 """In no order: each takes its place by its estimate."""
 OTHER_REGISTERS = 40
@@ -163,8 +200,9 @@ def legal_tiles(caps: DeviceCaps, each: Extents) -> list[AttentionTile]:
         for t in TILES
         if t.items <= caps.max_local_items
         and t.shared_bytes(each) <= caps.local_memory
-        and t.keys * largest <= 128
-        and (t.blocks == 1 or t.registers(each) <= tiled.MOST_REGISTERS)
+        and (t.staged or t.keys * largest <= 128)
+        and (caps.warpgroup_units or not t.staged)
+        and (type(t) is AttentionTile or t.registers(each) <= tiled.MOST_REGISTERS)
         and (t.slices == 1 or t.slices <= -(-each.keys // t.keys))
     ]
 
@@ -276,7 +314,9 @@ class MatrixAttention(Algorithm[AttentionProblem, AttentionPlan, AttentionTile])
         k, p = plan.k, plan.problem
         blocks = -(-p.each.queries // tile.queries)
         groups = prod(p.each.lead) * blocks
-        tall = {"blocks": tile.blocks} if tile.blocks > 1 else {}
+        forms: dict[str, int] = {"blocks": tile.blocks} if tile.blocks > 1 else {}
+        if tile.staged:
+            forms |= {"staged": True, "unscaled": plan.scale > 0 and "mask" not in plan.reads}
         k.launch(
             "attention_matrix",
             reads=plan.reads,
@@ -285,7 +325,7 @@ class MatrixAttention(Algorithm[AttentionProblem, AttentionPlan, AttentionTile])
             floats={"SCALE": plan.scale / log(2)},
             variant={
                 "warps": tile.warps, "slices": tile.slices, "keys": tile.keys,
-                "depth": chunks(p.each.depth), "width": chunks(p.each.width), **tall, **plan.unusual,
+                "depth": chunks(p.each.depth), "width": chunks(p.each.width), **forms, **plan.unusual,
             },
             grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1),
             local=(SUBGROUP, tile.warps, tile.slices),
