@@ -73,7 +73,7 @@ class Judgement:
     expected: float
     took: float
     best: float
-    """The least time of all tiles of that kind that have one, also of those that are not offered any more."""
+    """The least time of all tiles of its kernel that have one, also of those that are not offered any more."""
 
 
 def judged(kernel: TiledKernel, times: dict[Sizes, Times], caps: DeviceCaps) -> list[Judgement]:
@@ -84,10 +84,14 @@ def judged(kernel: TiledKernel, times: dict[Sizes, Times], caps: DeviceCaps) -> 
         chosen = min(expected, key=expected.__getitem__)
         if chosen not in us:
             raise SystemExit(f"{chosen} has no time for {sizes}: time the tiles anew with --device")
-        kind = chosen.split("(")[0]
-        best = min(time for tile, time in us.items() if tile.split("(")[0] == kind)
+        kinds = {_kind(tile) for tile in expected}
+        best = min(time for tile, time in us.items() if _kind(tile) in kinds)
         out.append(Judgement(sizes, chosen, expected[chosen], us[chosen], best))
     return out
+
+
+def _kind(tile: str) -> str:
+    return tile.split("(")[0]
 
 
 def recorded(kernel: TiledKernel) -> dict[Sizes, Times]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -27,11 +28,20 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
+from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, Operand, StepText, render
 from weft.ops.attention import Extents
 from weft.ops.gpu.attention import matrix as attention_matrix
-from weft.ops.gpu.attention.matrix import TILES, AttentionTile, MatrixAttention, StagedTile, TallStagedTile, TallTile, legal_tiles, microseconds
+from weft.ops.gpu.attention.matrix import (
+    TILES,
+    AttentionTile,
+    MatrixAttention,
+    StagedTile,
+    TallTile,
+    legal_tiles,
+    microseconds,
+)
 from weft.ops.gpu.attention.problem import AttentionProblem
 from weft.ops.gpu.conv import matrix
 from weft.ops.gpu.conv.matrix import MatrixTile
@@ -62,19 +72,16 @@ def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 BLOCKS, SLICES, LONG = AttentionTile(2, 1, 16), AttentionTile(1, 2, 16), AttentionTile(1, 1, 32)
-TALL, TALL_SLICES = TallTile(2, 1, 32), TallTile(1, 2, 16)
-STAGED, TALL_STAGED = StagedTile(2, 2, 16), TallStagedTile(2, 1, 32)
+STAGED, TALL = StagedTile(2, 2, 16), TallTile(2, 1, 32)
 PLACES = [
     *[(BLOCKS, n) for n in ("hidden", "lowest", "all-hidden", "odd-rows-zero", "mask-of-all", "packed", "halves")],
     *[(SLICES, name) for name in ("hidden", "all-hidden", "odd-rows-zero", "packed")],
     (LONG, "full-blocks"),
-    *[(TALL, name) for name in ("hidden", "odd-rows-zero", "packed", "mask-of-all", "halves")],
-    *[(TALL_SLICES, name) for name in ("all-hidden", "packed")],
     *[(BLOCKS, name) for name in ("shared", "shared-side-by-side")],
 ]
 STAGED_PLACES = [
     *[(STAGED, name) for name in ("all-hidden", "packed")],
-    *[(TALL_STAGED, name) for name in ("hidden", "odd-rows-zero", "packed", "mask-of-all", "halves", "shared")],
+    *[(TALL, name) for name in ("hidden", "odd-rows-zero", "packed", "mask-of-all", "halves", "shared")],
 ]
 QUICK_ON_VULKAN = [(SLICES, "packed")]
 """What llvmpipe compiles in the short run, which takes it ten seconds. OpenCL runs them all."""
@@ -187,8 +194,7 @@ def test_convolutions_by_value(tile: MatrixTile, channels_last: bool, monkeypatc
 def test_the_kernel_of_every_tile_compiles(tile: AttentionTile, heads: tuple[int, int]) -> None:
     depth, width = heads
     variant: dict[str, int | str] = {
-        "warps": tile.warps, "slices": tile.slices, "keys": tile.keys, "blocks": tile.blocks, "depth": depth,
-        "width": width,
+        "warps": tile.warps, "slices": tile.slices, "keys": tile.keys, "depth": depth, "width": width,
     }  # fmt: skip
     names = "BLOCKS COUNT D E GROUPS HEADS K0 KB KH KS MB MH MK MS Q0 QB QH QS QUERIES V0 VB VH VS YB YH YS".split()
     compiler = glslang.find_compiler()
@@ -206,14 +212,24 @@ def test_the_kernel_of_every_tile_compiles(tile: AttentionTile, heads: tuple[int
         assert compiler.compile(source.text, source.entry).startswith(glslang.SPIRV_MAGIC)
 
 
-def fastest(each: Extents) -> AttentionTile:
+def fastest(each: Extents, caps: DeviceCaps = H200) -> AttentionTile:
     """Return the tile that is expected to take the least time."""
-    return min(legal_tiles(H200, each), key=lambda tile: microseconds(H200, each, tile))
+    return min(legal_tiles(caps, each), key=lambda tile: microseconds(caps, each, tile))
 
 
 def test_tiles_fill_the_device_and_fit_it() -> None:
     assert fastest(MINILM) == AttentionTile(1, 2, 64), "12 heads of 8 blocks: slices make up for the rest"
-    assert fastest(Extents((16, 12), 197, 197, 64, 64)) == AttentionTile(2, 1, 32)
+    assert fastest(Extents((16, 12), 197, 197, 64, 64)).slices == 1
     large = legal_tiles(H200, Extents((1, 1), 16, 4096, 128, 128))
     assert large and all(t.keys <= 32 and t.shared_bytes(Extents((1,), 1, 1, 128, 128)) < 48 << 10 for t in large)
     assert all(t.slices == 1 for t in legal_tiles(H200, Extents((1, 1), 16, 8, 32, 32))), "one block is not shared out"
+
+
+def test_many_queries_share_what_is_staged() -> None:
+    stages = replace(H200, warpgroup_units=True)
+    assert isinstance(fastest(Extents((16, 12), 197, 197, 64, 64), stages), TallTile)
+    assert not isinstance(fastest(MINILM, stages), StagedTile), "a block of keys has few readers"
+    wide = [t for t in legal_tiles(stages, Extents((1, 1), 16, 4096, 128, 128)) if isinstance(t, StagedTile)]
+    assert wide and all(t.registers(Extents((1,), 1, 1, 128, 128)) <= 255 for t in wide)
+    for without in (replace(stages, without=frozenset({"attention_staged"})), H200):
+        assert not any(t.staged for t in legal_tiles(without, MINILM))

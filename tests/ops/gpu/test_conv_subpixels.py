@@ -199,6 +199,7 @@ def test_a_convolution_of_as_many_channels_is_another_problem_to_tuning() -> Non
 def test_a_template_must_store_them() -> None:
     words: dict[str, str | int | bool | tuple[str, ...]]
     words = {"term": "v", "finish": "acc", "join": "{0} + {1}", "start": "0.0", "shifted": False, "short": True}
+    words |= {"adjacent": 1, "ahead": 1}
     x, y = Arg("x", DType.FLOAT32, "linear"), Arg("y", DType.FLOAT32, "linear", written=True)
     request = KernelRequest("reduce", tuple(sorted(words.items())), (x, y), ("OUTPUTS",))
     assert "OUTPUTS" in render(request, OpenCLDialect()).text
