@@ -16,6 +16,8 @@ from typing import Any
 import onnx
 
 OPSET = 17
+FRAMES = 16
+"""Pictures of a video."""
 CALIBRATED = 4
 """Examples of noise on which batch norms are measured."""
 
@@ -25,6 +27,20 @@ def pictures(batch: int, size: int) -> Mapping[str, Any]:
     import torch
 
     return {"x": torch.randn(batch, 3, size, size)}
+
+
+def volumes(batch: int, size: int) -> Mapping[str, Any]:
+    """Return volumes of noise of one channel, as the only input."""
+    import torch
+
+    return {"x": torch.randn(batch, 1, size, size, size)}
+
+
+def videos(batch: int, size: int) -> Mapping[str, Any]:
+    """Return videos of noise, as the only input."""
+    import torch
+
+    return {"x": torch.randn(batch, 3, FRAMES, size, size)}
 
 
 @dataclass(frozen=True)

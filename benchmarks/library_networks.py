@@ -1,8 +1,9 @@
 """Any network of timm, torchvision and transformers by its name, so that others than those of the table can be timed.
 
-`timm/resnext50_32x4d` and `torchvision/wide_resnet50_2@288` take a picture, of 288 x 288 here. `transformers/bert@384`
-is the encoder or decoder of that type with the configuration that it has by default, on 384 tokens; those that take
-pictures or sound have those of their configuration, or of the size that is asked for. The answer is the hidden state.
+`timm/resnext50_32x4d` and `torchvision/wide_resnet50_2@288` take a picture, of 288 x 288 here, `torchvision/r3d_18` a
+video of 16 pictures. `transformers/bert@384` is the encoder or decoder of that type with the configuration that it has
+by default, on 384 tokens; those that take pictures or sound have those of their configuration, or of the size that is
+asked for. The answer is the hidden state.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from benchmarks.exported import Exported
+from benchmarks.exported import Exported, videos
 
 LIBRARIES = ("timm/", "torchvision/", "transformers/")
 """What the name of a network begins with that is not in the table."""
-TOKENS, SAMPLES, PICTURE = 128, 16_000, 224
-"""The usual sizes: of a text, of a second of sound, and of a picture where the configuration says none."""
+TOKENS, SAMPLES, PICTURE, VIDEO = 128, 16_000, 224, 112
+"""The usual sizes: of a text, of a second of sound, and of a picture or video where the configuration says none."""
 
 
 def parted(name: str) -> tuple[str, str, int]:
@@ -66,7 +67,9 @@ def _torchvision(name: str, size: int) -> Exported:
     _import_torchvision()
     import torchvision
 
-    torchvision.models.get_model_builder(name)  # ValueError, if there is none
+    builder = torchvision.models.get_model_builder(name)  # ValueError, if there is none
+    if builder.__module__.startswith("torchvision.models.video."):
+        return Exported(size or VIDEO, size or VIDEO, vision(name), videos)
     size = size or PICTURE
     sized = {"image_size": size} if name.startswith("vit_") else {}
     return Exported(size, size, vision(name, **sized))

@@ -83,7 +83,7 @@ def torch_side(case: Workload, fold: bool = False) -> Any:
     from benchmarks.torch_networks import TorchModule, TorchNetwork, folded
 
     if case.module is not None:
-        return TorchModule(case.module, fold, pictures=any(a.ndim == 4 for a in case.inputs.values()))
+        return TorchModule(case.module, fold, pictures=any(a.ndim in (4, 5) for a in case.inputs.values()))
     model = case.model
     if model.graph.input[0].name == "input_ids":
         return TorchEncoder(model)

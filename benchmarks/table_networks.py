@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import onnx
 
 from benchmarks import library_networks, models
-from benchmarks.exported import Exported
+from benchmarks.exported import Exported, volumes
 from benchmarks.library_networks import vision
 
 
@@ -53,6 +53,12 @@ def _unet() -> Any:
     return UNet()
 
 
+def _volume_unet() -> Any:
+    from benchmarks.unet import VolumeUNet
+
+    return VolumeUNet()
+
+
 NETWORKS: dict[str, Network] = {
     "efficientnet_b0": Exported(224, 64, vision("efficientnet_b0")),
     "convnext_tiny": Exported(224, 64, vision("convnext_tiny")),
@@ -69,6 +75,7 @@ NETWORKS: dict[str, Network] = {
     "vgg16": Exported(224, 224, vision("vgg16")),
     "resnet18": Exported(224, 64, vision("resnet18")),
     "unet": Exported(256, 64, _unet),
+    "unet_3d": Exported(64, 16, _volume_unet, volumes),
     "resnet50_384": Built(384, 96, models.resnet50),
 }
 """By name, in the order of the table."""

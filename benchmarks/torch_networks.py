@@ -73,13 +73,17 @@ class TorchModule(torch.nn.Module):
                 self._inner = fuse(self._inner)
             except Exception as e:  # what cannot be traced keeps its batch norms
                 warnings.warn(f"batch norms are not folded: {e}", stacklevel=2)
-        self._type, self._order = torch.float32, torch.contiguous_format
+        self._type = torch.float32
+        self._orders: dict[int, Any] = {}
 
     def to(self, device: str, dtype: Any, variant: str) -> TorchModule:
         """Move the weights to a device and a type; for the variant "channels-last" to that layout too."""
-        self._type = dtype
-        self._order = torch.channels_last if variant == "channels-last" else torch.contiguous_format
-        self._inner = self._inner.to(device, dtype, memory_format=self._order)
+        self._type, last = dtype, variant == "channels-last"
+        self._orders = {4: torch.channels_last, 5: torch.channels_last_3d} if last else {}
+        self._inner = self._inner.to(device, dtype)
+        for tensor in (*self._inner.parameters(), *self._inner.buffers()):
+            if tensor.dim() in self._orders:
+                tensor.data = tensor.data.contiguous(memory_format=self._orders[tensor.dim()])
         return self
 
     def forward(self, *inputs: Any) -> list[Any]:
@@ -90,7 +94,7 @@ class TorchModule(torch.nn.Module):
     def _taken(self, x: Any) -> Any:
         if not x.is_floating_point():
             return x
-        return x.to(self._type, memory_format=self._order if x.dim() == 4 else torch.preserve_format)
+        return x.to(self._type, memory_format=self._orders.get(x.dim(), torch.preserve_format))
 
 
 def folded(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -15,7 +15,7 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Candidate, Decision, Facts, TileT, one_algorithm
 from weft.kernels.device_caps import DeviceCaps, Size3
 from weft.kernels.source import ArgKind
-from weft.kernels.subpixels import SubPixels
+from weft.kernels.stored_places import StoredPlaces
 
 PIECE = 8
 """Adjacent halves that a kernel fetches at once: 16 bytes."""
@@ -198,10 +198,12 @@ class KernelBuilder(ABC):
         """
         raise NotImplementedError("this builder plans nothing on packed tensors")
 
-    def for_subpixels(self, output: Tensor, shape: Shape, stored: SubPixels) -> tuple[KernelBuilder, Tensor] | None:
+    def for_places(
+        self, output: Tensor, shape: Shape, stored: StoredPlaces
+    ) -> tuple[KernelBuilder, Tensor] | None:
         """Return a builder of launches that compute an image of a shape (n, channels, *pixels), and that image.
 
-        What they store there with `store4` or `store8` goes to the node's packed output as sub-pixels, with the fused
+        What they store there with `store4` or `store8` goes to places of the node's packed output, with the fused
         steps. Their constants have keys of their own. The image has no memory: launches only write it. None if this
         builder cannot do that.
         """

@@ -203,8 +203,8 @@ def test_a_template_must_store_them() -> None:
     x, y = Arg("x", DType.FLOAT32, "linear"), Arg("y", DType.FLOAT32, "linear", written=True)
     request = KernelRequest("reduce", tuple(sorted(words.items())), (x, y), ("OUTPUTS",))
     assert "OUTPUTS" in render(request, OpenCLDialect()).text
-    with pytest.raises(CompileError, match="it does not store y with `store4` or `store8`, as sub-pixels are"):
-        render(replace(request, args=(x, replace(y, subpixels=True))), OpenCLDialect())
+    with pytest.raises(CompileError, match="it does not store y with `store4` or `store8`, which find its places"):
+        render(replace(request, args=(x, replace(y, stored="subpixels"))), OpenCLDialect())
 
 
 AXIS = st.tuples(st.integers(1, 5), st.integers(1, 5), *[st.integers(0, 3)] * 3)

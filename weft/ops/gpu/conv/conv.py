@@ -17,6 +17,7 @@ from weft.kernels.special import KernelFamily, register_family
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.problem import ConvPlan, on_matrix_units, why_not_computed, why_not_empty
+from weft.ops.gpu.conv.volumes import VolumeConv
 from weft.ops.gpu.packing import weights_of
 from weft.ops.unary import Relu
 
@@ -73,7 +74,9 @@ class ConvOnGpu(GpuOp):
         x, w, bias = (*inputs, None)[:3]
         assert x is not None and w is not None
         window, shift = op.window(x.shape, w.shape), None if bias is None else weights_of(bias)
-        CONVOLUTIONS.launch(ConvPlan.of(k, window, x, outputs[0], weights_of(w), shift, group=op.group))
+        volumes = VolumeConv.of(k, window, x, weights_of(w), shift, outputs[0], op.group)
+        if volumes is None or not volumes.launch():
+            CONVOLUTIONS.launch(ConvPlan.of(k, window, x, outputs[0], weights_of(w), shift, group=op.group))
 
 
 register_family(

@@ -78,7 +78,9 @@ class ConvProblem:
     stores_second_outputs: bool = False
     """See `KernelBuilder.stores_second_outputs`."""
     subpixel_channels: int = 0
-    """Channels of each sub-pixel, if output channels are stored as such (`weft.kernels.subpixels`); else 0."""
+    """Channels of each sub-pixel, if output channels are stored as such (`weft.kernels.stored_places`); else 0."""
+    slices: int = 0
+    """Slices of the volumes of which its images are parts; 0 if they are none."""
     split_products: bool = False
     """See `KernelBuilder.split_products`."""
     winograd: bool = True
@@ -213,8 +215,14 @@ class ConvProblem:
 
     @property
     def _stored(self) -> dict[str, int]:
-        """Return what sets it apart from a problem whose output channels are stored as they are."""
-        return {"subpixels": self.subpixel_channels} if self.subpixel_channels else {}
+        """Return what sets it apart from a problem whose output is stored as it is."""
+        known = {"subpixels": self.subpixel_channels, "slices": self.slices}
+        return {name: count for name, count in known.items() if count}
+
+    @property
+    def stored_elsewhere(self) -> bool:
+        """Tell whether its pixels and channels are not those of its output: it is stored by `store4` or `store8`."""
+        return bool(self._stored)
 
 
 @dataclass(frozen=True)
@@ -247,6 +255,7 @@ class ConvPlan:
         pooled: int = 0,
         prologue: Prologue | None = None,
         subpixel_channels: int = 0,
+        slices: int = 0,
     ) -> ConvPlan:
         """Return the plan of a convolution; `window` is that of the pool if it pools as it loads."""
         # Only kernels for matrix units ask how pixels are stored.
@@ -274,6 +283,7 @@ class ConvPlan:
             rows_added=not looks or k.reads_rows(y),
             stores_second_outputs=k.stores_second_outputs,
             subpixel_channels=subpixel_channels,
+            slices=slices,
             split_products=k.split_products,
             winograd=k.winograd,
             thrifty=k.thrifty,

@@ -2,12 +2,12 @@
 
 With strides s, output pixels whose places are the same modulo s see the same taps. So each input pixel, with those
 beside it, makes s * s output pixels as a convolution makes s * s times as many channels, which are stored where they
-belong (`weft.kernels.subpixels`). Most kernels of convolutions can do that.
+belong (`weft.kernels.stored_places`). Most kernels of convolutions can do that.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
@@ -18,7 +18,7 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.special import KernelFamily, register_family
-from weft.kernels.subpixels import SubPixels
+from weft.kernels.stored_places import SubPixels
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.cases import transposed_case
 from weft.ops.gpu.conv.gemm import TiledConv
@@ -48,21 +48,23 @@ class ToSubPixels:
     def of(cls, back: Window) -> ToSubPixels | None:
         """Return the convolution for a transposed one, given the window that this reverses.
 
-        None with dilations, with three dimensions, where more is cut off than the taps reach, and where more than
-        `MOST_PRODUCTS` times the products would be computed. With s strides and p pixels cut off before the first one,
-        tap t of input pixel i reaches output pixel o = i * s + t - p. So for o + p = q * s + r the input pixels q - j
-        are read, by taps r + j * s.
+        None with dilations, with three dimensions of which pixels see others than their own, where more is cut off than
+        the taps reach, and where more than `MOST_PRODUCTS` times the products would be computed. With s strides and p
+        pixels cut off before the first one, tap t of input pixel i reaches output pixel o = i * s + t - p. So for
+        o + p = q * s + r the input pixels q - j are read, by taps r + j * s.
         """
         axes = list(zip(back.strides, back.kernel, back.begin, back.inputs, strict=True))
         kernel = tuple(-(-taps // s) for s, taps, *_ in axes)
         pads = tuple(taps - 1 - p // s for taps, (s, _, p, _) in zip(kernel, axes, strict=True))
         products = prod(s * taps for s, taps in zip(back.strides, kernel, strict=True))
-        if back.rank > 2 or prod(back.dilations) > 1 or min(pads) < 0 or products > MOST_PRODUCTS * prod(back.kernel):
+        if prod(back.dilations) > 1 or min(pads) < 0 or products > MOST_PRODUCTS * prod(back.kernel):
             return None
         begin = tuple(p % s for s, _, p, _ in axes)
         pixels = tuple(-(-(o + b) // s) for b, (s, _, _, o) in zip(begin, axes, strict=True))
         reach = zip(pixels, kernel, pads, back.outputs, strict=True)
         end = tuple(max(q - 1 + taps - p - size, 0) for q, taps, p, size in reach)
+        if back.rank == 3 and (prod(kernel) > 1 or pixels != back.outputs):
+            return None
         one = (1,) * back.rank
         return cls(Window(back.outputs, pixels, kernel, one, one, pads, end), back.strides, begin, back.inputs)
 
@@ -72,15 +74,15 @@ class ToSubPixels:
             CONVOLUTIONS.launch(ConvPlan.of(k, self.window, x, y, self._late(weight, y.shape[1]), bias))
             return True
         channels = -(-y.shape[1] // PACK) * PACK
-        late = self._late(weight, channels)
-        stored = SubPixels(self.strides, self.begin, self.outputs, self.window.outputs[-1], channels // PACK)
-        made = k.for_subpixels(y, (y.shape[0], late.shape[0], *self.window.outputs), stored)
+        window, late, x = _as_image(self.window, self._late(weight, channels), x)
+        stored = SubPixels(self.strides, self.begin, self.outputs, self.window.outputs, channels // PACK)
+        made = k.for_places(y, (y.shape[0], late.shape[0], *window.outputs), stored)
         if made is None:
             return False
         shift = None
         if bias is not None:
             shift = np.tile(np.pad(bias.reshape(-1), (0, channels - bias.size)), prod(self.strides))
-        CONVOLUTIONS.launch(ConvPlan.of(made[0], self.window, x, made[1], late, shift, subpixel_channels=channels))
+        CONVOLUTIONS.launch(ConvPlan.of(made[0], window, x, made[1], late, shift, subpixel_channels=channels))
         return True
 
     def _late(self, weight: Array, channels: int) -> LateWeights:
@@ -88,6 +90,16 @@ class ToSubPixels:
         kernel = self.window.kernel
         make = partial(by_subpixel, weight, self.strides, kernel, channels)
         return LateWeights((prod(self.strides) * channels, weight.shape[0], *kernel), weight.dtype, make)
+
+
+def _as_image(window: Window, weight: LateWeights, x: Tensor) -> tuple[Window, LateWeights, Tensor]:
+    """Return a convolution of volumes, by one tap, as one of images that have a row for each slice."""
+    if window.rank < 3:
+        return window, weight, x
+    area, none = (window.inputs[0], prod(window.inputs[1:])), (0, 0)
+    late = LateWeights((*weight.shape[:2], 1, 1), weight.dtype, lambda: weight.make()[:, :, 0])
+    images = replace(x, shape=(*x.shape[:2], *area))
+    return Window(area, area, (1, 1), (1, 1), (1, 1), none, none), late, images
 
 
 def by_subpixel(weight: Array, strides: Shape, kernel: Shape, channels: int) -> Array:

@@ -1,0 +1,161 @@
+"""Convolutions of volumes run as convolutions of images, with the right numbers, wherever those can."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import weft
+from tests.helpers.cards import OPENCL
+from tests.helpers.emulated_gpus import emulated_gpu
+from tests.helpers.launches import kernels, planned_kernels
+from tests.helpers.nets import Net, feeds, halves
+from tests.helpers.run_length import examples
+from weft.core.graph.graph import Graph
+from weft.ops.gpu.conv import volumes
+
+Attributes = Mapping[str, Any]
+CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], Attributes]] = {
+    "taps on all axes": ((1, 8, 4, 6, 6), (8, 8, 3, 3, 3), {"pads": (1,) * 6}),
+    "blocks in part": ((2, 5, 5, 6, 7), (5, 5, 3, 2, 3), {"strides": (2, 1, 2), "pads": (0, 1, 0, 1, 0, 1)}),
+    "slices alone": ((2, 8, 4, 5, 6), (9, 8, 1, 3, 3), {}),
+    "depth alone": (
+        (2, 6, 7, 3, 5), (9, 6, 3, 1, 1),
+        {"strides": (2, 1, 1), "dilations": (2, 1, 1), "pads": (1, 0, 0, 2, 0, 0)},
+    ),
+    "every other voxel": ((2, 3, 6, 5, 5), (4, 3, 1, 1, 1), {"strides": (2, 2, 2)}),
+    "one tap": ((1, 16, 3, 4, 4), (16, 16, 1, 1, 1), {}),
+}  # fmt: skip
+TRANSPOSED: dict[str, tuple[tuple[int, ...], tuple[int, ...], Attributes]] = {
+    "twice as large": ((2, 8, 3, 4, 5), (8, 5, 2, 2, 2), {"strides": (2, 2, 2)}),
+    "slices alone": ((2, 5, 2, 3, 4), (5, 4, 1, 2, 2), {"strides": (1, 2, 2)}),
+    "cut off": ((1, 8, 3, 4, 3), (8, 4, 3, 2, 4), {"strides": (3, 2, 4), "pads": (1, 0, 1, 0, 1, 0)}),
+}
+
+
+def network(op: str, shape: tuple[int, ...], weight: tuple[int, ...], attributes: Attributes) -> Graph:
+    """Return a convolution with a sum and a ReLU, which its kernel computes, and another one behind it."""
+    net = Net(seed=1)
+    x = net.input("x", *shape)
+    out = weight[0] if op == "Conv" else weight[1]
+    y = net.add(op, x, net.random(*weight, scale=0.2), net.random(out), **attributes)
+    added = net.add(op, x, net.random(*weight, scale=0.2), **attributes)
+    y = net.add("Relu", net.add("Add", y, added))
+    return net.finish(net.add("Conv", y, net.random(7, out, 1, 3, 1, scale=0.2), pads=(0, 1, 0, 0, 1, 0), name="y"))
+
+
+def check(graph: Graph, device: str, precision: str = "high", **options: Any) -> list[str]:
+    """Compare a device's result with the CPU's, and return the kernels that it launched."""
+    fed = {name: halves(value) for name, value in feeds(graph).items()}
+    with weft.load(graph, "cpu") as session:
+        (want,) = session.run(fed)
+    with weft.load(graph, device, precision=precision, fallback="error", **options) as session:
+        (got,) = session.run(fed)
+        launched = kernels(session)
+    assert np.abs(got - want).max() <= (5e-3 if precision == "low" else 1e-5) * np.abs(want).max()
+    return launched
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+def test_they_are_convolutions_of_images(device: str, case: str) -> None:
+    launched = check(network("Conv", *CASES[case]), device)
+    assert "conv_direct" not in launched and "conv_gemm" in launched
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("case", TRANSPOSED)
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+def test_transposed_ones_whose_taps_do_not_overlap_are_images_of_lines(device: str, case: str) -> None:
+    launched = check(network("ConvTranspose", *TRANSPOSED[case]), device)
+    assert "conv_transpose" not in launched and "conv_gemm" in launched
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+def test_matrix_units_multiply_them(op: str, channels_last: bool) -> None:
+    cases = CASES if op == "Conv" else TRANSPOSED
+    for case in cases.values():
+        with emulated_gpu("opencl", software=False, channels_last=channels_last):
+            launched = check(network(op, *case), "emulated", "low")
+        assert not {"conv_direct", "conv_transpose"} & set(launched)
+        assert {"conv_matrix", "conv_unstaged"} & set(launched)
+
+
+def test_slices_that_lie_apart_need_no_copies_where_channels_come_last() -> None:
+    shape, weight, attributes = CASES["slices alone"]
+    with emulated_gpu("opencl", software=False, channels_last=True):
+        assert "stack_slices" not in check(network("Conv", shape, weight, attributes), "emulated", "low")
+        stacked = check(network("Conv", *CASES["taps on all axes"]), "emulated", "low")
+    assert "stack_slices" in stacked
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_stacks_are_written_in_turns_where_they_are_large(slices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stack of the first convolution has 8 channels of 3 slices of 6 x 6, in fp32."""
+    graph = network("Conv", *CASES["taps on all axes"])
+    monkeypatch.setattr(volumes, "MOST_STACKED", slices * 8 * 3 * 36 * 4)
+    launched = check(graph, "opencl")
+    with weft.load(graph, "opencl") as session:
+        (pipeline,) = session.pipelines
+        planned = pipeline.backend.recording.run.planned  # type: ignore[attr-defined]
+    turns = [launch for launch in planned if launch.label.endswith("/stack_slices")]
+    assert "stack_slices" in launched and len(turns) >= 2 * -(-4 // slices)
+
+
+@pytest.mark.parametrize("wrong", ["stack_slices", "conv_gemm"])
+def test_they_have_a_kernel_of_their_own_where_those_of_images_are_wrong(wrong: str) -> None:
+    with emulated_gpu("opencl", software=False, without=frozenset({wrong})):
+        assert "conv_direct" in check(network("Conv", *CASES["taps on all axes"]), "emulated")
+
+
+def test_groups_and_computed_weights_keep_it() -> None:
+    net = Net()
+    x = net.input("x", 1, 8, 4, 5, 6)
+    grouped = net.finish(net.add("Conv", x, net.random(8, 4, 3, 3, 3), group=2))
+    assert "conv_direct" in planned_kernels(grouped)
+    net = Net()
+    x, w = net.input("x", 1, 8, 4, 5, 6), net.input("w", 8, 8, 3, 3, 3)
+    assert "stack_slices" not in planned_kernels(net.finish(net.add("Conv", x, w)))
+
+
+def test_tuning_tells_them_from_pictures() -> None:
+    """Slices are stored elsewhere, so what is fastest there need not be so for as many pictures."""
+    from weft.core.graph.dtypes import DType
+    from weft.core.graph.layout import Layout
+    from weft.ops.gpu.conv.problem import ConvProblem
+    from weft.ops.window import slide
+
+    pictures = ConvProblem(
+        4, 8, 8, slide((6, 6), (3, 3)), 1, DType.FLOAT16, DType.FLOAT16, DType.FLOAT16, True, Layout.NHWC4, OPENCL
+    )
+    slices = replace(pictures, slices=4)
+    assert pictures.facts_by_channels() != slices.facts_by_channels()
+    assert not pictures.stored_elsewhere and slices.stored_elsewhere
+
+
+AXIS = st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 2), st.integers(0, 1), st.integers(0, 2))
+"""Taps, stride, dilation and pads before and behind."""
+
+
+@given(st.tuples(AXIS, AXIS, AXIS), st.integers(1, 2), st.integers(1, 6), st.integers(1, 5))
+@settings(max_examples=examples(40), deadline=None)
+def test_any_geometry_gives_what_the_reference_gives(
+    axes: tuple[tuple[int, int, int, int, int], ...], n: int, inside: int, out: int
+) -> None:
+    kernel, strides, dilations, begin, end = zip(*axes, strict=True)
+    sizes = (4, 3, 5)
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    assume(all(size + b + e >= r for size, b, e, r in zip(sizes, begin, end, reach, strict=True)))
+    net = Net(seed=1)
+    x = net.input("x", n, inside, *sizes)
+    weight = net.random(out, inside, *kernel)
+    y = net.add("Conv", x, weight, strides=strides, dilations=dilations, pads=(*begin, *end), name="y")
+    check(net.finish(y), "opencl")

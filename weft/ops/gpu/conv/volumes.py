@@ -1,0 +1,164 @@
+"""Convolutions of volumes as convolutions of images, whose kernels reuse what they load.
+
+Each slice of the result is an image. It depends on as many slices of the volume as there are taps along the depth:
+stacked, these are the channels of one image, which a launch writes. Where there is one tap, each slice of the volume is
+an image as it is, if its channels come last. Where taps lie along the depth alone, the volume is an image that has a
+row for each slice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+
+import numpy as np
+
+from weft.core.graph.layout import PACK, Array, Layout
+from weft.core.graph.tensor import Tensor
+from weft.kernels.launch import KernelBuilder
+from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.stored_places import Slices
+from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
+from weft.ops.gpu.conv.cases import conv_with
+from weft.ops.gpu.conv.direct import DIRECT
+from weft.ops.gpu.conv.gemm import TiledConv
+from weft.ops.gpu.conv.problem import ConvPlan
+from weft.ops.gpu.packing import LateWeights, Weights
+from weft.ops.window import Window
+
+STACKED = "stack_slices"
+"""The family of these kernels, and their template."""
+MOST_STACKED = 1 << 28
+"""Bytes of stacked slices; more slices are stacked and convolved in turns, but at least one at a time."""
+
+
+@dataclass(frozen=True)
+class VolumeConv:
+    """A convolution of volumes (n, channels, depth, height, width), without groups, by constant weights."""
+
+    k: KernelBuilder
+    window: Window
+    x: Tensor
+    weight: Array
+    bias: Weights | None
+    y: Tensor
+
+    @classmethod
+    def of(
+        cls, k: KernelBuilder, window: Window, x: Tensor, weight: Weights, bias: Weights | None, y: Tensor, group: int
+    ) -> VolumeConv | None:
+        """Return the convolution, or None if it is another or the self-tests found what it needs wrong."""
+        if window.rank != 3 or group > 1 or k.caps.without & {STACKED, TiledConv.name}:
+            return None
+        return cls(k, window, x, weight, bias, y) if isinstance(weight, np.ndarray) else None
+
+    def launch(self) -> bool:
+        """Launch it; False if the builder does not store slices, or a kernel cannot address one."""
+        if self._sees_lines:
+            return self._launch_lines()
+        plain = self.x.layout is Layout.NHWC4 or self.x.shape[1] <= PACK
+        return self._launch_slices() if plain and self._sees_one_slice else self._launch_stacked()
+
+    @property
+    def _sees_lines(self) -> bool:
+        """Tell whether an output sees one pixel of each slice, the one at its own place."""
+        w = self.window
+        return w.inputs[1:] == w.outputs[1:] and prod(w.kernel[1:] + w.strides[1:]) == 1 and not any(w.begin[1:])
+
+    @property
+    def _sees_one_slice(self) -> bool:
+        """Tell whether an output sees pixels of one slice, the one at its own place."""
+        w = self.window
+        return w.inputs[0] == w.outputs[0] and w.kernel[0] == w.strides[0] == 1 and not w.begin[0]
+
+    def _launch_lines(self) -> bool:
+        w, x, area = self.window, self.x, prod(self.window.inputs[1:])
+        window = Window(
+            (w.inputs[0], area), (w.outputs[0], area), (w.kernel[0], 1), (w.strides[0], 1), (w.dilations[0], 1),
+            (w.begin[0], 0), (w.end[0], 0),
+        )  # fmt: skip
+        images = replace(x, shape=(*x.shape[:2], *window.inputs))
+        weight = self.weight.reshape(*self.weight.shape[:2], *window.kernel)
+        return self._convolve(window, images, weight, Slices(1, prod(window.outputs)))
+
+    def _launch_slices(self) -> bool:
+        n, channels, depth, *plane = self.x.shape
+        images = replace(self.x, shape=(n * depth, channels, *plane))
+        return self._convolve(self._plane(), images, self.weight[:, :, 0], self._slices(0))
+
+    def _launch_stacked(self) -> bool:
+        k, w, x = self.k, self.window, self.x
+        blocks, area, count = -(-x.shape[1] // PACK), prod(w.inputs[1:]), x.shape[0] * w.outputs[0]
+        channels = w.kernel[0] * blocks * PACK
+        each = channels * area * x.dtype.itemsize
+        if each > k.caps.max_buffer_range:
+            return False
+        shape = (self.weight.shape[0], channels, *w.kernel[1:])
+        weight = LateWeights(shape, self.weight.dtype, partial(by_slice, self.weight, blocks * PACK))
+        at_once = min(max(MOST_STACKED // each, 1), count)
+        stack = k.scratch((at_once, channels, *w.inputs[1:]), x.dtype, x.layout)
+        for first in range(0, count, at_once):
+            images = replace(stack, shape=(min(at_once, count - first), *stack.shape[1:]))
+            self._stack(images, first)
+            if not self._convolve(self._plane(), images, weight, self._slices(first)):
+                return False
+        return True
+
+    def _stack(self, images: Tensor, first: int) -> None:
+        """Launch what writes the slices that some images consist of, from slice `first` of all results on."""
+        w, n, blocks = self.window, images.shape[0], -(-self.x.shape[1] // PACK)
+        total = n * w.kernel[0] * blocks * prod(w.inputs[1:])
+        grid, local = self.k.for_items(total)
+        self.k.launch(
+            STACKED,
+            reads={"x": self.x},
+            writes={"y": images},
+            ints={
+                "TOTAL": total, "FIRST": first, "C4": blocks, "TAPS": w.kernel[0], "AREA": prod(w.inputs[1:]),
+                "ID": w.inputs[0], "OD": w.outputs[0], "SD": w.strides[0], "PD": w.begin[0], "DD": w.dilations[0],
+            },
+            grid=grid,
+            local=local,
+            epilogue=False,
+        )  # fmt: skip
+
+    def _plane(self) -> Window:
+        """Return the window within a slice."""
+        w = self.window
+        fields = (w.inputs, w.outputs, w.kernel, w.strides, w.dilations, w.begin, w.end)
+        return Window(*(each[1:] for each in fields))
+
+    def _slices(self, first: int) -> Slices:
+        return Slices(self.window.outputs[0], prod(self.window.outputs[1:]), first)
+
+    def _convolve(self, window: Window, images: Tensor, weight: Array | LateWeights, stored: Slices) -> bool:
+        shape = (images.shape[0], self.y.shape[1], *window.outputs)
+        made = self.k.for_places(self.y, shape, stored)
+        if made is None:
+            return False
+        k, y = made
+        CONVOLUTIONS.launch(ConvPlan.of(k, window, images, y, weight, self.bias, slices=stored.depth))
+        return True
+
+
+def by_slice(weight: Array, channels: int) -> Array:
+    """Return weights (out, in, depth, *taps) as (out, depth * channels, *taps): zeros for channels beyond `in`."""
+    out, inside, depth, *taps = weight.shape
+    padded = np.pad(weight, ((0, 0), (0, channels - inside), *[(0, 0)] * (1 + len(taps))))
+    return np.ascontiguousarray(padded.swapaxes(1, 2)).reshape(out, depth * channels, *taps)
+
+
+register_family(
+    KernelFamily(
+        STACKED, "convolutions of volumes as images",
+        cases=lambda: (
+            conv_with((2, 5, 5, 6, 7), (5, 5, 3, 2, 3), strides=(2, 1, 2), pads=(0, 1, 0, 1, 0, 1)),
+            conv_with((1, 8, 4, 5, 6), (9, 8, 1, 3, 3), bias=False),
+            conv_with(
+                (2, 6, 7, 3, 5), (9, 6, 3, 1, 1), strides=(2, 1, 1), dilations=(2, 1, 1), pads=(1, 0, 0, 2, 0, 0)
+            ),
+        ),
+        templates=(STACKED,), fallback=DIRECT, seconds=0.4,
+    )
+)  # fmt: skip
