@@ -191,15 +191,17 @@ class Decision:
 class Chooser(Generic[ProblemT, PlanT]):
     """Chooses among the algorithms of an op.
 
-    `why_unfit` returns why an algorithm does not solve a problem, for what is asked of all of them alike.
+    `why_unfit` returns why an algorithm does not solve a problem, for what is asked of all of them alike. `prepared`
+    launches what has to be done before the algorithm that was chosen, and returns the plan with that done.
     """
 
     def __init__(
         self,
         *rivals: Rivals[ProblemT, PlanT],
         why_unfit: Callable[[ProblemT, Algorithm[ProblemT, PlanT, Any]], str | None] = lambda problem, algorithm: None,
+        prepared: Callable[[PlanT, Algorithm[ProblemT, PlanT, Any]], PlanT] = lambda plan, algorithm: plan,
     ) -> None:
-        self.rivals, self.why_unfit = rivals, why_unfit
+        self.rivals, self.why_unfit, self.prepared = rivals, why_unfit, prepared
         self._remembered = lru_cache(maxsize=REMEMBERED)(self._decided)
         _CHOOSERS.add(self)
 
@@ -212,7 +214,7 @@ class Chooser(Generic[ProblemT, PlanT]):
         decision = self._remembered(plan.problem)
         candidate = plan.k.choose(decision)
         assert candidate.algorithm is not None
-        candidate.algorithm.launch(plan, candidate.tile)
+        candidate.algorithm.launch(self.prepared(plan, candidate.algorithm), candidate.tile)
 
     def _decided(self, problem: ProblemT) -> Decision:
         refused: list[tuple[str, str]] = []

@@ -4,9 +4,11 @@
 ## 128 bytes; its 16-byte pieces are swizzled as the descriptors say, and weights are packed so. Addresses are sums of
 ## parts for the tile, the step and a constant, because with few warps on a unit instructions take the time. The compiler
 ## does not know the instructions behind //@; `ptx.py` uncovers them. ${teams} teams of warpgroups each take tiles of their own,
-## as that many groups would, on devices that put no second group beside one with so much memory.
+## as that many groups would, on devices that put no second group beside one with so much memory. With `volume` the images are stacks of slices
+## (`weft.ops.gpu.conv.stack`) that nobody wrote: x has the volumes, and a tap's pieces are SLICE_PIECES of each slice.
 <%page args="parted=False"/>\
 <%
+volume = context.get("volume", False)
 threads, rows, a_bytes, b_bytes = 128 * wm, 64 * wm, 8192 * wm, 128 * cols
 assert teams == 1 or wz == 1
 stage_bytes, every = a_bytes + b_bytes, threads // 8
@@ -52,7 +54,12 @@ ${k.for_groups("tile", "TILES_M * TILES_N")} {
 % if not pointwise:
   const int n${u} = row${u} / (OH * OW), p${u} = row${u} % (OH * OW);
   const int ah${u} = row${u} < PIXELS ? p${u} / OW * SH - PH : -IH - KH * DH, aw${u} = p${u} % OW * SW - PW;
+% if volume:
+  const int s${u} = n${u} + FIRST, ad${u} = s${u} % OD * SD - PD;
+  const int a${u} = ${x.place4(f"s{u} / OD", "0", f"((ad{u} * IH + ah{u}) * IW + aw{u})")};
+% else:
   const int a${u} = ${x.place4(f"n{u}", "0", f"(ah{u} * IW + aw{u})")};
+% endif
 % endif
 % endfor
   float ${listed(f"acc{i} = 0.0" for i in sums)};

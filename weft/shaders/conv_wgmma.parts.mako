@@ -5,6 +5,7 @@ listed = ", ".join
 ## Copy steps of 64 along K before `stop` into a buffer; commit a group of copies even if there is nothing to copy.
 <%def name="fetch(into, slot, stop)">
 <%
+volume = context.get("volume", False)
 threads, rows, a_bytes = 128 * wm, 64 * wm, 8192 * wm
 stage_bytes, every = a_bytes + 128 * cols, threads // 8
 a_pieces, b_pieces = rows // every, -(-cols // every)
@@ -23,7 +24,12 @@ in_step = 128 // piece
 ## If taps begin with a step, all items fetch from one tap.
       const int tap = (PIECES % ${in_step} == 0 ? (${into}) * ${in_step} : at) / PIECES, kh = tap / KW * DH, kw = tap % KW * DW;
       const bool inside = PIECES * KH * KW % ${in_step} == 0 || tap < KH * KW;
+% if volume:
+      const int piece = at - tap * PIECES, kd = piece / SLICE_PIECES * DD;
+      const int from = ((kd * IH + kh) * IW + kw) * x_PS + piece % SLICE_PIECES * ${piece // 8};
+% else:
       const int from = (kh * IW + kw) * x_PS + (at - tap * PIECES) * ${piece // 8};
+% endif
 % endif
 % for u in range(a_pieces):
       {
@@ -31,7 +37,7 @@ in_step = 128 // piece
         const bool taken = inside && (PIXELS % ${rows} == 0 || row${u} < PIXELS);
         const ulong source = from + ${u * every * 8} * X_ROW;
 % else:
-        const bool taken = inside && (uint)(ah${u} + kh) < IH && (uint)(aw${u} + kw) < IW;
+        const bool taken = inside && (uint)(ah${u} + kh) < IH && (uint)(aw${u} + kw) < IW${f" && (uint)(ad{u} + kd) < ID" if volume else ""};
         const ulong source = (ulong)((__global const uint2*)x + (taken ? a${u} + from : 0));
 % endif
         asm volatile("cp.async.${"cg" if wide else "ca"}.shared.global [%0], [%1], ${piece}, %2;"

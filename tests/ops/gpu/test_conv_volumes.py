@@ -13,14 +13,18 @@ from hypothesis import strategies as st
 
 import weft
 from tests.helpers.cards import OPENCL
+from tests.helpers.conv_problems import take
 from tests.helpers.emulated_gpus import emulated_gpu
 from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.nets import Net, feeds, halves
 from tests.helpers.run_length import examples
 from weft.core.graph.graph import Graph
-from weft.ops.gpu.conv import volumes
+from weft.ops.gpu.conv import volumes, wgmma
+from weft.ops.gpu.conv.split_k import InParts
+from weft.ops.gpu.conv.wgmma import WgmmaTile
 
 Attributes = Mapping[str, Any]
+WARP = WgmmaTile(1, 16, 3)
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], Attributes]] = {
     "taps on all axes": ((1, 8, 4, 6, 6), (8, 8, 3, 3, 3), {"pads": (1,) * 6}),
     "blocks in part": ((2, 5, 5, 6, 7), (5, 5, 3, 2, 3), {"strides": (2, 1, 2), "pads": (0, 1, 0, 1, 0, 1)}),
@@ -95,6 +99,30 @@ def test_slices_that_lie_apart_need_no_copies_where_channels_come_last() -> None
         assert "stack_slices" not in check(network("Conv", shape, weight, attributes), "emulated", "low")
         stacked = check(network("Conv", *CASES["taps on all axes"]), "emulated", "low")
     assert "stack_slices" in stacked
+
+
+@pytest.mark.parametrize(
+    ("tile", "shape", "weight", "attributes"),
+    [
+        (WARP, (2, 24, 3, 5, 4), (20, 24, 3, 3, 3), {"pads": (1,) * 6}),  # pieces of eight channels
+        (WARP, (1, 5, 4, 5, 6), (20, 5, 3, 2, 3), {"pads": (1,) * 6}),  # of eight, of which three are zeros
+        (WARP, (1, 3, 4, 5, 6), (20, 3, 3, 2, 3), {"strides": (2, 1, 2), "pads": (0, 1, 0, 2, 0, 1)}),  # of four
+        (WARP, (2, 16, 5, 4, 4), (36, 16, 2, 1, 3), {"dilations": (2, 1, 1)}),
+        (WARP, (2, 24, 4, 4, 5), (20, 24, 1, 1, 1), {"strides": (2, 2, 1)}),  # every other slice
+        (InParts(WgmmaTile(2, 32, 4), 2), (2, 24, 3, 5, 4), (20, 24, 3, 3, 3), {"pads": (1,) * 6}),
+    ],
+)
+def test_warpgroups_read_slices_where_they_are(
+    tile: object,
+    shape: tuple[int, ...],
+    weight: tuple[int, ...],
+    attributes: Attributes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take(monkeypatch, wgmma.WgmmaConv(), tile)
+    with emulated_gpu("opencl", warpgroup_units=True, channels_last=True, compute_units=2, software=False):
+        launched = check(network("Conv", shape, weight, attributes), "emulated", "low")
+    assert "conv_wgmma" in launched and "stack_slices" not in launched
 
 
 @pytest.mark.parametrize("slices", [1, 3])

@@ -174,9 +174,10 @@ def plan_node(
         form.launches(base_op(op), builder, base_inputs(op, inputs), base_outputs(op, outputs))
     if builder.undeclared:
         kept.keep_specs(label, op, weights, {**known, **builder.undeclared})
+    used = {t.memory.root for launch in builder.launched for t in (*launch.reads, *launch.writes)}
     return NodePlan(
-        inputs, outputs, builder.launched, builder.scratches, list(builder.constants.values()), builder.choices,
-        builder.taken,
+        inputs, outputs, builder.launched, [t for t in builder.scratches if t.memory.root in used],
+        list(builder.constants.values()), builder.choices, builder.taken,
     )  # fmt: skip
 
 

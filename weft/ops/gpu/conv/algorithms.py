@@ -6,6 +6,7 @@ says where its template, self-test and cost belong.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from weft.kernels.chooser import Algorithm, Chooser, Rivals
@@ -21,6 +22,7 @@ from weft.ops.gpu.conv.direct import DirectConv
 from weft.ops.gpu.conv.grouped import GroupedConv, facts_of_grouped, why_not_grouped
 from weft.ops.gpu.conv.ordinary import ORDINARY
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
+from weft.ops.gpu.conv.wgmma import WgmmaConv
 
 
 def why_unfit(problem: ConvProblem, algorithm: Algorithm[ConvProblem, ConvPlan, Any]) -> str | None:
@@ -30,6 +32,15 @@ def why_unfit(problem: ConvProblem, algorithm: Algorithm[ConvProblem, ConvPlan, 
     if not algorithm.prologue:
         return "it loads vectors as they lie in memory"
     return "with steps as it loads, it failed its self-test" if algorithm.prologue in problem.caps.without else None
+
+
+def with_images(plan: ConvPlan, algorithm: Algorithm[ConvProblem, ConvPlan, Any]) -> ConvPlan:
+    """Return the plan with the slices of volumes written as images, unless the algorithm reads them where they are."""
+    stack = plan.stack
+    if stack is None or (isinstance(algorithm, WgmmaConv) and algorithm.reads_slices(plan, stack)):
+        return plan
+    stack.write()
+    return replace(plan, stack=None)
 
 
 CONVOLUTIONS = Chooser[ConvProblem, ConvPlan](
@@ -49,5 +60,6 @@ CONVOLUTIONS = Chooser[ConvProblem, ConvPlan](
     ),
     Rivals("conv_direct", (DirectConv(),)),
     why_unfit=why_unfit,
+    prepared=with_images,
 )
 """Chooses the algorithm of a convolution."""

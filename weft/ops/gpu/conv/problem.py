@@ -14,6 +14,7 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Facts
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import PIECE, KernelBuilder, Prologue
+from weft.ops.gpu.conv.stack import SliceStack
 from weft.ops.gpu.packing import LateWeights, Weights, as_image, part_of
 from weft.ops.window import Window
 
@@ -240,6 +241,8 @@ class ConvPlan:
     """The first block of output channels that is computed."""
     prologue: Prologue | None = None
     """The steps that the kernel applies as it loads."""
+    stack: SliceStack | None = None
+    """What `x` is, if nobody has written it yet."""
 
     @classmethod
     def of(

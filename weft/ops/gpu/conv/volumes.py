@@ -1,9 +1,9 @@
 """Convolutions of volumes as convolutions of images, whose kernels reuse what they load.
 
 Each slice of the result is an image. It depends on as many slices of the volume as there are taps along the depth:
-stacked, these are the channels of one image, which a launch writes. Where there is one tap, each slice of the volume is
-an image as it is, if its channels come last. Where taps lie along the depth alone, the volume is an image that has a
-row for each slice.
+stacked, these are the channels of one image, which a launch writes, unless the kernel reads the slices where they are.
+Where there is one tap, each slice of the volume is an image as it is, if its channels come last. Where taps lie along
+the depth alone, the volume is an image that has a row for each slice.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.direct import DIRECT
 from weft.ops.gpu.conv.gemm import TiledConv
 from weft.ops.gpu.conv.problem import ConvPlan
+from weft.ops.gpu.conv.stack import TEMPLATE, SliceStack, channels_of
 from weft.ops.gpu.packing import LateWeights, Weights
 from weft.ops.window import Window
 
 STACKED = "stack_slices"
-"""The family of these kernels, and their template."""
+"""The family of these kernels."""
 MOST_STACKED = 1 << 28
 """Bytes of stacked slices; more slices are stacked and convolved in turns, but at least one at a time."""
 
@@ -88,40 +89,21 @@ class VolumeConv:
         return self._convolve(self._plane(), images, self.weight[:, :, 0], self._slices(0))
 
     def _launch_stacked(self) -> bool:
-        k, w, x = self.k, self.window, self.x
-        blocks, area, count = -(-x.shape[1] // PACK), prod(w.inputs[1:]), x.shape[0] * w.outputs[0]
-        channels = w.kernel[0] * blocks * PACK
-        each = channels * area * x.dtype.itemsize
-        if each > k.caps.max_buffer_range:
+        w, x = self.window, self.x
+        channels = channels_of(x, w)
+        each = channels * prod(w.inputs[1:]) * x.dtype.itemsize
+        if each > self.k.caps.max_buffer_range:
             return False
-        shape = (self.weight.shape[0], channels, *w.kernel[1:])
-        weight = LateWeights(shape, self.weight.dtype, partial(by_slice, self.weight, blocks * PACK))
-        at_once = min(max(MOST_STACKED // each, 1), count)
-        stack = k.scratch((at_once, channels, *w.inputs[1:]), x.dtype, x.layout)
-        for first in range(0, count, at_once):
-            images = replace(stack, shape=(min(at_once, count - first), *stack.shape[1:]))
-            self._stack(images, first)
-            if not self._convolve(self._plane(), images, weight, self._slices(first)):
+        weight = LateWeights(
+            (self.weight.shape[0], channels, *w.kernel[1:]), self.weight.dtype,
+            partial(by_slice, self.weight, channels // w.kernel[0]),
+        )  # fmt: skip
+        stack = SliceStack.of(self.k, x, w, max(MOST_STACKED // each, 1))
+        for first in range(0, x.shape[0] * w.outputs[0], stack.images.shape[0]):
+            part = stack.part(first)
+            if not self._convolve(self._plane(), part.images, weight, self._slices(first), part):
                 return False
         return True
-
-    def _stack(self, images: Tensor, first: int) -> None:
-        """Launch what writes the slices that some images consist of, from slice `first` of all results on."""
-        w, n, blocks = self.window, images.shape[0], -(-self.x.shape[1] // PACK)
-        total = n * w.kernel[0] * blocks * prod(w.inputs[1:])
-        grid, local = self.k.for_items(total)
-        self.k.launch(
-            STACKED,
-            reads={"x": self.x},
-            writes={"y": images},
-            ints={
-                "TOTAL": total, "FIRST": first, "C4": blocks, "TAPS": w.kernel[0], "AREA": prod(w.inputs[1:]),
-                "ID": w.inputs[0], "OD": w.outputs[0], "SD": w.strides[0], "PD": w.begin[0], "DD": w.dilations[0],
-            },
-            grid=grid,
-            local=local,
-            epilogue=False,
-        )  # fmt: skip
 
     def _plane(self) -> Window:
         """Return the window within a slice."""
@@ -132,13 +114,21 @@ class VolumeConv:
     def _slices(self, first: int) -> Slices:
         return Slices(self.window.outputs[0], prod(self.window.outputs[1:]), first)
 
-    def _convolve(self, window: Window, images: Tensor, weight: Array | LateWeights, stored: Slices) -> bool:
+    def _convolve(
+        self,
+        window: Window,
+        images: Tensor,
+        weight: Array | LateWeights,
+        stored: Slices,
+        stack: SliceStack | None = None,
+    ) -> bool:
         shape = (images.shape[0], self.y.shape[1], *window.outputs)
         made = self.k.for_places(self.y, shape, stored)
         if made is None:
             return False
         k, y = made
-        CONVOLUTIONS.launch(ConvPlan.of(k, window, images, y, weight, self.bias, slices=stored.depth))
+        plan = ConvPlan.of(k, window, images, y, weight, self.bias, slices=stored.depth)
+        CONVOLUTIONS.launch(replace(plan, stack=stack))
         return True
 
 
@@ -159,6 +149,6 @@ register_family(
                 (2, 6, 7, 3, 5), (9, 6, 3, 1, 1), strides=(2, 1, 1), dilations=(2, 1, 1), pads=(1, 0, 0, 2, 0, 0)
             ),
         ),
-        templates=(STACKED,), fallback=DIRECT, seconds=0.4,
+        templates=(TEMPLATE,), fallback=DIRECT, seconds=0.4,
     )
 )  # fmt: skip

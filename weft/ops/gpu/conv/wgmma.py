@@ -21,6 +21,7 @@ from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.implicit_gemm import ImplicitGemm
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 from weft.ops.gpu.conv.split_k import PARTS, InParts, Sums, TileWork, promising, tile_and_parts
+from weft.ops.gpu.conv.stack import SliceStack
 from weft.ops.gpu.conv.warpgroups import (
     FAILED,
     NO_WARPGROUPS,
@@ -122,8 +123,8 @@ class WgmmaTile(Warpgroups):
 def _cases() -> Sequence[SelfTestCase]:
     """Return convolutions with tiles for most units: few channels and many, with and without taps, uneven edges.
 
-    The third has more tiles than there are units, for teams. The last two have so few pixels that sets of warpgroups
-    share the steps; the last has so many that groups do, too.
+    The third has more tiles than there are units, for teams. The fourth and fifth have so few pixels that sets of
+    warpgroups share the steps; the fifth has so many that groups do, too. The last one is of a volume.
     """
     shapes = (
         ((2, 3, 129, 110), (40, 3, 7, 7), 2),
@@ -132,6 +133,7 @@ def _cases() -> Sequence[SelfTestCase]:
         ((1, 264, 65, 67), (96, 264, 3, 3), 1),
         ((1, 72, 10, 9), (520, 72, 3, 3), 1),
         ((1, 520, 9, 9), (136, 520, 3, 3), 1),
+        ((1, 17, 7, 40, 41), (72, 17, 3, 3, 3), 1),
     )
     return [conv_case(x, w, stride) for x, w, stride in shapes]
 
@@ -315,6 +317,12 @@ class WgmmaConv(ImplicitGemm[WgmmaTile]):
             together=chosen.teams if chosen.teams > 1 or chosen.is_alone(p.caps, steps) else 0,
         )
 
+    def reads_slices(self, plan: ConvPlan, stack: SliceStack) -> bool:
+        """Tell whether it reads slices of volumes where they are: they have whole pieces if it reads such."""
+        p, rows = plan.problem, plan.k.rows(stack.volumes)
+        in_pieces = rows is not None and all(n % PIECE == 0 for n in (stack.blocks * PACK, *rows))
+        return not p.pointwise and (in_pieces or not p.read_pieces)
+
     def multiply(self, plan: ConvPlan, tile: WgmmaTile, sums: Sums) -> None:
         """Launch the GEMM."""
         k, p = plan.k, plan.problem
@@ -329,18 +337,23 @@ class WgmmaConv(ImplicitGemm[WgmmaTile]):
         # Teams go on to further tiles, each at its own pace: one that has stored its sums waits for no other.
         most = k.caps.compute_units if tile.teams > 1 else k.caps.max_grid[0]
         piece = PIECE if p.read_pieces else PACK
+        x, ints, variant = plan.x, dict[str, int](), dict[str, int]()
+        if plan.stack is not None:
+            x, variant["volume"] = plan.stack.volumes, True
+            ints = {**plan.stack.constants(), "SLICE_PIECES": plan.stack.blocks * PACK // piece}
         k.launch(
             "conv_wgmma",
-            reads={"x": plan.x, "w": packed, **sums.bias},
+            reads={"x": x, "w": packed, **sums.bias},
             writes={"y": sums.target},
             ints={
                 **p.constants, "PIECES": -(-p.channels_in // piece), "STEPS": steps, "PIXELS": p.pixels,
-                "COUNT": p.blocks, "TILES_M": tiles_m, "TILES_N": tiles_n, "X_ROW": rows[0] // PACK, **sums.ints,
+                "COUNT": p.blocks, "TILES_M": tiles_m, "TILES_N": tiles_n, "X_ROW": rows[0] // PACK,
+                **ints, **sums.ints,
             },
             variant={
                 "wm": tile.wm, "wz": tile.wz, "cols": tile.cols, "stages": tile.stages, "slots": slots,
                 "raster": RASTER, "pointwise": p.pointwise, "wide": p.read_pieces, "each": each, "teams": tile.teams,
-                **sums.variant,
+                **variant, **sums.variant,
             },
             grid=(min(tiles_m * tiles_n, most), 1, sums.parts),
             local=(tile.items * tile.teams, 1, 1),
