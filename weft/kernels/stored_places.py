@@ -58,6 +58,19 @@ class SubPixels(StoredPlaces):
 
 
 @dataclass(frozen=True, slots=True)
+class SubPixelsOfSlices(SubPixels):
+    """Sub-pixels of images that are the slices of what is computed, as `Slices` numbers them."""
+
+    way: ClassVar[str] = "subpixels_of_slices"
+    first: int = 0
+    """The slice of all volumes that is image 0."""
+
+    def constants(self, name: str) -> dict[str, int]:
+        """Return the constants of the store."""
+        return {**SubPixels.constants(self, name), f"{name}_FIRST": self.first}
+
+
+@dataclass(frozen=True, slots=True)
 class Slices(StoredPlaces):
     """Images that are the slices of volumes: image n is slice (n + `first`) mod `depth` of a volume, one by one."""
 
@@ -87,8 +100,20 @@ class StoreText:
 
 
 def _subpixel(name: str, n: str, c4: str, hw: str) -> Sequence[str]:
+    return (f"const int _n = {n}; const int _q = {hw};", *_pixel_of_subpixel(name, c4))
+
+
+def _subpixel_of_slice(name: str, n: str, c4: str, hw: str) -> Sequence[str]:
     return (
-        f"const int _n = {n}; const int _q = {hw}; const int _s = ({c4}) / {name}_SUB;",
+        f"const int _m = ({n}) + {name}_FIRST; const int _n = _m / {name}_QD;",
+        f"const int _q = _m % {name}_QD * ({name}_QH * {name}_QW) + ({hw});",
+        *_pixel_of_subpixel(name, c4),
+    )
+
+
+def _pixel_of_subpixel(name: str, c4: str) -> Sequence[str]:
+    return (
+        f"const int _s = ({c4}) / {name}_SUB;",
         f"const int _d = _q / ({name}_QH * {name}_QW) * {name}_SD + _s / ({name}_SH * {name}_SW) - {name}_BD;",
         f"const int _h = _q / {name}_QW % {name}_QH * {name}_SH + _s / {name}_SW % {name}_SH - {name}_BH;",
         f"const int _w = _q % {name}_QW * {name}_SW + _s % {name}_SW - {name}_BW;",
@@ -104,8 +129,13 @@ def _pixel_of_slice(name: str, n: str, c4: str, hw: str) -> Sequence[str]:
     )
 
 
+def _block_of_subpixel(name: str, c4: str) -> str:
+    return f"({c4}) % {name}_SUB"
+
+
 STORES = {
-    SubPixels.way: StoreText(_subpixel, lambda name, c4: f"({c4}) % {name}_SUB", "}"),
+    SubPixels.way: StoreText(_subpixel, _block_of_subpixel, "}"),
+    SubPixelsOfSlices.way: StoreText(_subpixel_of_slice, _block_of_subpixel, "}"),
     Slices.way: StoreText(_pixel_of_slice, lambda name, c4: c4),
 }
 """The text of each way."""

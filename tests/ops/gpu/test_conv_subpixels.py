@@ -211,7 +211,7 @@ AXIS = st.tuples(st.integers(1, 5), st.integers(1, 5), *[st.integers(0, 3)] * 3)
 """Taps, steps, what is cut off at both ends, and what is added behind."""
 
 
-@given(st.lists(AXIS, min_size=1, max_size=2), st.integers(1, 6))
+@given(st.lists(AXIS, min_size=1, max_size=3), st.integers(1, 6))
 @settings(max_examples=examples(60), deadline=None)
 def test_any_geometry_gives_what_the_reference_gives(
     axes: list[tuple[int, int, int, int, int]], channels: int

@@ -39,6 +39,11 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], Attributes]] = {
 TRANSPOSED: dict[str, tuple[tuple[int, ...], tuple[int, ...], Attributes]] = {
     "twice as large": ((2, 8, 3, 4, 5), (8, 5, 2, 2, 2), {"strides": (2, 2, 2)}),
     "slices alone": ((2, 5, 2, 3, 4), (5, 4, 1, 2, 2), {"strides": (1, 2, 2)}),
+    "taps that overlap": ((2, 5, 2, 3, 4), (5, 6, 3, 3, 3), {"strides": (2, 2, 2), "pads": (1,) * 6}),
+    "one more at the end": (
+        (1, 8, 3, 3, 2), (8, 4, 3, 3, 3), {"strides": (2, 2, 2), "pads": (1,) * 6, "output_padding": (1, 1, 1)},
+    ),
+    "as large": ((1, 8, 3, 3, 2), (8, 4, 3, 3, 3), {"pads": (1,) * 6}),
     "cut off": ((1, 8, 3, 4, 3), (8, 4, 3, 2, 4), {"strides": (3, 2, 4), "pads": (1, 0, 1, 0, 1, 0)}),
 }
 
@@ -77,7 +82,7 @@ def test_they_are_convolutions_of_images(device: str, case: str) -> None:
 @pytest.mark.covering
 @pytest.mark.parametrize("case", TRANSPOSED)
 @pytest.mark.parametrize("device", ["opencl", "vulkan"])
-def test_transposed_ones_whose_taps_do_not_overlap_are_images_of_lines(device: str, case: str) -> None:
+def test_transposed_ones_store_sub_pixels_of_slices(device: str, case: str) -> None:
     launched = check(network("ConvTranspose", *TRANSPOSED[case]), device)
     assert "conv_transpose" not in launched and "conv_gemm" in launched
 

@@ -35,6 +35,11 @@ Weights = Array | LateWeights | Tensor
 """Constant weights, or a tensor in NCHW of weights that are computed at run time."""
 
 
+def array_of(weights: Array | LateWeights) -> Array:
+    """Return constant weights, computed if they are late."""
+    return weights.make() if isinstance(weights, LateWeights) else weights
+
+
 def part_of(weights: Array | LateWeights, some: slice) -> Array | LateWeights:
     """Return constant weights of some output channels."""
     if not isinstance(weights, LateWeights):

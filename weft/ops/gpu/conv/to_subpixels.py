@@ -7,7 +7,7 @@ belong (`weft.kernels.stored_places`). Most kernels of convolutions can do that.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 
@@ -18,17 +18,18 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.special import KernelFamily, register_family
-from weft.kernels.stored_places import SubPixels
+from weft.kernels.stored_places import SubPixels, SubPixelsOfSlices
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.cases import transposed_case
 from weft.ops.gpu.conv.gemm import TiledConv
 from weft.ops.gpu.conv.problem import ConvPlan
+from weft.ops.gpu.conv.volumes import VolumeConv, runs_as_images
 from weft.ops.gpu.packing import LateWeights
 from weft.ops.window import Window
 
 SUBPIXELS = "conv_subpixels"
 """Convolutions to sub-pixels; `DeviceCaps.without` names them where they were found wrong."""
-MOST_PRODUCTS = 2
+MOST_PRODUCTS = 2.5
 """Sub-pixels are used up to this many times the products of the transposed convolution: the others are with zeros."""
 
 
@@ -48,10 +49,10 @@ class ToSubPixels:
     def of(cls, back: Window) -> ToSubPixels | None:
         """Return the convolution for a transposed one, given the window that this reverses.
 
-        None with dilations, with three dimensions of which pixels see others than their own, where more is cut off than
-        the taps reach, and where more than `MOST_PRODUCTS` times the products would be computed. With s strides and p
-        pixels cut off before the first one, tap t of input pixel i reaches output pixel o = i * s + t - p. So for
-        o + p = q * s + r the input pixels q - j are read, by taps r + j * s.
+        None with dilations, where more is cut off than the taps reach, and where more than `MOST_PRODUCTS` times the
+        products would be computed. With s strides and p pixels cut off before the first one, tap t of input pixel i
+        reaches output pixel o = i * s + t - p. So for o + p = q * s + r the input pixels q - j are read, by taps
+        r + j * s.
         """
         axes = list(zip(back.strides, back.kernel, back.begin, back.inputs, strict=True))
         kernel = tuple(-(-taps // s) for s, taps, *_ in axes)
@@ -63,26 +64,28 @@ class ToSubPixels:
         pixels = tuple(-(-(o + b) // s) for b, (s, _, _, o) in zip(begin, axes, strict=True))
         reach = zip(pixels, kernel, pads, back.outputs, strict=True)
         end = tuple(max(q - 1 + taps - p - size, 0) for q, taps, p, size in reach)
-        if back.rank == 3 and (prod(kernel) > 1 or pixels != back.outputs):
-            return None
         one = (1,) * back.rank
         return cls(Window(back.outputs, pixels, kernel, one, one, pads, end), back.strides, begin, back.inputs)
 
     def launch(self, k: KernelBuilder, x: Tensor, weight: Array, bias: Array | None, y: Tensor) -> bool:
         """Launch the convolution, with weights (in, out, *taps); False if the builder stores no sub-pixels."""
-        if prod(self.strides) == 1:
+        if prod(self.strides) == 1 and self.window.rank < 3:
             CONVOLUTIONS.launch(ConvPlan.of(k, self.window, x, y, self._late(weight, y.shape[1]), bias))
             return True
         channels = -(-y.shape[1] // PACK) * PACK
-        window, late, x = _as_image(self.window, self._late(weight, channels), x)
-        stored = SubPixels(self.strides, self.begin, self.outputs, self.window.outputs, channels // PACK)
-        made = k.for_places(y, (y.shape[0], late.shape[0], *window.outputs), stored)
-        if made is None:
-            return False
+        late = self._late(weight, channels)
         shift = None
         if bias is not None:
             shift = np.tile(np.pad(bias.reshape(-1), (0, channels - bias.size)), prod(self.strides))
-        CONVOLUTIONS.launch(ConvPlan.of(made[0], window, x, made[1], late, shift, subpixel_channels=channels))
+        places = (self.strides, self.begin, self.outputs, self.window.outputs, channels // PACK)
+        stored = SubPixels(*places)
+        if self.window.rank == 3:
+            of_slices = partial(SubPixelsOfSlices, *places)
+            return VolumeConv(k, self.window, x, late, shift, y, stored, of_slices, channels).launch()
+        made = k.for_places(y, (y.shape[0], late.shape[0], *self.window.outputs), stored)
+        if made is None:
+            return False
+        CONVOLUTIONS.launch(ConvPlan.of(made[0], self.window, x, made[1], late, shift, subpixel_channels=channels))
         return True
 
     def _late(self, weight: Array, channels: int) -> LateWeights:
@@ -90,16 +93,6 @@ class ToSubPixels:
         kernel = self.window.kernel
         make = partial(by_subpixel, weight, self.strides, kernel, channels)
         return LateWeights((prod(self.strides) * channels, weight.shape[0], *kernel), weight.dtype, make)
-
-
-def _as_image(window: Window, weight: LateWeights, x: Tensor) -> tuple[Window, LateWeights, Tensor]:
-    """Return a convolution of volumes, by one tap, as one of images that have a row for each slice."""
-    if window.rank < 3:
-        return window, weight, x
-    area, none = (window.inputs[0], prod(window.inputs[1:])), (0, 0)
-    late = LateWeights((*weight.shape[:2], 1, 1), weight.dtype, lambda: weight.make()[:, :, 0])
-    images = replace(x, shape=(*x.shape[:2], *area))
-    return Window(area, area, (1, 1), (1, 1), (1, 1), none, none), late, images
 
 
 def by_subpixel(weight: Array, strides: Shape, kernel: Shape, channels: int) -> Array:
@@ -119,9 +112,9 @@ def by_subpixel(weight: Array, strides: Shape, kernel: Shape, channels: int) -> 
     return filled.reshape(-1, inside, *kernel)
 
 
-def stores_subpixels(caps: DeviceCaps) -> bool:
-    """Tell whether the self-tests found sub-pixels right, and the kernel that computes them wherever others do not."""
-    return not caps.without & {SUBPIXELS, TiledConv.name}
+def stores_subpixels(caps: DeviceCaps, rank: int) -> bool:
+    """Tell whether the self-tests found sub-pixels of that rank right, and the kernel that computes them anywhere."""
+    return not caps.without & {SUBPIXELS, TiledConv.name} and (rank < 3 or runs_as_images(caps))
 
 
 register_family(
@@ -130,6 +123,7 @@ register_family(
         cases=lambda: (
             transposed_case((2, 5, 5, 6), (5, 7, 4, 3), strides=(2, 2), pads=(1, 0, 2, 1)),
             transposed_case((1, 16, 9), (16, 8, 8), strides=(3,), pads=(4, 1)),
+            transposed_case((2, 5, 2, 3, 4), (5, 6, 3, 3, 3), strides=(2, 2, 2), pads=(1,) * 6),
         ),
         templates=("conv_gemm",), whole=False, anywhere=True,
         fallback="transposed convolutions in a kernel of their own",

@@ -54,7 +54,7 @@ class ConvTransposeOnGpu(GpuOp):
         assert x is not None and weight is not None
         channels, inside = y.shape[1], x.shape[1] // op.group
         window = op.window(x.shape, weight.shape)
-        if op.group == 1 and weight.constant is not None and stores_subpixels(k.caps):
+        if op.group == 1 and weight.constant is not None and stores_subpixels(k.caps, window.rank):
             form, shift = ToSubPixels.of(window), None if bias is None else bias.constant
             is_known = bias is None or shift is not None
             if form is not None and is_known and form.launch(k, x, weight.constant, shift, y):

@@ -8,24 +8,26 @@ the depth alone, the volume is an image that has a row for each slice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
 import numpy as np
 
-from weft.core.graph.layout import PACK, Array, Layout
+from weft.core.graph.layout import PACK, Array, Layout, Shape
 from weft.core.graph.tensor import Tensor
+from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.special import KernelFamily, register_family
-from weft.kernels.stored_places import Slices
+from weft.kernels.stored_places import Slices, StoredPlaces
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.direct import DIRECT
 from weft.ops.gpu.conv.gemm import TiledConv
 from weft.ops.gpu.conv.problem import ConvPlan
 from weft.ops.gpu.conv.stack import TEMPLATE, SliceStack, channels_of
-from weft.ops.gpu.packing import LateWeights, Weights
+from weft.ops.gpu.packing import LateWeights, Weights, array_of
 from weft.ops.window import Window
 
 STACKED = "stack_slices"
@@ -41,18 +43,26 @@ class VolumeConv:
     k: KernelBuilder
     window: Window
     x: Tensor
-    weight: Array
+    weight: Array | LateWeights
+    """(out, in, *taps)."""
     bias: Weights | None
     y: Tensor
+    stored: StoredPlaces
+    """Where an image is stored that has all pixels of a volume."""
+    stored_from: Callable[[int], StoredPlaces]
+    """Returns where images are stored that are slices, from that one of all results on."""
+    subpixel_channels: int = 0
+    """As in `ConvProblem`."""
 
     @classmethod
     def of(
         cls, k: KernelBuilder, window: Window, x: Tensor, weight: Weights, bias: Weights | None, y: Tensor, group: int
     ) -> VolumeConv | None:
         """Return the convolution, or None if it is another or the self-tests found what it needs wrong."""
-        if window.rank != 3 or group > 1 or k.caps.without & {STACKED, TiledConv.name}:
+        if window.rank != 3 or group > 1 or isinstance(weight, Tensor) or not runs_as_images(k.caps):
             return None
-        return cls(k, window, x, weight, bias, y) if isinstance(weight, np.ndarray) else None
+        depth, area = window.outputs[0], prod(window.outputs[1:])
+        return cls(k, window, x, weight, bias, y, Slices(1, depth * area), partial(Slices, depth, area))
 
     def launch(self) -> bool:
         """Launch it; False if the builder does not store slices, or a kernel cannot address one."""
@@ -80,13 +90,12 @@ class VolumeConv:
             (w.begin[0], 0), (w.end[0], 0),
         )  # fmt: skip
         images = replace(x, shape=(*x.shape[:2], *window.inputs))
-        weight = self.weight.reshape(*self.weight.shape[:2], *window.kernel)
-        return self._convolve(window, images, weight, Slices(1, prod(window.outputs)))
+        return self._convolve(window, images, self._without_axis(4, window.kernel), self.stored)
 
     def _launch_slices(self) -> bool:
         n, channels, depth, *plane = self.x.shape
         images = replace(self.x, shape=(n * depth, channels, *plane))
-        return self._convolve(self._plane(), images, self.weight[:, :, 0], self._slices(0))
+        return self._convolve(self._plane(), images, self._without_axis(2, self.window.kernel[1:]), self.stored_from(0))
 
     def _launch_stacked(self) -> bool:
         w, x = self.window, self.x
@@ -94,16 +103,22 @@ class VolumeConv:
         each = channels * prod(w.inputs[1:]) * x.dtype.itemsize
         if each > self.k.caps.max_buffer_range:
             return False
+        make = partial(by_slice, channels=channels // w.kernel[0])
         weight = LateWeights(
-            (self.weight.shape[0], channels, *w.kernel[1:]), self.weight.dtype,
-            partial(by_slice, self.weight, channels // w.kernel[0]),
-        )  # fmt: skip
+            (self.weight.shape[0], channels, *w.kernel[1:]), self.weight.dtype, lambda: make(array_of(self.weight))
+        )
         stack = SliceStack.of(self.k, x, w, max(MOST_STACKED // each, 1))
         for first in range(0, x.shape[0] * w.outputs[0], stack.images.shape[0]):
             part = stack.part(first)
-            if not self._convolve(self._plane(), part.images, weight, self._slices(first), part):
+            if not self._convolve(self._plane(), part.images, weight, self.stored_from(first), part):
                 return False
         return True
+
+    def _without_axis(self, axis: int, kernel: Shape) -> LateWeights:
+        """Return the weights without an axis along which there is one tap."""
+        weight = self.weight
+        make = lambda: array_of(weight).squeeze(axis)  # noqa: E731
+        return LateWeights((*weight.shape[:2], *kernel), weight.dtype, make)
 
     def _plane(self) -> Window:
         """Return the window within a slice."""
@@ -111,25 +126,29 @@ class VolumeConv:
         fields = (w.inputs, w.outputs, w.kernel, w.strides, w.dilations, w.begin, w.end)
         return Window(*(each[1:] for each in fields))
 
-    def _slices(self, first: int) -> Slices:
-        return Slices(self.window.outputs[0], prod(self.window.outputs[1:]), first)
-
     def _convolve(
         self,
         window: Window,
         images: Tensor,
-        weight: Array | LateWeights,
-        stored: Slices,
+        weight: LateWeights,
+        stored: StoredPlaces,
         stack: SliceStack | None = None,
     ) -> bool:
-        shape = (images.shape[0], self.y.shape[1], *window.outputs)
-        made = self.k.for_places(self.y, shape, stored)
+        made = self.k.for_places(self.y, (images.shape[0], weight.shape[0], *window.outputs), stored)
         if made is None:
             return False
         k, y = made
-        plan = ConvPlan.of(k, window, images, y, weight, self.bias, slices=stored.depth)
+        plan = ConvPlan.of(
+            k, window, images, y, weight, self.bias, subpixel_channels=self.subpixel_channels,
+            slices=self.window.outputs[0],
+        )  # fmt: skip
         CONVOLUTIONS.launch(replace(plan, stack=stack))
         return True
+
+
+def runs_as_images(caps: DeviceCaps) -> bool:
+    """Tell whether the self-tests found right what convolutions of volumes need besides those of images."""
+    return not caps.without & {STACKED, TiledConv.name}
 
 
 def by_slice(weight: Array, channels: int) -> Array:
