@@ -98,6 +98,21 @@ def test_matrix_units_multiply_them(op: str, channels_last: bool) -> None:
         assert {"conv_matrix", "conv_unstaged"} & set(launched)
 
 
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("channels", [3, 4, 8])
+@pytest.mark.parametrize("kernel", [(1, 3, 3), (3, 3, 3), (3, 1, 1)], ids=str)
+def test_volumes_may_be_a_part_of_what_a_concat_joins(kernel: tuple[int, ...], channels: int, first: bool) -> None:
+    net = Net(seed=1)
+    x = net.add("Relu", net.input("x", 2, channels, 3, 4, 5))
+    pads = [k // 2 for k in kernel] * 2
+    y = net.add("Conv", x, net.random(4, channels, *kernel, scale=0.2), pads=pads)
+    graph = net.finish(net.add("Concat", *((x, y) if first else (y, x)), axis=1, name="y"))
+    check(graph, "opencl")
+    for channels_last in (False, True):
+        with emulated_gpu("opencl", software=False, channels_last=channels_last):
+            check(graph, "emulated", "low")
+
+
 def test_slices_that_lie_apart_need_no_copies_where_channels_come_last() -> None:
     shape, weight, attributes = CASES["slices alone"]
     with emulated_gpu("opencl", software=False, channels_last=True):

@@ -68,8 +68,8 @@ class VolumeConv:
         """Launch it; False if the builder does not store slices, or a kernel cannot address one."""
         if self._sees_lines:
             return self._launch_lines()
-        plain = self.x.layout is Layout.NHWC4 or self.x.shape[1] <= PACK
-        return self._launch_slices() if plain and self._sees_one_slice else self._launch_stacked()
+        apart = self.x.layout is Layout.NHWC4  # elsewhere the blocks of a volume lie between its slices
+        return self._launch_slices() if apart and self._sees_one_slice else self._launch_stacked()
 
     @property
     def _sees_lines(self) -> bool:
