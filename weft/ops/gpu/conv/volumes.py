@@ -15,7 +15,7 @@ from math import prod
 
 import numpy as np
 
-from weft.core.graph.layout import PACK, Array, Layout, Shape
+from weft.core.graph.layout import Array, Layout, Shape
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import KernelBuilder
