@@ -35,6 +35,7 @@ from weft.core.passes.patterns import (
     share_keys,
 )
 from weft.core.passes.properties import Property
+from weft.core.passes.scattered_slices import concat_scattered_slices
 from weft.core.passes.squash import NO_MOVES_IN_A_ROW, squash_moves
 from weft.core.passes.transposes import (
     NO_FREE_TRANSPOSES,
@@ -74,6 +75,7 @@ PASSES: tuple[AnyPass, ...] = (
     # Early as well: a dead node that reads a value would keep the passes below from folding it.
     remove_dead_nodes,
     read_through_casts,
+    concat_scattered_slices,
     remove_identities,
     # Moves are made around the one op: around a comparison and a Where they need not agree.
     fuse_compare_select,
