@@ -81,9 +81,18 @@ CALLED float2 emulated_unpack(uint from) {
 #define PACK_HALVES(to, low, high) to = emulated_pack(low, high)
 #define UNPACK_HALVES(low, high, from) { const float2 two = emulated_unpack(from); low = two.x; high = two.y; }
 #define WARP_BARRIER barrier(CLK_LOCAL_MEM_FENCE)
-#define COPY_16(to, from, bytes) *(to) = (bytes) ? *(from) : (uint4)(0)
+// Copies are done when they are waited for: what is read before is old.
+#define COPY_16(to, from, bytes) { copy_to[copies] = to; copy_from[copies] = from; copy_all[copies++] = (bytes) > 0; }
 #define END_OF_COPIES
-#define COPIES_ARRIVED
+#define COPIES_ARRIVED \\
+  for (int c = 0; c < copies; c++) *copy_to[c] = copy_all[c] ? *copy_from[c] : (uint4)(0); \\
+  copies = 0
+"""
+
+COPIES = """__local uint4* copy_to[64];
+__global const uint4* copy_from[64];
+bool copy_all[64];
+int copies = 0;
 """
 
 
@@ -100,5 +109,7 @@ class EmulatedPtx(OpenCLDialect):
                 shared=[*parts.shared, Shared("ulong", "ptx_memory", f"LZ * LY * {64 * WORDS}")],
                 body=f"__local uint* ptx_words = (__local uint*)ptx_memory;\nuint ptx_turn = 0;\n{parts.body}",
             )
+        if "COPIES_ARRIVED" in parts.body:
+            parts = replace(parts, body=COPIES + parts.body)
         return super().assemble(parts)
 

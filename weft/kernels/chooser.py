@@ -104,6 +104,10 @@ class Algorithm(ABC, Generic[ProblemT, PlanT, TileT]):
         """Return by how many microseconds the cost model must expect a candidate to win, to be taken untuned."""
         return 0.0
 
+    def reads_in_place(self, plan: PlanT) -> bool:
+        """Tell whether it reads the parts of a value that otherwise have to be put together first (`Chooser`)."""
+        return False
+
     @abstractmethod
     def launch(self, plan: PlanT, tile: TileT) -> None:
         """Launch a candidate, packing the weights as it needs them."""

@@ -14,8 +14,8 @@ from weft.core.graph.layout import Array, Layout, Shape, row_major
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Candidate, Decision, Facts, TileT, one_algorithm
 from weft.kernels.device_caps import DeviceCaps, Size3
+from weft.kernels.output_maps import OutputMap
 from weft.kernels.source import ArgKind
-from weft.kernels.stored_places import StoredPlaces
 
 PIECE = 8
 """Adjacent halves that a kernel fetches at once: 16 bytes."""
@@ -198,14 +198,14 @@ class KernelBuilder(ABC):
         """
         raise NotImplementedError("this builder plans nothing on packed tensors")
 
-    def for_places(
-        self, output: Tensor, shape: Shape, stored: StoredPlaces
+    def for_output_map(
+        self, output: Tensor, shape: Shape, output_map: OutputMap
     ) -> tuple[KernelBuilder, Tensor] | None:
         """Return a builder of launches that compute an image of a shape (n, channels, *pixels), and that image.
 
-        What they store there with `store4` or `store8` goes to places of the node's packed output, with the fused
-        steps. Their constants have keys of their own. The image has no memory: launches only write it. None if this
-        builder cannot do that.
+        What they store there with `store4` or `store8` goes where the map says in the node's packed output, with the
+        fused steps. Their constants have keys of their own. The image has no memory: launches only write it. None if
+        this builder cannot do that.
         """
         return None
 

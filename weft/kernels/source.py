@@ -51,8 +51,8 @@ class Arg:
     """None: element i lies at place i."""
     double: bool = False
     """Whether the kernel computes with its float64 elements; otherwise they are two words each, converted to f32."""
-    stored: str = ""
-    """The way to store (`weft.kernels.stored_places`) if the kernel's pixels and channels are not the argument's."""
+    output_map: str = ""
+    """The `OutputMap` by which it is stored; "" if the kernel's pixels and channels are its own."""
 
     @property
     def raw_bytes(self) -> int:

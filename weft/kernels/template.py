@@ -24,9 +24,9 @@ from weft.errors import CompileError, ConfigError
 from weft.kernels.dialect import Dialect, KernelParts, Shared, View
 from weft.kernels.formats import is_coded
 from weft.kernels.index_map_text import place
+from weft.kernels.output_maps import OUTPUT_MAPS
 from weft.kernels.shared_size import TYPE_BYTES, parse
 from weft.kernels.source import LOCAL_SIZE, SUBGROUP, Arg, ConstantKind, KernelSource, computes_double
-from weft.kernels.stored_places import STORES
 
 if TYPE_CHECKING:
     from mako.lookup import TemplateLookup
@@ -216,13 +216,13 @@ class ArgWriter:
 
     def _pixel(self, n: str, c4: str, hw: str) -> Sequence[str]:
         """Return the lines that name image _n and pixel _p of what is stored."""
-        if self.arg.stored:
-            self._writer.stored_elsewhere.add(self.name)
-            return STORES[self.arg.stored].pixel(self.name, n, c4, hw)
+        if self.arg.output_map:
+            self._writer.mapped.add(self.name)
+            return OUTPUT_MAPS[self.arg.output_map].pixel(self.name, n, c4, hw)
         return (f"const int _n = {n}; const int _p = {hw};",)
 
     def _closed(self, lines: Sequence[str]) -> str:
-        closing = STORES[self.arg.stored].closing if self.arg.stored else ""
+        closing = OUTPUT_MAPS[self.arg.output_map].closing if self.arg.output_map else ""
         return " ".join(["{", *lines, *([closing] if closing else ()), "}"])
 
     def store_vector(self, index: str, value: str) -> str:
@@ -251,7 +251,7 @@ class ArgWriter:
     def _finished(self, c4: str, value: str, tag: str) -> list[str]:
         """Return the lines that compute `_v<tag>`, the value to store as block `_c<tag>` of pixel _p of image _n."""
         v, c = f"_v{tag}", f"_c{tag}"
-        block = STORES[self.arg.stored].block(self.name, c4) if self.arg.stored else c4
+        block = OUTPUT_MAPS[self.arg.output_map].block(self.name, c4) if self.arg.output_map else c4
         lines = [f"const int {c} = {block}; f32x4 {v} = {value};"]
         self._add_vector_steps(lines, tag, v, c)
         a = self.name
@@ -409,7 +409,7 @@ class Writer:
     """Whether the kernel needs four such subgroups together and their memory."""
     loads: set[str] = field(default_factory=set)
     """The arguments and values to which the template has applied a prologue."""
-    stored_elsewhere: set[str] = field(default_factory=set)
+    mapped: set[str] = field(default_factory=set)
     """The arguments to which the template has stored sub-pixels."""
     bounds: set[str] = field(default_factory=set)
     """The constants that bound the loops in which items or groups share the work."""
@@ -638,7 +638,7 @@ def _written(request: KernelRequest, dialect: Dialect, entry: str) -> KernelSour
         body = template.render(k=writer, **dict(request.variant), **writer.args)
         if request.loaded_on not in ("", *writer.loads):
             raise ValueError(f"it does not apply the prologue to {request.loaded_on!r} (`fetch4`, `apply`)")
-        missed = {arg.name for arg in request.args if arg.stored} - writer.stored_elsewhere
+        missed = {arg.name for arg in request.args if arg.output_map} - writer.mapped
         if missed:
             raise ValueError(f"it does not store {', '.join(missed)} with `store4` or `store8`, which find its places")
         if writer.double and _F32.search(body):  # OpenCL C would round without a word

@@ -1,19 +1,19 @@
 ## softmax(SCALE * Q K^T + mask) V in fp16 on NVIDIA's matrix units, summed in fp32; for the arguments see
-## `attention.mako`. A warp has `blocks` times 16 queries. LZ warps take turns in the blocks of `keys` keys and are joined at the end;
+## `attention.mako`. A warp has `query_tiles` times 16 queries. LZ warps take turns in the blocks of `keys` keys and are joined at the end;
 ## LY such sets have other queries of the head. Each block updates the softmax in registers (T. Dao, "FlashAttention-2",
 ## 2023, arXiv 2307.08691), with powers of 2: SCALE includes log2(e).
 ##
-## Nothing is staged, unless `staged`: then the warps of a set share two blocks of keys and values in work-group memory,
-## of which the next one arrives while they compute with the other. Rows have pitches at which the items that load
+## Nothing is staged, unless `staged`: then the warps of a set share two buffers of keys and values in work-group memory,
+## of which one receives the next block while they compute with the other. Rows have pitches at which the items that load
 ## together touch all banks once. The order of a head's elements, and of V's columns, in a fragment is free, as long as both factors,
 ## or V and the result, agree. So an item loads 8 adjacent elements of Q or K (d = 32c + 8t, two steps of m16n8k16), 4 of
 ## V (e = 32c + 4g, one of each of 4 tiles), and stores 8 (e = 32c + 8t). The sums of Q K^T are already in the order that
 ## the products with V need. `depth` and `width` are D and E in units of 32, rounded up.
 <%
-blocks = context.get("blocks", 1)
-rows, tiles, steps = range(2 * blocks), range(keys // 8), range(keys // 16)
+query_tiles = context.get("query_tiles", 1)
+rows, tiles, steps = range(2 * query_tiles), range(keys // 8), range(keys // 16)
 staged = context.get("staged", False)
-sums = [(n, e, n // (4 * width) * 2 + e // 2) for n in range(4 * width * blocks) for e in range(4)]  # and their rows
+sums = [(n, e, n // (4 * width) * 2 + e // 2) for n in range(4 * width * query_tiles) for e in range(4)]  # and their rows
 its = "head / SHARED" if context.get("shared", False) else "head"  # of keys and values
 apart = "apart" in context.keys()  # the elements of a head of the result
 k.needs_subgroup()
@@ -55,7 +55,7 @@ ${parts.names()}
 const int lane = LOCAL_X, part = LOCAL_Y, slice = LOCAL_Z, g = lane / 4, t = lane % 4;
 ${k.for_groups("group", "GROUPS")} {
   const int head = group / BLOCKS % HEADS, batch = group / BLOCKS / HEADS;
-  const int row0 = group % BLOCKS * ${16 * blocks * warps} + part * ${16 * blocks} + g, ${", ".join(f"row{r} = row0 + {8 * r}" for r in rows[1:])};
+  const int row0 = group % BLOCKS * ${16 * query_tiles * warps} + part * ${16 * query_tiles} + g, ${", ".join(f"row{r} = row0 + {8 * r}" for r in rows[1:])};
   __global const uint4* queries = (__global const uint4*)(q_in + (Q0 + batch * QB + head * QH));
   __global const uint4* key_rows = (__global const uint4*)(k_in + (K0 + batch * KB + ${its} * KH));
   __global const uint2* values = (__global const uint2*)(v_in + (V0 + batch * VB + ${its} * VH));
@@ -76,9 +76,9 @@ ${k.for_groups("group", "GROUPS")} {
   for (int round = 0; round < (COUNT + ${keys * slices - 1}) / ${keys * slices}; round++) {
     const int start = (round * ${slices} + slice) * ${keys};
 % if staged:
-    const int block = round % 2 * ${slices} + slice;
+    const int buffer = round % 2 * ${slices} + slice;
     COPIES_ARRIVED;
-    BARRIER; // all copies are there, and nobody reads the other block any more
+    BARRIER; // all copies are there, and nobody reads the other buffer any more
     if ((round + 1) * ${keys * slices} < COUNT) ${copy_block("round + 1")}
 % else:
 % for j in tiles:
@@ -98,9 +98,9 @@ ${k.for_groups("group", "GROUPS")} {
 % endfor
 % endif
     f32 ${", ".join(f"next{r} = top{r}" for r in rows)};
-% for j, b in [(j, b) for j in tiles for b in range(blocks)]:
+% for j, b in [(j, b) for j in tiles for b in range(query_tiles)]:
 % for c in range(depth if staged and b == 0 else 0):
-    const uint4 k${j}_${c} = Keys[(block * ${keys} + ${8 * j} + g) * ${key_pitch} + ${4 * c} + t];
+    const uint4 k${j}_${c} = Keys[(buffer * ${keys} + ${8 * j} + g) * ${key_pitch} + ${4 * c} + t];
 % endfor
 <% s, q0, q1 = f"s{len(tiles) * b + j}", 2 * b, 2 * b + 1 %>\
     f32 ${", ".join(f"{s}_{e} = 0.0" for e in range(4))};
@@ -123,9 +123,9 @@ ${k.for_groups("group", "GROUPS")} {
 % for n, e, r in sums:
     acc${n}_${e} *= fade${r};
 % endfor
-% for s, b in [(s, b) for s in steps for b in range(blocks)]:
+% for s, b in [(s, b) for s in steps for b in range(query_tiles)]:
 % for c, r in [(c, r) for c in range(width) for r in range(4) if staged and b == 0]:
-    const uint2 v${s}_${c}_${r} = ((__local const uint2*)Values)[(block * ${keys} + ${16 * s + r % 2 + r // 2 * 8} + t * 2) * ${2 * value_pitch} + ${8 * c} + g];
+    const uint2 v${s}_${c}_${r} = ((__local const uint2*)Values)[(buffer * ${keys} + ${16 * s + r % 2 + r // 2 * 8} + t * 2) * ${2 * value_pitch} + ${8 * c} + g];
 % endfor
     {
       uint p0, p1, p2, p3;

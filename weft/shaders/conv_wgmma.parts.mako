@@ -25,8 +25,8 @@ in_step = 128 // piece
       const int tap = (PIECES % ${in_step} == 0 ? (${into}) * ${in_step} : at) / PIECES, kh = tap / KW * DH, kw = tap % KW * DW;
       const bool inside = PIECES * KH * KW % ${in_step} == 0 || tap < KH * KW;
 % if volume:
-      const int piece = at - tap * PIECES, kd = piece / SLICE_PIECES * DD;
-      const int from = ((kd * IH + kh) * IW + kw) * x_PS + piece % SLICE_PIECES * ${piece // 8};
+      const int in_tap = at - tap * PIECES, kd = in_tap / SLICE_PIECES * DD;
+      const int from = ((kd * IH + kh) * IW + kw) * x_PS + in_tap % SLICE_PIECES * ${piece // 8};
 % else:
       const int from = (kh * IW + kw) * x_PS + (at - tap * PIECES) * ${piece // 8};
 % endif

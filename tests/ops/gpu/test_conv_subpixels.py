@@ -204,7 +204,7 @@ def test_a_template_must_store_them() -> None:
     request = KernelRequest("reduce", tuple(sorted(words.items())), (x, y), ("OUTPUTS",))
     assert "OUTPUTS" in render(request, OpenCLDialect()).text
     with pytest.raises(CompileError, match="it does not store y with `store4` or `store8`, which find its places"):
-        render(replace(request, args=(x, replace(y, stored="subpixels"))), OpenCLDialect())
+        render(replace(request, args=(x, replace(y, output_map="subpixels"))), OpenCLDialect())
 
 
 AXIS = st.tuples(st.integers(1, 5), st.integers(1, 5), *[st.integers(0, 3)] * 3)

@@ -113,12 +113,17 @@ def test_volumes_may_be_a_part_of_what_a_concat_joins(kernel: tuple[int, ...], c
             check(graph, "emulated", "low")
 
 
-def test_slices_that_lie_apart_need_no_copies_where_channels_come_last() -> None:
-    shape, weight, attributes = CASES["slices alone"]
+@pytest.mark.parametrize(("case", "stacked"), [("slices alone", False), ("taps on all axes", True)])
+def test_slices_alone_are_not_stacked_where_channels_come_last(case: str, stacked: bool) -> None:
     with emulated_gpu("opencl", software=False, channels_last=True):
-        assert "stack_slices" not in check(network("Conv", shape, weight, attributes), "emulated", "low")
-        stacked = check(network("Conv", *CASES["taps on all axes"]), "emulated", "low")
-    assert "stack_slices" in stacked
+        launched = check(network("Conv", *CASES[case]), "emulated", "low")
+    assert ("stack_slices" in launched) is stacked
+
+
+def test_one_pixel_a_slice_is_no_row_where_channels_come_first() -> None:
+    graph = network("Conv", (1, 12, 3, 1, 1), (20, 12, 3, 3, 3), {"pads": (1,) * 6})
+    with emulated_gpu("opencl", warpgroup_units=True, channels_last=False, compute_units=2, software=False):
+        check(graph, "emulated", "low")
 
 
 @pytest.mark.parametrize(
@@ -158,6 +163,22 @@ def test_stacks_are_written_in_turns_where_they_are_large(slices: int, monkeypat
     assert "stack_slices" in launched and len(turns) >= 2 * -(-4 // slices)
 
 
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+def test_warpgroups_take_turns_too(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(volumes, "MOST_STACKED", 1)
+    take(monkeypatch, wgmma.WgmmaConv(), WARP)
+    shape, weight, attributes = CASES["taps on all axes"] if op == "Conv" else TRANSPOSED["taps that overlap"]
+    with emulated_gpu("opencl", warpgroup_units=True, channels_last=True, compute_units=2, software=False):
+        launched = check(network(op, shape, weight, attributes), "emulated", "low")
+    assert "conv_wgmma" in launched
+
+
+def test_stacks_fit_a_kernel_argument() -> None:
+    graph = network("Conv", *CASES["taps on all axes"])
+    with emulated_gpu("opencl", software=False, max_buffer_range=12_000):
+        assert "stack_slices" in check(graph, "emulated")
+
+
 @pytest.mark.parametrize("wrong", ["stack_slices", "conv_gemm"])
 def test_they_have_a_kernel_of_their_own_where_those_of_images_are_wrong(wrong: str) -> None:
     with emulated_gpu("opencl", software=False, without=frozenset({wrong})):
@@ -185,8 +206,10 @@ def test_tuning_tells_them_from_pictures() -> None:
         4, 8, 8, slide((6, 6), (3, 3)), 1, DType.FLOAT16, DType.FLOAT16, DType.FLOAT16, True, Layout.NHWC4, OPENCL
     )
     slices = replace(pictures, slices=4)
-    assert pictures.facts_by_channels() != slices.facts_by_channels()
-    assert not pictures.stored_elsewhere and slices.stored_elsewhere
+    stacks = replace(slices, stacked=2)
+    facts = [each.facts_by_channels() for each in (pictures, slices, stacks)]
+    assert facts[0] != facts[1] != facts[2] != facts[0]
+    assert not pictures.has_output_map and slices.has_output_map
 
 
 AXIS = st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 2), st.integers(0, 1), st.integers(0, 2))

@@ -80,3 +80,18 @@ def test_groups_fill_the_device_and_their_items_have_work(length: int, outputs: 
         return
     assert shared.outputs == 2 or outputs >= shared.outputs * OPENCL.likely_units
     assert shared.items <= 256 and (shared.items // shared.outputs // 2) * AHEAD < length
+
+
+def test_reduced_axes_are_walked_as_they_lie_in_memory() -> None:
+    """Of a transposed value the last axis is not the one whose elements are side by side."""
+    net = Net(seed=3)
+    x = net.add("Transpose", net.add("Sigmoid", net.input("x", 4, 20, 30)), perm=(0, 2, 1))
+    graph = net.finish(net.add("ReduceSum", x, np.array([1, 2]), keepdims=0, name="y"))
+    with emulated_gpu("opencl", software=False), weft.load(graph, "emulated", fallback="error") as session:
+        (pipeline,) = session.pipelines
+        planned = pipeline.backend.recording.run.planned  # type: ignore[attr-defined]
+        (values,) = (launch.plan.values for launch in planned if launch.label.endswith("/reduce"))
+        (got,) = session.run(fed := feeds(graph))
+    assert {name: values[name] for name in ("R1", "R2", "RS2")} == {"R1": 1, "R2": 600, "RS2": 1}
+    with weft.load(graph, "cpu") as session:
+        np.testing.assert_allclose(got, session.run(fed)[0], 1e-5)

@@ -44,6 +44,8 @@ SHORT = 32
 """The most elements that one work-item reads in a row; more are divided among a work-group."""
 MANY = 1024
 """Outputs that fill a device at one work-item each."""
+MOST_RUNS = 3
+"""Runs of axes of one kind that kernels walk."""
 LONG = 4096
 """From this many elements a work-group uses as many work-items as it may."""
 AHEAD = 8
@@ -99,39 +101,52 @@ def part_axes(shape: Shape, axes: Shape) -> tuple[dict[str, int], bool]:
     The constants are LENGTH (elements of a line), K0 K1 K2 and KS0 KS1 KS2 (sizes and steps over the lines)
     and R. and RS. (within a line). See `why_not_axes`.
     """
-    joined = _runs(shape, axes, row_major(shape))
-    return _walk_of(joined, prod(shape[a] for a in axes)), bool(joined) and joined[-1][0]
+    return _walk(_Runs.of(shape, axes, row_major(shape)), prod(shape[a] for a in axes))
 
 
-def _walk_of(runs: Sequence[tuple[bool, int, int]], length: int) -> dict[str, int]:
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Axes as (size, step), those merged that lie in memory as one: kept ones in order, reduced ones by their steps."""
+
+    kept: Sequence[tuple[int, int]]
+    reduced: Sequence[tuple[int, int]]
+
+    @classmethod
+    def of(cls, shape: Shape, axes: Shape, steps: Sequence[int]) -> _Runs:
+        """Return the runs of a value whose axes have these steps."""
+        every = [(axis in axes, size, step) for axis, (size, step) in enumerate(zip(shape, steps, strict=True))]
+        kept = [(size, step) for reduced, size, step in every if size != 1 and not reduced]
+        reduced = [(size, step) for reduced, size, step in every if size != 1 and reduced]
+        return cls(_merged(kept), _merged(sorted(reduced, key=lambda run: -run[1])))
+
+    @property
+    def most(self) -> int:
+        """Return the number of runs of the kind of which there are more."""
+        return max(len(self.kept), len(self.reduced))
+
+
+def _merged(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for size, step in runs:
+        if joined and joined[-1][1] == size * step:
+            joined[-1] = (joined[-1][0] * size, step)
+        else:
+            joined.append((size, step))
+    return joined
+
+
+def _walk(runs: _Runs, length: int) -> tuple[dict[str, int], bool]:
     ints = {"LENGTH": length}
-    for letter, kind in (("K", False), ("R", True)):
-        groups = [(size, step) for reduced, size, step in runs if reduced is kind]
-        groups = [(1, 0)] * (3 - len(groups)) + groups
-        for number, (size, step) in enumerate(groups):
+    for letter, each in (("K", runs.kept), ("R", runs.reduced)):
+        for number, (size, step) in enumerate([(1, 0)] * (MOST_RUNS - len(each)) + list(each)):
             # An empty axis is never walked, but kernels divide by its size.
             ints |= {f"{letter}{number}": max(size, 1), f"{letter}S{number}": step}
-    return ints
-
-
-def _runs(shape: Shape, axes: Shape, steps: Sequence[int]) -> list[tuple[bool, int, int]]:
-    """Return whether they are reduced, the sizes and the steps of axes, adjacent ones of one kind merged."""
-    joined: list[tuple[bool, int, int]] = []
-    for axis, (size, step) in enumerate(zip(shape, steps, strict=True)):
-        reduced = axis in axes
-        if size == 1:
-            continue
-        if joined and joined[-1][0] is reduced and joined[-1][2] == size * step:
-            joined[-1] = (reduced, joined[-1][1] * size, step)
-        else:
-            joined.append((reduced, size, step))
-    return joined
+    return ints, bool(runs.reduced) and runs.reduced[-1][1] == 1
 
 
 def why_not_axes(shape: Shape, axes: Shape) -> str | None:
     """Return why kernels do not walk a reduction: no axes up to rank 6 are more than three runs of one kind."""
-    kinds = [reduced for reduced, *_ in _runs(shape, axes, row_major(shape))]
-    if max(kinds.count(True), kinds.count(False)) <= 3:
+    if _Runs.of(shape, axes, row_major(shape)).most <= MOST_RUNS:
         return None
     return f"axes {list(axes)} of {list(shape)} are more than three runs; GPU kernels reduce three"
 
@@ -264,15 +279,14 @@ def launch_recipe(k: KernelBuilder, recipe: Recipe, x: Tensor, y: Tensor, axes: 
 
 
 def _walk_in_memory(k: KernelBuilder, x: Tensor, axes: Shape) -> tuple[Tensor, dict[str, int], bool]:
-    """Return a tensor, how kernels walk it, and whether the last of the axes is contiguous; see `part_axes`."""
+    """Return a tensor, how kernels walk it, and whether elements of a line lie together; see `part_axes`."""
     in_memory, steps, first = k.by_steps(x)
-    runs = _runs(x.shape, axes, steps)
-    kinds = [reduced for reduced, *_ in runs]
-    if max(kinds.count(True), kinds.count(False)) > 3:
+    runs = _Runs.of(x.shape, axes, steps)
+    if runs.most > MOST_RUNS:
         ints, contiguous = part_axes(x.shape, axes)
         return x, {**ints, "FIRST": 0}, contiguous
-    walk = _walk_of(runs, prod(x.shape[a] for a in axes))
-    return in_memory, {**walk, "FIRST": first}, any(reduced and step == 1 for reduced, _, step in runs)
+    ints, contiguous = _walk(runs, prod(x.shape[a] for a in axes))
+    return in_memory, {**ints, "FIRST": first}, contiguous
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,6 +463,8 @@ register_family(
             one_node(ReduceSum(), (5, 300), np.array([1]), constants=(1,)),
             one_node(ReduceMax(), (7, 3, 9, 5), np.array([0, 2]), constants=(1,)),
             one_node(ReduceLogSumExp(), (70, 11), np.array([0]), constants=(1,)),
+            one_node(ReduceLogSumExp(), (77, 3001), np.array([0]), constants=(1,)),
+            one_node(ReduceSum(), (3, 300, 101), np.array([1]), constants=(1,)),
         ),
     )
 )

@@ -12,7 +12,7 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, WantedLayout
 from weft.kernels.launch import KernelBuilder, LaunchRequest
-from weft.kernels.stored_places import StoredPlaces
+from weft.kernels.output_maps import OutputMap
 
 
 class _Listener(KernelBuilder):
@@ -47,7 +47,7 @@ class _Listener(KernelBuilder):
         """Return this builder: templates are the same for all channels."""
         return self, self.from_block(output, (output.shape[0], channels, *output.shape[2:]), first)
 
-    def for_places(self, output: Tensor, shape: Shape, stored: StoredPlaces) -> tuple[KernelBuilder, Tensor]:
+    def for_output_map(self, output: Tensor, shape: Shape, output_map: OutputMap) -> tuple[KernelBuilder, Tensor]:
         """Return this builder: templates are the same wherever they store."""
         return self, replace(output, shape=shape)
 

@@ -24,9 +24,9 @@ from weft.kernels.chooser import Candidate, Decision
 from weft.kernels.gpu_op import find_gpu_op
 from weft.kernels.index_map_text import map_constants, through_map
 from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, KernelBuilder, LaunchRequest, Prologue
+from weft.kernels.output_maps import OutputMap
 from weft.kernels.source import LOCAL_SIZE, Arg, ArgKind
 from weft.kernels.special import wrong_templates
-from weft.kernels.stored_places import StoredPlaces
 from weft.kernels.template import KernelRequest, Operand, StepText, render
 from weft.ops.elementwise import Elementwise
 
@@ -87,12 +87,12 @@ def _shaped(tensor: Tensor, target: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _ImageElsewhere:
-    """An image that launches compute, and the output in which they store it at other places."""
+class _MappedImage:
+    """An image that launches compute, and the output to which a map takes it."""
 
     image: Tensor
     output: Tensor
-    stored: StoredPlaces
+    by: OutputMap
 
 
 @dataclass
@@ -161,8 +161,8 @@ class NodeBuilder(KernelBuilder):
         self.stores_second_outputs = bool(self._second_outputs)
         self._shape = outputs[0].shape if outputs else ()
         self._part = ""
-        """What begins the keys of constants of `for_channels` and `for_places`."""
-        self._elsewhere: _ImageElsewhere | None = None
+        """What begins the keys of constants of `for_channels` and `for_output_map`."""
+        self._mapped: _MappedImage | None = None
         form = find_gpu_op(op)
         self._computes_double = self.caps.doubles and form is not None and form.computes_double
         self.launched: list[PlannedLaunch] = []
@@ -186,7 +186,7 @@ class NodeBuilder(KernelBuilder):
             )
         target, kinds = next(iter(asked.writes)), asked.kinds
         fours, written_to = kinds.get(target) == "fours", self._stored_in(asked.writes[target])
-        elsewhere = self._elsewhere if written_to is not asked.writes[target] else None
+        mapped = self._mapped if written_to is not asked.writes[target] else None
         extra = self._epilogue(written_to, fours) if asked.epilogue else _Steps()
         seconds = {}
         if asked.epilogue:
@@ -202,9 +202,9 @@ class NodeBuilder(KernelBuilder):
         ints, floats = {**asked.ints, **extra.ints}, {**asked.floats, **extra.floats, **before.floats}
         for name, tensor in {**sources, **writes}.items():
             ints |= map_constants(name, places_of(tensor))
-        if elsewhere is not None:
-            ints |= elsewhere.stored.constants(target)
-            args = [replace(arg, stored=elsewhere.stored.way) if arg.name == target else arg for arg in args]
+        if mapped is not None:
+            ints |= mapped.by.constants(target)
+            args = [replace(arg, output_map=mapped.by.name) if arg.name == target else arg for arg in args]
         request = KernelRequest(
             asked.template,
             tuple(sorted(asked.variant.items())),
@@ -347,17 +347,17 @@ class NodeBuilder(KernelBuilder):
         made._second_outputs = {number: part(t) for number, t in self._second_outputs.items()}
         return made, place
 
-    def for_places(
-        self, output: Tensor, shape: Shape, stored: StoredPlaces
+    def for_output_map(
+        self, output: Tensor, shape: Shape, output_map: OutputMap
     ) -> tuple[KernelBuilder, Tensor]:
-        """Return a builder whose launches store in the output what they compute of an image, and that image."""
+        """Return a builder whose launches store what they compute of an image by a map, and that image."""
         made, image = copy(self), replace(output, shape=shape)
-        made._elsewhere, made._part = _ImageElsewhere(image, output, stored), f"{self._part}{stored.way}."
+        made._mapped, made._part = _MappedImage(image, output, output_map), f"{self._part}{output_map.name}."
         return made, image
 
     def _stored_in(self, tensor: Tensor) -> Tensor:
-        """Return the output, if the tensor is the image that is stored in it elsewhere, else the tensor."""
-        known = self._elsewhere
+        """Return the output, if the tensor is the image that is mapped to it, else the tensor."""
+        known = self._mapped
         return known.output if known is not None and tensor is known.image else tensor
 
     def by_steps(self, tensor: Tensor) -> tuple[Tensor, tuple[int, ...], int]:

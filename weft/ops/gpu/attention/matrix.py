@@ -1,4 +1,4 @@
-"""Attention on matrix units: fp16 in blocks of 16 queries, products summed in fp32, softmax in fp32."""
+"""Attention on matrix units: fp16 in tiles of 16 queries, products summed in fp32, softmax in fp32."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem
 from weft.ops.gpu.move import Strides, launch_move
 
 QUERIES = 16
-"""Queries of a block: the rows of a matrix."""
+"""Queries of a tile: the rows of a matrix."""
 WIDE = 8
 """Elements that are loaded or stored at once: 16 bytes."""
 CHUNK = 32
@@ -46,17 +46,17 @@ class MatrixAttentionFigures(AlgorithmFigures, section="attention_matrix"):
     square_us: float
     """What it takes for a square."""
     staged_round_us: float
-    """The same where blocks are staged."""
+    """What a subgroup waits for in each block of keys that is staged."""
     staged_square_us: float
-    """The same for a square of a staged block."""
+    """What it takes for a square of such a block."""
     unit_multiply_us: float
-    """What a unit takes for a square while it is full of subgroups: to multiply it,"""
+    """What a unit that is full of subgroups takes to multiply a square."""
     unit_load_us: float
-    """to load it for one of them,"""
+    """What such a unit takes to load a square for a subgroup."""
     unit_fetch_us: float
-    """to bring it near for all of a group that need it,"""
+    """What it takes to bring a square into its cache, once for a set of subgroups."""
     unit_copy_us: float
-    """and to bring it to work-group memory instead."""
+    """What it takes to copy a square to work-group memory, once for a set of subgroups."""
     join_us: float
     """What it takes to add the sums of another slice, for 32 elements of 16 queries."""
 
@@ -65,20 +65,20 @@ class MatrixAttentionFigures(AlgorithmFigures, section="attention_matrix"):
 class AttentionTile:
     """How a work-group divides its work.
 
-    `warps` subgroups have `blocks` blocks of 16 queries each; `slices` such sets take turns in the blocks of `keys`
+    `warps` subgroups have `query_tiles` tiles of 16 queries each; `slices` such sets take turns in the blocks of `keys`
     keys, and their results are joined at the end.
     """
 
     warps: int
     slices: int
     keys: int
-    blocks: ClassVar[int] = 1
+    query_tiles: ClassVar[int] = 1
     staged: ClassVar[bool] = False
 
     @property
     def queries(self) -> int:
         """Return the queries of a group."""
-        return QUERIES * self.blocks * self.warps
+        return QUERIES * self.query_tiles * self.warps
 
     @property
     def items(self) -> int:
@@ -87,7 +87,7 @@ class AttentionTile:
 
     def shared_bytes(self, each: Extents) -> int:
         """Return the bytes of work-group memory: sums, largest scores and totals of all slices but one."""
-        held = self.blocks * (QUERIES * chunks(each.width) + 4)
+        held = self.query_tiles * (QUERIES * chunks(each.width) + 4)
         return (self.slices - 1) * self.warps * SUBGROUP * held * 4 + self.staged_bytes(each)
 
     def staged_bytes(self, each: Extents) -> int:
@@ -101,7 +101,7 @@ class AttentionTile:
         depth, width = chunks(each.depth), chunks(each.width)
         of_queries = 8 * depth + self.keys // 2 + 16 * width
         held = 16 if self.staged else self.keys // 2 * (depth + width)
-        return OTHER_REGISTERS + self.blocks * of_queries + held
+        return OTHER_REGISTERS + self.query_tiles * of_queries + held
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class StagedTile(AttentionTile):
 class TallTile(StagedTile):
     """A staged tile whose subgroups have 32 queries each, and so read what is staged half as often for a query."""
 
-    blocks: ClassVar[int] = 2
+    query_tiles: ClassVar[int] = 2
 
 
 TILES = (
@@ -175,7 +175,7 @@ def _staged_cases() -> Sequence[SelfTestCase]:
     packed = (1, 130, 3 * 4 * 64)
     return [
         in_halves(Attention(scale=0.1, heads=4, packed=1), packed, hidden, prefer="StagedTile(warps=2, slices=2"),
-        in_halves(Attention(scale=0.1, heads=4, packed=1), packed, prefer="TallTile(warps=4, slices=1, keys=32)"),
+        in_halves(Attention(scale=0.1, heads=4, packed=1), packed, prefer="TallTile(warps=4, slices=1, keys=64)"),
         in_halves(
             Attention(scale=0.2), (2, 3, 40, 32), (2, 3, 150, 32), (2, 3, 150, 32),
             prefer="StagedTile(warps=4, slices=1, keys=64)",
@@ -242,15 +242,15 @@ def microseconds(caps: DeviceCaps, each: Extents, tile: AttentionTile) -> float:
     waves = -(-on_a_unit // max(resident, 1))
     rounds = -(-each.keys // (tile.keys * tile.slices))
     width, squares = chunks(each.width), tile.keys // 16 * (chunks(each.depth) + chunks(each.width))
-    multiplied, subgroups = squares * tile.blocks, tile.warps * tile.slices
+    multiplied, subgroups = squares * tile.query_tiles, tile.warps * tile.slices
     if tile.staged:
         waiting = rounds * (own.staged_round_us + own.staged_square_us * multiplied)
-        of_square = subgroups * tile.blocks * own.unit_multiply_us + tile.slices * own.unit_copy_us
+        of_square = subgroups * tile.query_tiles * own.unit_multiply_us + tile.slices * own.unit_copy_us
     else:
         waiting = rounds * (own.round_us + own.square_us * multiplied)
-        of_square = subgroups * (tile.blocks * own.unit_multiply_us + own.unit_load_us)
+        of_square = subgroups * (tile.query_tiles * own.unit_multiply_us + own.unit_load_us)
         of_square += tile.slices * own.unit_fetch_us
-    waiting += own.join_us * (tile.slices - 1) * width * tile.blocks
+    waiting += own.join_us * (tile.slices - 1) * width * tile.query_tiles
     shared = on_a_unit * rounds * squares * of_square
     nbytes = prod(each.lead) * (each.queries + each.keys) * (each.depth + each.width) * DType.FLOAT16.itemsize
     moving = nbytes / (model.read_bytes * caps.likely_units)
@@ -344,7 +344,7 @@ class MatrixAttention(Algorithm[AttentionProblem, AttentionPlan, AttentionTile])
         }  # fmt: skip
         if tile.staged:
             unscaled = plan.scale > 0 and "mask" not in plan.reads
-            variant |= {"staged": True, "blocks": tile.blocks, "unscaled": unscaled}
+            variant |= {"staged": True, "query_tiles": tile.query_tiles, "unscaled": unscaled}
         k.launch(
             "attention_matrix",
             reads=plan.reads,

@@ -22,7 +22,6 @@ from weft.ops.gpu.conv.direct import DirectConv
 from weft.ops.gpu.conv.grouped import GroupedConv, facts_of_grouped, why_not_grouped
 from weft.ops.gpu.conv.ordinary import ORDINARY
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
-from weft.ops.gpu.conv.wgmma import WgmmaConv
 
 
 def why_unfit(problem: ConvProblem, algorithm: Algorithm[ConvProblem, ConvPlan, Any]) -> str | None:
@@ -36,10 +35,9 @@ def why_unfit(problem: ConvProblem, algorithm: Algorithm[ConvProblem, ConvPlan, 
 
 def with_images(plan: ConvPlan, algorithm: Algorithm[ConvProblem, ConvPlan, Any]) -> ConvPlan:
     """Return the plan with the slices of volumes written as images, unless the algorithm reads them where they are."""
-    stack = plan.stack
-    if stack is None or (isinstance(algorithm, WgmmaConv) and algorithm.reads_slices(plan, stack)):
+    if plan.stack is None or algorithm.reads_in_place(plan):
         return plan
-    stack.write()
+    plan.stack.write()
     return replace(plan, stack=None)
 
 

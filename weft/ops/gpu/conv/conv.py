@@ -49,7 +49,7 @@ class ConvOnGpu(GpuOp):
         w = inputs[1]
         assert w is not None
         channels, *kernel = w.shape[1:]
-        if op.group == 1 and len(w.shape) <= 4:
+        if op.group == 1 and (len(w.shape) <= 4 or w.constant is not None):
             return nested_rounds(-(-channels // PACK) * prod(kernel), PACK)
         return nested_rounds(channels, prod(kernel[:-1]), kernel[-1])
 

@@ -79,9 +79,11 @@ class ConvProblem:
     stores_second_outputs: bool = False
     """See `KernelBuilder.stores_second_outputs`."""
     subpixel_channels: int = 0
-    """Channels of each sub-pixel, if output channels are stored as such (`weft.kernels.stored_places`); else 0."""
+    """Channels of each sub-pixel, if output channels are stored as such (`weft.kernels.output_maps`); else 0."""
     slices: int = 0
-    """Slices of the volumes of which its images are parts; 0 if they are none."""
+    """Slices of the volume that its images are slices of, or are; 0 if they come from none."""
+    stacked: int = 0
+    """Slices that are stacked in the channels of an image (`SliceStack`); 0 if its channels are the volume's."""
     split_products: bool = False
     """See `KernelBuilder.split_products`."""
     winograd: bool = True
@@ -101,7 +103,7 @@ class ConvProblem:
     @cached_property
     def _hash(self) -> int:
         sizes = self.images, self.channels_in, self.channels_out, self.window.inputs, self.window.kernel
-        return hash((*sizes, self.group, self.read, self.piece, self.split_products))
+        return hash((*sizes, self.group, self.read, self.piece, self.split_products, self.stacked))
 
     @cached_property
     def pixels(self) -> int:
@@ -216,12 +218,12 @@ class ConvProblem:
 
     @property
     def _stored(self) -> dict[str, int]:
-        """Return what sets it apart from a problem whose output is stored as it is."""
-        known = {"subpixels": self.subpixel_channels, "slices": self.slices}
+        """Return what sets it apart from a problem that reads and stores images as they are."""
+        known = {"subpixels": self.subpixel_channels, "slices": self.slices, "stacked": self.stacked}
         return {name: count for name, count in known.items() if count}
 
     @property
-    def stored_elsewhere(self) -> bool:
+    def has_output_map(self) -> bool:
         """Tell whether its pixels and channels are not those of its output: it is stored by `store4` or `store8`."""
         return bool(self._stored)
 
@@ -259,6 +261,7 @@ class ConvPlan:
         prologue: Prologue | None = None,
         subpixel_channels: int = 0,
         slices: int = 0,
+        stacked: int = 0,
     ) -> ConvPlan:
         """Return the plan of a convolution; `window` is that of the pool if it pools as it loads."""
         # Only kernels for matrix units ask how pixels are stored.
@@ -287,6 +290,7 @@ class ConvPlan:
             stores_second_outputs=k.stores_second_outputs,
             subpixel_channels=subpixel_channels,
             slices=slices,
+            stacked=stacked,
             split_products=k.split_products,
             winograd=k.winograd,
             thrifty=k.thrifty,

@@ -19,8 +19,8 @@ from weft.core.graph.layout import Array, Layout, Shape
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import KernelBuilder
+from weft.kernels.output_maps import OutputMap, Slices
 from weft.kernels.special import KernelFamily, register_family
-from weft.kernels.stored_places import Slices, StoredPlaces
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.direct import DIRECT
@@ -47,9 +47,9 @@ class VolumeConv:
     """(out, in, *taps)."""
     bias: Weights | None
     y: Tensor
-    stored: StoredPlaces
+    stored: OutputMap
     """Where an image is stored that has all pixels of a volume."""
-    stored_from: Callable[[int], StoredPlaces]
+    stored_from: Callable[[int], OutputMap]
     """Returns where images are stored that are slices, from that one of all results on."""
     subpixel_channels: int = 0
     """As in `ConvProblem`."""
@@ -107,7 +107,7 @@ class VolumeConv:
         weight = LateWeights(
             (self.weight.shape[0], channels, *w.kernel[1:]), self.weight.dtype, lambda: make(array_of(self.weight))
         )
-        stack = SliceStack.of(self.k, x, w, max(MOST_STACKED // each, 1))
+        stack = SliceStack.of(self.k, x, w, max(min(MOST_STACKED, self.k.caps.max_buffer_range) // each, 1))
         for first in range(0, x.shape[0] * w.outputs[0], stack.images.shape[0]):
             part = stack.part(first)
             if not self._convolve(self._plane(), part.images, weight, self.stored_from(first), part):
@@ -131,16 +131,16 @@ class VolumeConv:
         window: Window,
         images: Tensor,
         weight: LateWeights,
-        stored: StoredPlaces,
+        stored: OutputMap,
         stack: SliceStack | None = None,
     ) -> bool:
-        made = self.k.for_places(self.y, (images.shape[0], weight.shape[0], *window.outputs), stored)
+        made = self.k.for_output_map(self.y, (images.shape[0], weight.shape[0], *window.outputs), stored)
         if made is None:
             return False
         k, y = made
         plan = ConvPlan.of(
             k, window, images, y, weight, self.bias, subpixel_channels=self.subpixel_channels,
-            slices=self.window.outputs[0],
+            slices=self.window.outputs[0], stacked=0 if stack is None else self.window.kernel[0],
         )  # fmt: skip
         CONVOLUTIONS.launch(replace(plan, stack=stack))
         return True

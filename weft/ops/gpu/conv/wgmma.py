@@ -21,7 +21,6 @@ from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.implicit_gemm import ImplicitGemm
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 from weft.ops.gpu.conv.split_k import PARTS, InParts, Sums, TileWork, promising, tile_and_parts
-from weft.ops.gpu.conv.stack import SliceStack
 from weft.ops.gpu.conv.warpgroups import (
     FAILED,
     NO_WARPGROUPS,
@@ -124,7 +123,8 @@ def _cases() -> Sequence[SelfTestCase]:
     """Return convolutions with tiles for most units: few channels and many, with and without taps, uneven edges.
 
     The third has more tiles than there are units, for teams. The fourth and fifth have so few pixels that sets of
-    warpgroups share the steps; the fifth has so many that groups do, too. The last one is of a volume.
+    warpgroups share the steps; the fifth has so many that groups do, too. The last two are of volumes, in pieces of
+    four channels and of eight.
     """
     shapes = (
         ((2, 3, 129, 110), (40, 3, 7, 7), 2),
@@ -134,6 +134,7 @@ def _cases() -> Sequence[SelfTestCase]:
         ((1, 72, 10, 9), (520, 72, 3, 3), 1),
         ((1, 520, 9, 9), (136, 520, 3, 3), 1),
         ((1, 17, 7, 40, 41), (72, 17, 3, 3, 3), 1),
+        ((2, 24, 5, 30, 31), (72, 24, 3, 3, 3), 1),
     )
     return [conv_case(x, w, stride) for x, w, stride in shapes]
 
@@ -317,11 +318,13 @@ class WgmmaConv(ImplicitGemm[WgmmaTile]):
             together=chosen.teams if chosen.teams > 1 or chosen.is_alone(p.caps, steps) else 0,
         )
 
-    def reads_slices(self, plan: ConvPlan, stack: SliceStack) -> bool:
-        """Tell whether it reads slices of volumes where they are: they have whole pieces if it reads such."""
-        p, rows = plan.problem, plan.k.rows(stack.volumes)
-        in_pieces = rows is not None and all(n % PIECE == 0 for n in (stack.blocks * PACK, *rows))
-        return not p.pointwise and (in_pieces or not p.read_pieces)
+    def reads_in_place(self, plan: ConvPlan) -> bool:
+        """Tell whether it reads slices of volumes where they are: as rows, of whole pieces if it reads such."""
+        p, stack = plan.problem, plan.stack
+        rows = None if stack is None or p.pointwise else plan.k.rows(stack.volumes)
+        if stack is None or rows is None:
+            return False
+        return not p.read_pieces or all(n % PIECE == 0 for n in (stack.blocks * PACK, *rows))
 
     def multiply(self, plan: ConvPlan, tile: WgmmaTile, sums: Sums) -> None:
         """Launch the GEMM."""

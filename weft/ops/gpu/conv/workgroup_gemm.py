@@ -132,8 +132,8 @@ class GroupMatrixConv(Algorithm[ConvProblem, ConvPlan, GroupTile]):
             return f"its input channels are no multiple of {STEP}"
         if not (problem.read_pieces and problem.written_pieces and problem.rows_added):
             return "what it reads, writes or adds does not lie as rows of channels in whole pieces"
-        if problem.stores_second_outputs or problem.stored_elsewhere:
-            return "it stores second outputs, or elsewhere"
+        if problem.stores_second_outputs or problem.has_output_map:
+            return "it stores second outputs, or by an output map"
         weights = problem.channels_in * problem.channels_out * problem.weights.itemsize
         if weights > problem.caps.max_buffer_range:
             return "its weights exceed what one kernel argument may span"
