@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import log2
 
@@ -167,6 +168,13 @@ class KernelBuilder(ABC):
     @abstractmethod
     def scratch(self, shape: tuple[int, ...], dtype: DType, layout: Layout = Layout.NCHW) -> Tensor:
         """Return a tensor that lives while this node runs."""
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Let launches that are one of several turns use the scratch memory of the turn before, as far as it reaches.
+
+        Builders that are made meanwhile do so as well.
+        """
+        return nullcontext()
 
     @abstractmethod
     def shares_memory(self, inner: Tensor, outer: Tensor, first: int = 0) -> bool:

@@ -20,8 +20,10 @@ from tests.helpers.nets import Net, feeds, halves
 from tests.helpers.run_length import examples
 from weft.core.graph.graph import Graph
 from weft.ops.gpu.conv import volumes, wgmma
+from weft.ops.gpu.conv.gemm import GemmTile, TiledConv
 from weft.ops.gpu.conv.split_k import InParts
 from weft.ops.gpu.conv.wgmma import WgmmaTile
+from weft.ops.gpu.conv.winograd import WinogradConv, WinogradTile
 
 Attributes = Mapping[str, Any]
 WARP = WgmmaTile(1, 16, 3)
@@ -171,6 +173,27 @@ def test_warpgroups_take_turns_too(op: str, monkeypatch: pytest.MonkeyPatch) -> 
     with emulated_gpu("opencl", warpgroup_units=True, channels_last=True, compute_units=2, software=False):
         launched = check(network(op, shape, weight, attributes), "emulated", "low")
     assert "conv_wgmma" in launched
+
+
+@pytest.mark.parametrize(("out", "kernel"), [(8, "sum_parts"), (32, "conv_winograd_gemm")])
+def test_turns_share_scratch_memory(out: int, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net(seed=1)
+    y = net.add("Conv", net.input("x", 1, 64, 6, 20, 20), net.random(out, 64, 3, 3, 3, scale=0.02), pads=(1,) * 6)
+    graph, roots = net.finish(y), list[int]()
+    for most in (1 << 30, 1):
+        monkeypatch.setattr(volumes, "MOST_STACKED", most)
+        if kernel == "sum_parts":
+            take(monkeypatch, TiledConv(), InParts(GemmTile(4, 1, 8, 8, 1), 4))
+        else:
+            take(monkeypatch, WinogradConv(), WinogradTile(GemmTile(4, 1, 8, 8, 1)))
+        with emulated_gpu("opencl", software=False):
+            assert kernel in check(graph, "emulated")
+            with weft.load(graph, "emulated") as session:
+                (pipeline,) = session.pipelines
+                planned = pipeline.backend.recording.run.planned  # type: ignore[attr-defined]
+                written = {t.memory.root for launch in planned for t in launch.plan.writes}
+                roots.append(len(written))
+    assert roots[0] == roots[1]
 
 
 def test_stacks_fit_a_kernel_argument() -> None:

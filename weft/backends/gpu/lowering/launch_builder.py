@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -95,6 +96,16 @@ class _MappedImage:
     by: OutputMap
 
 
+@dataclass(frozen=True)
+class _Turns:
+    """Scratch memory of launches that are done in turns, which all builders of a node share."""
+
+    spare: list[Tensor] = field(default_factory=list)
+    """What the next turn may use."""
+    used: list[Tensor] = field(default_factory=list)
+    """What this turn uses."""
+
+
 @dataclass
 class _Steps:
     """Fused steps as a kernel has them: before its first store, or behind its loads."""
@@ -169,6 +180,7 @@ class NodeBuilder(KernelBuilder):
         self.choices: list[Choice] = []
         self.taken: list[Taken] = []
         self.scratches: list[Tensor] = []
+        self._turns = _Turns()
         self.constants: dict[str, PlannedConstant] = {}
         self.undeclared: dict[str, TensorSpec] = {}
         """The specs of constants that the op did not announce a spec for."""
@@ -275,8 +287,21 @@ class NodeBuilder(KernelBuilder):
         """Return a tensor that has memory while this node runs."""
         number = len(self.scratches)
         tensor = Tensor(f"{self._label}.scratch{number}", shape, dtype, layout, Spot.of_scratch(number))
-        self.scratches.append(tensor)
+        spare = self._turns.spare.pop(0) if self._turns.spare else None
+        if spare is not None and spare.nbytes >= tensor.nbytes:
+            tensor = replace(tensor, name=spare.name, memory=spare.memory)
+        else:
+            spare = tensor
+            self.scratches.append(tensor)
+        self._turns.used.append(spare)
         return tensor
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Let scratch memory of this turn be that of the turn before, one by one in order, where it is large enough."""
+        self._turns.used.clear()
+        yield
+        self._turns.spare[:] = self._turns.used
 
     def shares_memory(self, inner: Tensor, outer: Tensor, first: int = 0) -> bool:
         """Tell whether both are views of one root, `inner` at the right blocks of `outer`."""

@@ -110,8 +110,9 @@ class VolumeConv:
         stack = SliceStack.of(self.k, x, w, max(min(MOST_STACKED, self.k.caps.max_buffer_range) // each, 1))
         for first in range(0, x.shape[0] * w.outputs[0], stack.images.shape[0]):
             part = stack.part(first)
-            if not self._convolve(self._plane(), part.images, weight, self.stored_from(first), part):
-                return False
+            with self.k.turn():
+                if not self._convolve(self._plane(), part.images, weight, self.stored_from(first), part):
+                    return False
         return True
 
     def _without_axis(self, axis: int, kernel: Shape) -> LateWeights:
