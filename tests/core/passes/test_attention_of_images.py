@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from onnx import TensorProto
 
 import weft
@@ -27,6 +27,12 @@ def network(form: Form) -> Graph:
 
 
 @given(form=forms())
+@example(
+    Form(
+        batch=1, heads=1, depth=1, width=2, image=(2, 1), scale="q and k", bias="computed of queries",
+        product="of turned shares", source="slices of channels", einsum=True,
+    )
+)  # the attention leaves a reshape with one reader
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=SLOW)
 def test_what_becomes_one_op_stays_the_same(form: Form) -> None:
     graph = network(form)

@@ -99,7 +99,9 @@ PASSES: tuple[AnyPass, ...] = (
     share_keys,
     attend_in_place,
     join_projections,
-    # Operands may have been moved as others already are.
+    # An attention reads what is before a reshape, which may have one reader left; operands may have been moved as
+    # others already are.
+    undo_reshapes,
     squash_moves,
     # Once the moves between them are gone, pads and batch norms are next to what they fold into.
     fold_pads,
