@@ -10,7 +10,8 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import KernelBuilder
 from weft.ops.window import Window
 
-TEMPLATE = "stack_slices"
+STACKED = "stack_slices"
+"""The template that writes stacks, and its family."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class SliceStack:
         total = self.images.shape[0] * taps * self.blocks * area
         grid, local = self.k.for_items(total)
         self.k.launch(
-            TEMPLATE,
+            STACKED,
             reads={"x": self.volumes},
             writes={"y": self.images},
             ints={"TOTAL": total, "C4": self.blocks, "TAPS": taps, "AREA": area, **self.constants()},
