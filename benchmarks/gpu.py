@@ -78,7 +78,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     networks = [*models.MODELS, *table_networks.NETWORKS]
     known = words(networks, library_networks.LIBRARIES)
-    parser.add_argument("--networks", type=known, default=networks, help="by name, or LIBRARY/NAME@SIZE")
+    parser.add_argument("--networks", type=known, default=networks, help="by name, or LIBRARY/NAME@SIZE:OPTION=VALUE")
     parser.add_argument("--batch", type=numbers, help="sizes of batches; by default 1,16 and 32, in a trial 1,2")
     parser.add_argument("--devices", type=words(APIS), default=["vulkan", "opencl"], help="Weft's, in order")
     precisions, peers = list(own.PRECISIONS), list(PEERS)
@@ -109,7 +109,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     for name in (n for n in options.networks if n not in networks):
         try:
-            library_networks.parted(name)
+            library_networks.Asked.by(name)
         except ValueError as e:
             parser.error(f"--networks: {e}")
     options.image = 64 if options.quick else 224

@@ -3,13 +3,16 @@
 `timm/resnext50_32x4d` and `torchvision/wide_resnet50_2@288` take a picture, of 288 x 288 here, `torchvision/r3d_18` a
 video of 16 pictures. `transformers/bert@384` is the encoder or decoder of that type with the configuration that it has
 by default, on 384 tokens; those that take pictures or sound have those of their configuration, or of the size that is
-asked for. The answer is the hidden state.
+asked for. The answer is the hidden state. `transformers/llama:hidden_size=2048:num_hidden_layers=16` changes values of
+the configuration; those of timm and torchvision are what their makers take.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,26 +24,50 @@ TOKENS, SAMPLES, PICTURE, VIDEO = 128, 16_000, 224, 112
 """The usual sizes: of a text, of a second of sound, and of a picture or video where the configuration says none."""
 
 
-def parted(name: str) -> tuple[str, str, int]:
-    """Return the library, the network and the size of the input that a name says, 0 for the usual one; ValueError."""
-    known, at, size = name.partition("@")
-    library, _, model = known.partition("/")
-    if f"{library}/" in LIBRARIES and not model:
-        raise ValueError(f"{name} names no network of {library}")
-    if f"{library}/" not in LIBRARIES:
-        raise ValueError(f"{name} is no network of the table, and does not begin with {' or '.join(LIBRARIES)}")
-    if at and not (size.isdecimal() and int(size)):
-        raise ValueError(f"{name}: {size!r} is no size of an input")
-    return library, model, int(size or 0)
+@dataclass(frozen=True)
+class Asked:
+    """A network of a library as its name says it; ValueError where a name says none."""
+
+    library: str
+    model: str
+    size: int
+    """Of the input; 0 for the usual one."""
+    options: Mapping[str, Any]
+    """Values of the configuration by name."""
+
+    @classmethod
+    def by(cls, name: str) -> Asked:
+        """Return what LIBRARY/MODEL[@SIZE][:OPTION=VALUE]... asks for."""
+        known, *options = name.split(":")
+        known, at, size = known.partition("@")
+        library, _, model = known.partition("/")
+        if f"{library}/" in LIBRARIES and not model:
+            raise ValueError(f"{name} names no network of {library}")
+        if f"{library}/" not in LIBRARIES:
+            raise ValueError(f"{name} is no network of the table, and does not begin with {' or '.join(LIBRARIES)}")
+        if at and not (size.isdecimal() and int(size)):
+            raise ValueError(f"{name}: {size!r} is no size of an input")
+        return cls(library, model, int(size or 0), dict(_option(name, option) for option in options))
+
+
+def _option(name: str, option: str) -> tuple[str, Any]:
+    key, _, value = option.partition("=")
+    if not key or not value:
+        raise ValueError(f"{name}: {option!r} is no OPTION=VALUE")
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value
 
 
 def named(name: str) -> Exported:
-    """Return a network of a library; ValueError if `parted` raises it or the library has none of that name."""
-    library, model, size = parted(name)
+    """Return a network of a library; ValueError if its name says none or the library has none of that name."""
+    asked = Asked.by(name)
+    make = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}[asked.library]
     try:
-        return {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}[library](model, size)
+        return make(asked.model, asked.size, asked.options)
     except (KeyError, ValueError, RuntimeError) as e:
-        raise ValueError(f"{library} has no network {model!r} of one input: {e}") from e
+        raise ValueError(f"{asked.library} has no network {asked.model!r} of one input: {e}") from e
 
 
 def vision(name: str, **options: Any) -> Callable[[], Any]:
@@ -63,33 +90,33 @@ def _import_torchvision() -> None:
     define_where_missing()
 
 
-def _torchvision(name: str, size: int) -> Exported:
+def _torchvision(name: str, size: int, options: Mapping[str, Any]) -> Exported:
     _import_torchvision()
     import torchvision
 
     builder = torchvision.models.get_model_builder(name)  # ValueError, if there is none
     if builder.__module__.startswith("torchvision.models.video."):
-        return Exported(size or VIDEO, size or VIDEO, vision(name), videos)
+        return Exported(size or VIDEO, size or VIDEO, vision(name, **options), videos)
     size = size or PICTURE
     sized = {"image_size": size} if name.startswith("vit_") else {}
-    return Exported(size, size, vision(name, **sized))
+    return Exported(size, size, vision(name, **sized, **options))
 
 
-def _timm(name: str, size: int) -> Exported:
+def _timm(name: str, size: int, options: Mapping[str, Any]) -> Exported:
     _import_torchvision()
     import timm
 
     usual = timm.get_pretrained_cfg(name, allow_unregistered=False)
     sized = {"img_size": size} if size and usual.fixed_input_size else {}
     image = size or usual.input_size[-1]
-    return Exported(image, image, lambda: timm.create_model(name, pretrained=False, **sized))
+    return Exported(image, image, lambda: timm.create_model(name, pretrained=False, **sized, **options))
 
 
-def _transformers(name: str, size: int) -> Exported:
+def _transformers(name: str, size: int, options: Mapping[str, Any]) -> Exported:
     _import_torchvision()
     import transformers
 
-    config = transformers.AutoConfig.for_model(name)
+    config = transformers.AutoConfig.for_model(name, **options)
     model = transformers.MODEL_MAPPING[type(config)]
     if hasattr(config, "text_config") and hasattr(config, "vision_config"):
         raise ValueError("it takes a text and a picture; only networks of one input are measured")

@@ -49,13 +49,17 @@ def test_a_network_outside_the_table_goes_by_its_library_and_name() -> None:
     assert known(",".join(asked)) == asked
     with pytest.raises(ArgumentTypeError, match=r"keras/resnet is none of resnet18, timm/..., torchvision/..."):
         known("resnet18,keras/resnet")
-    assert library_networks.parted("torchvision/resnet34@96") == ("torchvision", "resnet34", 96)
-    assert library_networks.parted("timm/vit_small_patch16_224@96") == ("timm", "vit_small_patch16_224", 96)
+    sized = library_networks.Asked("torchvision", "resnet34", 96, {})
+    assert library_networks.Asked.by("torchvision/resnet34@96") == sized
+    configured = library_networks.Asked("transformers", "llama", 0, {"hidden_size": 64, "hidden_act": "gelu"})
+    assert library_networks.Asked.by("transformers/llama:hidden_size=64:hidden_act=gelu") == configured
     with pytest.raises(ValueError, match="does not begin with timm/ or torchvision/ or transformers/"):
         table_networks.named("resnet34")
 
 
-@pytest.mark.parametrize("name", ["timm/resnet18@0", "timm/resnet18@big", "torchvision/resnet18@", "timm/"])
+@pytest.mark.parametrize(
+    "name", ["timm/resnet18@0", "timm/resnet18@big", "torchvision/resnet18@", "timm/", "timm/resnet18:width"]
+)
 def test_a_size_is_checked_before_anything_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         gpu.parse(["--networks", name])
