@@ -12,8 +12,11 @@ from tests.helpers.emulated_group_matrices import without_matrices
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.kernels.dialect import KernelParts
 
-FUNCTIONS = """
+ROUND = """
 #define float16_t(value) unpackHalf2x16(packHalf2x16(vec2(value, 0.0))).x
+"""
+"""For kernels that set elements of matrices; others store to arguments of that type."""
+FUNCTIONS = """
 #define f16vec2 vec2
 #define unpackFloat2x16(word) unpackHalf2x16(word)
 #define packFloat2x16(two) packHalf2x16(two)
@@ -60,6 +63,17 @@ float emulated_shuffle(float from, int mask) {
   for (int e = 0; e < 8; e++) { \\
     const int row = LOCAL_X % 4 * 2 + e % 2 + e % 4 / 2 * 8, column = LOCAL_X / 4 + e / 4 * 8; \\
     matrix[e] = unpackHalf2x16(from[(at) + row * (stride) + column / 8][column % 8 / 2])[column % 2]; }
+// As `staged_matrices.glsl.mako` has them.
+#define LOAD_STAGED(matrix, half_there) \\
+  for (int e = 0; e < 8; e++) { \\
+    const int outer = LOCAL_X / 4 + e / 4 * 8, inner = LOCAL_X % 4 * 2 + e % 2 + e % 4 / 2 * 8; \\
+    matrix[e] = half_there; }
+#define HALF_OF_8(from, at, n) unpackHalf2x16(from[(at) + (n) / 8][(n) % 8 / 2])[(n) % 2]
+#define HALF_OF_4(from, at, n) unpackHalf2x16(from[(at) + (n) / 4][(n) % 4 / 2])[(n) % 2]
+#define LOAD_A_WIDE(matrix, from, at, stride) LOAD_STAGED(matrix, HALF_OF_8(from, (at) + outer * (stride), inner))
+#define LOAD_A_TURNED(matrix, from, at, stride) LOAD_STAGED(matrix, HALF_OF_8(from, (at) + inner * (stride), outer))
+#define LOAD_B_NARROW(matrix, from, at, stride) LOAD_STAGED(matrix, HALF_OF_4(from, (at) + inner * (stride), outer))
+#define LOAD_B_TURNED(matrix, from, at, stride) LOAD_STAGED(matrix, HALF_OF_4(from, (at) + outer * (stride), inner))
 #define MULTIPLY_ADD(sums, a, b) emulated_multiply_add(sums, a, b)
 #define SHUFFLE_XOR(to, from, mask) to = emulated_shuffle(from, mask)
 """
@@ -74,5 +88,6 @@ class EmulatedMatrices(GlslDialect):
         if "gl_ScopeWorkgroup" in parts.body:
             parts = without_matrices(parts)
         if "#ifndef MULTIPLY_ADD" in parts.body:
-            parts = replace(parts, prelude=parts.prelude + FUNCTIONS, extensions=())
+            functions = FUNCTIONS if "LOAD_A_WIDE" in parts.body else ROUND + FUNCTIONS
+            parts = replace(parts, prelude=parts.prelude + functions, extensions=())
         return super().assemble(parts)

@@ -14,6 +14,7 @@ from weft.kernels.gpu_op import GpuOp, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.ops.gpu.matmul.as_convolution import ProductAsConvolution
 from weft.ops.gpu.matmul.few_rows import FEW_ROWS, ProductOfFewRows
+from weft.ops.gpu.matmul.matrix import MatrixProduct
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem
 from weft.ops.gpu.matmul.thin import ThinProduct
 from weft.ops.gpu.matmul.tiled import TiledProduct
@@ -25,7 +26,7 @@ PRODUCTS = Chooser[ProductProblem, ProductPlan](
     Rivals("matmul_rows", (ProductOfFewRows(),)),
     Rivals("matmul_thin", (ThinProduct(),)),
     Rivals(
-        "matmul", (TiledProduct(),), ProductProblem.facts,
+        "matmul", (TiledProduct(), MatrixProduct()), ProductProblem.facts,
         in_microseconds=lambda problem: not problem.caps.software,
     ),
 )

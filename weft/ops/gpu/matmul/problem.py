@@ -40,6 +40,12 @@ class ProductProblem:
     """Whether fused steps also work if columns become channels (`KernelBuilder.joins_channels`)."""
     double: bool
     """Whether it is computed in float64."""
+    halves: bool
+    """Whether all matrices are fp16."""
+    plain: tuple[bool, bool]
+    """Whether the elements of a and b lie where the steps say; else only `load` of a template finds them."""
+    fours: bool
+    """Whether four adjacent results can be stored at once."""
     caps: DeviceCaps
 
     def facts(self) -> Facts:
@@ -90,6 +96,7 @@ class ProductPlan:
         bias = c is None or (c.constant is not None and c.constant.shape in ((n,), (1, n)))
         weights = b.constant is not None and not batch and depth > 0  # without rows there is nothing to pack
         joins, double = k.joins_channels(n), y.dtype is DType.FLOAT64
+        halves = a.dtype is b.dtype is y.dtype is DType.FLOAT16
         problem = ProductProblem(
             m=m,
             n=n,
@@ -105,6 +112,9 @@ class ProductPlan:
             adds=c is not None,
             joins_channels=joins,
             double=double,
+            halves=halves,
+            plain=(k.lies_plain(a), k.lies_plain(b)),
+            fours=n % PACK == 0 and k.lies_plain(y, count=PACK),
             caps=k.caps,
         )
         return cls(k, problem, a, b, y, c, *scale)

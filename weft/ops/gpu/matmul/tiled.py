@@ -6,7 +6,7 @@ of the batch, and a reduction adds them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -111,10 +111,10 @@ def legal_tiles(caps: DeviceCaps, depth: int, *, double: bool = False) -> list[P
     ]  # fmt: skip
 
 
-def may_have_parts(problem: ProductProblem, tile: ProductTile) -> bool:
+def may_have_parts(problem: ProductProblem, parts: int) -> bool:
     """Tell whether parts can be added, and whether there is room for their sums; SUM_PARTS is off to save memory."""
     caps = problem.caps
-    sums = tile.parts * prod(problem.batch) * problem.m * problem.n * FLOAT_BYTES * (2 if problem.double else 1)
+    sums = parts * prod(problem.batch) * problem.m * problem.n * FLOAT_BYTES * (2 if problem.double else 1)
     fits = sums <= caps.max_buffer_range
     return fits and not (problem.weights or problem.adds) and caps.without.isdisjoint({ADDER, SUM_PARTS})
 
@@ -170,14 +170,17 @@ class TiledProduct(Algorithm[ProductProblem, ProductPlan, ProductTile]):
         us = {
             t: microseconds(caps, tiles_of(problem, t, problem.n), problem.k, t)
             for t in legal
-            if t.parts == 1 or may_have_parts(problem, t)
+            if t.parts == 1 or may_have_parts(problem, t.parts)
         }
         return [Candidate(tile, us[tile]) for tile in sorted(us, key=us.__getitem__)]
 
     def launch(self, plan: ProductPlan, tile: ProductTile) -> None:
         """Launch the kernel for each piece of the weights, or for all parts and a reduction."""
         if tile.parts > 1:
-            _launch_parts(plan, tile)
+            launch_parts(
+                plan, tile.parts,
+                lambda part: _launch(part, tile, part.b, part.problem.b_steps, 0, part.problem.n, epilogue=False),
+            )  # fmt: skip
             return
         if not plan.problem.weights:
             _launch(plan, tile, plan.b, plan.problem.b_steps, 0, plan.problem.n)
@@ -189,18 +192,19 @@ class TiledProduct(Algorithm[ProductProblem, ProductPlan, ProductTile]):
             _launch(plan, tile, part, (count, 1), first, count)
 
 
-def _launch_parts(plan: ProductPlan, tile: ProductTile) -> None:
+def launch_parts(plan: ProductPlan, parts: int, launch: Callable[[ProductPlan], None]) -> None:
+    """Let `launch` compute the parts of a product's sums, without its fused steps, and add them."""
     p = plan.problem
-    depth = p.k // tile.parts
-    sums = plan.k.scratch((tile.parts, *p.batch, p.m, p.n), DType.FLOAT64 if p.double else DType.FLOAT32)
+    depth = p.k // parts
+    sums = plan.k.scratch((parts, *p.batch, p.m, p.n), DType.FLOAT64 if p.double else DType.FLOAT32)
     parted = replace(
         p,
         k=depth,
-        batch=(tile.parts, *p.batch),
+        batch=(parts, *p.batch),
         a_batch=(depth * p.a_steps[1], *p.a_batch),
         b_batch=(depth * p.b_steps[0], *p.b_batch),
     )
-    _launch(replace(plan, problem=parted, y=sums), tile, plan.b, p.b_steps, 0, p.n, epilogue=False)
+    launch(replace(plan, problem=parted, y=sums))
     launch_recipe(plan.k, RECIPES[ReduceSum], sums, plan.y, (0,))
 
 
