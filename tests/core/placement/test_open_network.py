@@ -164,6 +164,22 @@ def test_attention_over_an_open_batch() -> None:
     assert [n.op.type for n in prepare_network(bind(graph, shapes), Precision.HIGH).graph.nodes] == [ATTENTION]
 
 
+def test_sibling_products_over_open_rows() -> None:
+    """Products of one value with several constant matrices are one for any number of rows."""
+    net = Net()
+    x = net.input("x", "n", "rows", 16)
+    parts = []
+    for heads in (4, 2, 2):
+        made = net.add("Reshape", net.add("MatMul", x, net.random(16, heads * 8)), np.array([0, 0, heads, 8]))
+        parts.append(net.add("Transpose", made, perm=(0, 2, 1, 3)))
+    graph = net.finish(net.add(ATTENTION, *parts))
+    network = opened(graph, {"x": (2, 5, 16)})
+    assert network is not None
+    assert_serves(network, graph, {"x": (3, 9, 16)})
+    prepared = prepare_network(bind(graph, {"x": (2, 5, 16)}), Precision.HIGH).graph
+    assert [n.op.type for n in prepared.nodes[:2]] == ["MatMul", "Split"]
+
+
 def one_op(row: Case) -> tuple[Graph, dict[str, Shape]]:
     """Return the graph of a row with a name for each dimension, and its shapes."""
     graph, names, shapes = Graph(row.id, [], []), list[str](), dict[str, Shape]()

@@ -36,6 +36,7 @@ from weft.core.passes.patterns import (
 )
 from weft.core.passes.properties import Property
 from weft.core.passes.scattered_slices import concat_scattered_slices
+from weft.core.passes.sibling_products import join_sibling_products
 from weft.core.passes.squash import NO_MOVES_IN_A_ROW, squash_moves
 from weft.core.passes.transposes import (
     NO_FREE_TRANSPOSES,
@@ -99,6 +100,7 @@ PASSES: tuple[AnyPass, ...] = (
     share_keys,
     attend_in_place,
     join_projections,
+    join_sibling_products,
     # An attention reads what is before a reshape, which may have one reader left; operands may have been moved as
     # others already are.
     undo_reshapes,

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-import numpy as np
-
 from weft.core.graph.graph import Graph, Node
-from weft.core.graph.layout import Array, Shape
+from weft.core.graph.layout import Shape
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES, Order, compose, is_identity, keeps_elements, order_of, reshape
+from weft.core.passes.patterns.projections import join, joint_bytes, read_projection
 from weft.core.passes.patterns.reading import DEEPEST, Reader, make
 from weft.core.passes.patterns.scores import (
     Part,
@@ -327,69 +326,14 @@ def join_projections(graph: Graph, context: PassContext) -> Graph:
         op: Any = node.op
         if not op.heads or op.packed:
             continue
-        parts = [p for i in node.inputs[:3] if (p := _projection(reader, i)) is not None]
-        nbytes = sum(graph.constants[p.weight].nbytes for p in parts)
-        if not budget.allows((), nbytes):
+        parts = [p for i in node.inputs[:3] if reader.is_read_once(i) and (p := read_projection(reader, i)) is not None]
+        equal = len({(p.x, reader.dims(p.weight)) for p in parts}) == 1
+        nbytes = joint_bytes(reader, parts)
+        if len(parts) != 3 or not equal or not budget.allows((), nbytes):
             continue
         began = budget.clock()
-        made = _join(reader, node, parts)
-        budget.spend(nbytes if made else 0, began)
-        if made is not None:
-            packed = replace(op, packed=1)
-            reader.put(node, *made, replace(node, op=packed, inputs=(made[-1].outputs[0], *node.inputs[3:])))
+        made = join(reader, node.name, parts)
+        budget.spend(nbytes, began)
+        packed = replace(op, packed=1)
+        reader.put(node, *made, replace(node, op=packed, inputs=(made[-1].outputs[0], *node.inputs[3:])))
     return reader.finish()
-
-
-@dataclass(frozen=True, slots=True)
-class _Projection:
-    """A value x times a constant matrix, plus a bias on each row ("": none)."""
-
-    x: str
-    weight: str
-    bias: str
-
-
-def _projection(reader: Reader, value: str) -> _Projection | None:
-    bias = ""
-    total = reader.maker(value, "Add")
-    if total is not None:
-        bias = next((i for i in total.inputs if i in reader.graph.constants), "")
-        value = reader.other(total, bias) if reader.is_read_once(value) else ""
-    product = reader.maker(value, "MatMul")
-    if product is None or not reader.is_read_once(value) or (total is not None and not bias):
-        return None
-    x, weight = product.inputs
-    columns: Shape = reader.dims(value)[-1:]
-    fits = weight in reader.graph.constants and len(reader.dims(weight)) == 2
-    return _Projection(x, weight, bias) if fits and (not bias or reader.dims(bias) == columns) else None
-
-
-def _join(reader: Reader, node: Node, parts: list[_Projection]) -> tuple[Node, ...] | None:
-    """Return the node of the joint product, and that of the sum with the biases if there are any."""
-    shapes = {reader.dims(p.weight) for p in parts}
-    if len(parts) != 3 or not len({p.x for p in parts}) == len(shapes) == 1:
-        return None
-    x, dtype = parts[0].x, reader.graph.specs[parts[0].x].dtype
-    shape = (*reader.dims(x)[:-1], 3 * shapes.pop()[1])
-
-    def value(tag: str) -> str:
-        name = reader.names.fresh(f"{node.name}.{tag}")
-        reader.graph.specs[name] = TensorSpec(shape, dtype)
-        return name
-
-    def constant(tag: str, arrays: list[Array]) -> str:
-        array = np.concatenate(arrays, axis=-1)
-        name = reader.names.fresh(f"{node.name}.{tag}")
-        reader.graph.constants[name] = array
-        reader.graph.specs[name] = TensorSpec(array.shape, dtype)
-        return name
-
-    product = value("qkv")
-    held = reader.graph.constants
-    weights = constant("weights", [held[p.weight] for p in parts])
-    nodes = (Node(product, make("MatMul"), (x, weights), (product,)),)
-    if not any(p.bias for p in parts):
-        return nodes
-    total, zeros = value("qkv_biased"), np.zeros(shape[-1] // 3, dtype.numpy)
-    biases = constant("biases", [held[p.bias] if p.bias else zeros for p in parts])
-    return (*nodes, Node(total, make("Add"), (product, biases), (total,)))

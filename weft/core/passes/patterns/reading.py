@@ -67,8 +67,8 @@ class Reader:
         return node if node is not None and node.op.type in kinds else None
 
     def readers(self, value: str, *kinds: str) -> list[Node]:
-        """Return the nodes of these types that read a value."""
-        return [n for n in self._readers.get(value, ()) if n.op.type in kinds]
+        """Return the nodes of these types, or of any if none is given, that read a value."""
+        return [n for n in self._readers.get(value, ()) if not kinds or n.op.type in kinds]
 
     def only_reader(self, value: str, *kinds: str) -> Node | None:
         """Return the node of one of these types that is the only reader of a value, and reads it once."""

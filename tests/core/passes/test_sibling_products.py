@@ -1,0 +1,217 @@
+"""Products of one value: which become one, what stays, the numbers, and launches on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.launches import planned_kernels
+from tests.helpers.nets import Net, kinds
+from tests.helpers.random_nets import SLOW, assert_right
+from tests.helpers.rewrites import assert_same
+from tests.helpers.run_length import examples
+from weft.core.graph.graph import Graph
+from weft.core.graph.limits import Budget, Limits
+from weft.core.passes import PassContext, run_passes
+from weft.core.passes.sibling_products import join_sibling_products
+
+EACH = 8
+
+
+def heads(net: Net, x: str, count: int, *, bias: bool = False) -> str:
+    """Add the product of x with a matrix, as (batch, rows, heads, elements)."""
+    batch, rows, width = net.shape(x)
+    made = net.add("MatMul", x, net.random(width, count * EACH, scale=width**-0.5))
+    made = net.add("Add", made, net.random(count * EACH)) if bias else made
+    return net.add("Reshape", made, np.array([batch, rows, count, EACH]))
+
+
+def turned(net: Net, x: str) -> str:
+    return net.add("Transpose", x, perm=(0, 2, 1, 3))
+
+
+def rotated(net: Net, x: str) -> str:
+    """Add a rotary embedding of (batch, heads, rows, elements)."""
+    *_, rows, size = net.shape(x)
+    middle, axis = size // 2, np.array([3])
+    first, second = (net.add("Slice", x, np.array([a]), np.array([a + middle]), axis) for a in (0, middle))
+    around = net.add("Concat", net.add("Neg", second), first, axis=-1)
+    cos, sin = net.random(1, 1, rows, size), net.random(1, 1, rows, size)
+    return net.add("Add", net.add("Mul", x, cos), net.add("Mul", around, sin))
+
+
+def decoder(
+    net: Net, x: str, groups: int, shared: int, *, biases: str = "", normalized: bool = False, rotary: bool = True
+) -> str:
+    """Add the attention of a decoder: `shared` heads of queries for each of `groups` of K and V."""
+    batch, rows, width = net.shape(x)
+    parts = list[str]()
+    for name, count in zip("qkv", (groups * shared, groups, groups), strict=True):
+        made = heads(net, x, count, bias=name in biases)
+        if normalized and name != "v":
+            made = net.add("RMSNormalization", made, net.random(EACH))
+        made = turned(net, made)
+        parts.append(rotated(net, made) if rotary and name != "v" else made)
+    mixed = turned(net, net.add("weft::Attention", *parts, scale=EACH**-0.5))
+    flat = net.add("Reshape", mixed, np.array([batch, rows, groups * shared * EACH]))
+    return net.add("Add", x, net.add("MatMul", flat, net.random(groups * shared * EACH, width)))
+
+
+@pytest.mark.parametrize("biases", ["", "qkv", "qk", "v"])
+@pytest.mark.parametrize("normalized", [True, False])
+def test_queries_keys_and_values_of_a_decoder_are_one_product(biases: str, normalized: bool) -> None:
+    net = Net()
+    graph = net.finish(decoder(net, net.input("x", 2, 5, 16), 2, 3, biases=biases, normalized=normalized))
+    after = join_sibling_products(graph)
+    assert kinds(after)[: 3 if biases else 2] == ["MatMul", *(["Add"] if biases else []), "Split"]
+    assert kinds(after).count("MatMul") == 2
+    split = next(n for n in after.nodes if n.op.type == "Split")
+    assert [after.specs[o].dims[-1] for o in split.outputs] == [6 * EACH, 2 * EACH, 2 * EACH]
+    assert {*split.outputs} <= {o for n in graph.nodes for o in n.outputs}, "the parts keep their names"
+    assert_same(graph, after)
+    assert str(join_sibling_products(after)) == str(after)
+
+
+def test_parts_are_read_where_they_lie() -> None:
+    """On GPUs neither norms nor rotary embeddings nor attention need a copy of their part."""
+    net = Net()
+    graph = net.finish(decoder(net, net.input("x", 1, 16, 64), 2, 2, biases="qkv", normalized=True))
+    parts = ["normalize_lines", "normalize_lines", "elementwise", "elementwise", "attention"]
+    assert planned_kernels(graph, "high") == ["conv_gemm", *parts, "conv_gemm"]
+
+
+def attended(net: Net, q: str, k: str, v: str) -> str:
+    return net.add("weft::Attention", *(turned(net, each) for each in (q, k, v)))
+
+
+def test_each_layer_of_a_decoder_joins_its_own_keys_and_values() -> None:
+    """All layers read what the encoder put out, and keys and values of the last need not wait for the first."""
+    net = Net()
+    x, encoded = net.input("x", 1, 3, 16), net.input("encoded", 1, 7, 16)
+    for _ in range(2):
+        mixed = turned(net, attended(net, heads(net, x, 2), heads(net, encoded, 2), heads(net, encoded, 2)))
+        x = net.add("Reshape", mixed, np.array([1, 3, 16]))
+    graph = net.finish(x)
+    after = join_sibling_products(graph)
+    splits = [n for n in after.nodes if n.op.type == "Split"]
+    assert [len(n.outputs) for n in splits] == [2, 2]
+    assert_same(graph, after)
+
+
+def of_columns(net: Net, x: str, columns: int, *, outer: Sequence[int] = ()) -> str:
+    return net.add("MatMul", x, net.random(*outer, net.shape(x)[-1], columns))
+
+
+def gates(net: Net, x: str) -> Sequence[str]:
+    up, gate = of_columns(net, x, 8), of_columns(net, x, 8)
+    return [net.add("Mul", up, net.add("Mul", gate, net.add("Sigmoid", gate)))]
+
+
+def gates_behind_reshapes(net: Net, x: str) -> Sequence[str]:
+    return [net.add("Relu", heads(net, x, 2)), net.add("Relu", heads(net, x, 2))]
+
+
+def kept_gates(net: Net, x: str) -> Sequence[str]:
+    """The kernel of a product can store what it makes beside what a step makes of that."""
+    made = [heads(net, x, 2) for _ in range(2)]
+    return [y for each in made for y in (net.add("Relu", each), turned(net, each))]
+
+
+def outputs(net: Net, x: str) -> Sequence[str]:
+    return [of_columns(net, x, 8), of_columns(net, x, 8)]
+
+
+def more_products(net: Net, x: str) -> Sequence[str]:
+    return [of_columns(net, of_columns(net, x, 8), 4) for _ in range(2)]
+
+
+def stacks(net: Net, x: str) -> Sequence[str]:
+    return [net.add("Softmax", turned(net, of_columns(net, x, 8, outer=(3, 1)))) for _ in range(2)]
+
+
+def odd_columns(net: Net, x: str) -> Sequence[str]:
+    return [net.add("Transpose", of_columns(net, x, columns), perm=(0, 2, 1)) for columns in (8, 6, 7)]
+
+
+def other_biases(net: Net, x: str) -> Sequence[str]:
+    rows = net.shape(x)[1]
+    sums = [net.add("Add", of_columns(net, x, 16), net.random(rows, 1)) for _ in range(2)]
+    return [net.add("Transpose", each, perm=(0, 2, 1)) for each in sums]
+
+
+def different_values(net: Net, x: str) -> Sequence[str]:
+    return [turned(net, heads(net, each, 2)) for each in (x, net.add("Relu", x))]
+
+
+def computed(net: Net, x: str) -> Sequence[str]:
+    w = net.input("w", 16, 16)
+    parts = [net.add("Reshape", net.add("MatMul", x, w), np.array([2, 5, 2, EACH])) for _ in range(2)]
+    return [turned(net, each) for each in parts]
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        *(gates, gates_behind_reshapes, kept_gates, outputs, more_products, stacks, odd_columns, other_biases),
+        *(different_values, computed),
+    ],
+)
+def test_what_gains_nothing_stays(add: Callable[[Net, str], Sequence[str]]) -> None:
+    net = Net()
+    graph = net.finish(*add(net, net.input("x", 2, 5, 16)))
+    assert join_sibling_products(graph) is graph
+
+
+def test_an_output_that_is_transposed_is_a_part() -> None:
+    """It is a copy, whatever the product that it is copied from."""
+    net = Net()
+    x = net.input("x", 2, 5, 16)
+    graph = net.finish(turned(net, heads(net, x, 2)), turned(net, heads(net, x, 3)))
+    after = join_sibling_products(graph)
+    assert kinds(after)[:2] == ["MatMul", "Split"]
+    assert_same(graph, after)
+
+
+def test_products_stay_apart_beyond_the_budget() -> None:
+    net = Net()
+    graph = net.finish(decoder(net, net.input("x", 2, 5, 16), 2, 3))
+    assert join_sibling_products(graph, PassContext(Budget(Limits(folding_bytes=1000)))) is graph
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
+@pytest.mark.parametrize("biases", ["", "qv"])
+def test_devices_compute_the_same(device: str, biases: str) -> None:
+    net = Net()
+    graph = net.finish(decoder(net, net.input("x", 2, 5, 16), 2, 3, biases=biases, normalized=bool(biases)))
+    assert_right(graph, device, "high", 1e-5)
+
+
+@st.composite
+def decoders(draw: st.DrawFn) -> Graph:
+    """Draw layers of decoders, whose inner values may be outputs."""
+    net = Net(draw(st.integers(0, 100)))
+    x = net.input("x", draw(st.integers(1, 2)), draw(st.integers(1, 4)), 8)
+    for _ in range(draw(st.integers(1, 2))):
+        biases = draw(st.sampled_from(["", "q", "qkv"]))
+        groups, shared = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+        flags = {name: draw(st.booleans()) for name in ("normalized", "rotary")}
+        x = decoder(net, x, groups, shared, biases=biases, **flags)
+        x = gates(net, x)[0] if draw(st.booleans()) else x
+    others = draw(st.lists(st.sampled_from([n.outputs[0] for n in net.graph.nodes]), max_size=2))
+    return net.finish(*dict.fromkeys([x, *others]))
+
+
+@given(graph=decoders())
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=SLOW)
+def test_numbers_are_kept_and_no_node_is_added(graph: Graph) -> None:
+    before = str(graph)
+    for rewrite in (join_sibling_products, run_passes):
+        after = rewrite(graph)
+        assert_same(graph, after, 2e-5)
+        assert len(after.nodes) <= len(graph.nodes)
+        assert str(rewrite(after)) == str(after)
+    assert str(graph) == before, "a pass leaves the graph that it was given"
