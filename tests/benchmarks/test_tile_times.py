@@ -9,6 +9,7 @@ import pytest
 from benchmarks.attention_tiles import AttentionTiles
 from benchmarks.grouped_tiles import GroupedTiles
 from benchmarks.matrix_attention_tiles import MatrixAttentionTiles
+from benchmarks.matrix_product_tiles import MatrixProductTiles
 from benchmarks.product_tiles import ProductTiles
 from benchmarks.tile_times import TiledKernel, judged, recorded
 from scripts.update_shipped_choices import CARDS
@@ -18,9 +19,11 @@ from scripts.update_shipped_choices import CARDS
     ("kernel", "lost", "least"),
     [
         (AttentionTiles(), 1.05, 0.75), (MatrixAttentionTiles(), 1.06, 0.7), (ProductTiles(), 1.05, 0.75),
-        (GroupedTiles(), 1.1, 0.7),
+        (GroupedTiles(), 1.1, 0.7), (MatrixProductTiles(), 1.05, 0.7),
     ],
-    ids=["attention", "attention on matrix units", "products", "convolutions in groups"],
+    ids=[
+        "attention", "attention on matrix units", "products", "convolutions in groups", "products on matrix units",
+    ],
 )
 def test_estimates_choose_well_and_are_close(kernel: TiledKernel, lost: float, least: float) -> None:
     """`lost`: what the chosen tiles may take of the best, on average; `least`: of their times the least estimate."""

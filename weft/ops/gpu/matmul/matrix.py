@@ -49,7 +49,9 @@ class MatrixProductFigures(AlgorithmFigures, section="matmul_matrix"):
     unit_stage_us: float
     """What such a unit takes to fetch and stage a thousand elements."""
     unit_store_us: float
-    """What it takes to store a thousand results."""
+    """What it takes to store a thousand results, four at a time."""
+    unit_single_us: float
+    """What it takes to store as many one by one."""
     slice_us: float
     """What it takes to add a thousand sums of another slice."""
 
@@ -221,7 +223,8 @@ def microseconds(problem: ProductProblem, tile: MatrixProductTile) -> float:
     waiting = rounds * (own.round_us + pairs * own.pair_us + squares * own.square_us)
     staged, results = (tile.rows + tile.columns) * DEPTH / 1e3, tile.rows * tile.columns / 1e3
     shared = rounds * tile.slices * (squares * warps * own.unit_square_us + staged * own.unit_stage_us)
-    shared += results * (own.unit_store_us + (tile.slices - 1) * own.slice_us)
+    stored = own.unit_store_us if p.fours else own.unit_single_us
+    shared += results * (stored + (tile.slices - 1) * own.slice_us)
     moved = prod(p.batch) * (p.m * p.k + p.k * p.n + p.m * p.n) * DType.FLOAT16.itemsize
     us = own.start_us + waves * waiting + on_a_unit * shared + moved / (model.read_bytes * caps.likely_units)
     if tile.parts > 1:
