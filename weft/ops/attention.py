@@ -53,6 +53,7 @@ class Attention(Op):
     yields NaN; with `zero_hidden` it yields zeros, and what hides a key does so even if the score is NaN.
     With `zero_nan` a query whose softmax is NaN for any reason yields zeros. With `lowest_hides` the lowest number
     of a float16 mask takes the place of the score, of which the lowest float32 leaves nothing that it is added to.
+    A `softcap` keeps scores between two numbers before the mask is added: they are softcap * tanh(score / softcap).
     """
 
     type: ClassVar[str] = "weft::Attention"
@@ -64,6 +65,8 @@ class Attention(Op):
     zero_hidden: int = 0
     zero_nan: int = 0
     lowest_hides: int = 0
+    softcap: float = 0.0
+    """None if 0."""
 
     def extents(self, shapes: Sequence[Shape]) -> Extents:
         """Return the sizes for the shapes of all inputs except the mask; ModelError if they do not fit."""
@@ -135,6 +138,10 @@ class Attention(Op):
             k, v = np.repeat(k, shared, 1), np.repeat(v, shared, 1)
         with np.errstate(all="ignore"):
             scores = np.matmul(q * q.dtype.type(self.scale), np.ascontiguousarray(k.swapaxes(-1, -2)))
+            if self.softcap:
+                scores /= self.softcap
+                np.tanh(scores, out=scores)
+                scores *= self.softcap
             if mask is not None:
                 scores = self._masked(scores, np.asarray(mask))
             largest = scores.max(-1, keepdims=True, initial=-np.inf)
@@ -188,6 +195,9 @@ def _attention(op: Attention, make: Body, node: Node) -> Sequence[str]:
     rank = len(make.dims(k))
     turned = make.add("Transpose", k, perm=(*range(rank - 2), rank - 1, rank - 2))
     scores = make.add("Mul", make.add("MatMul", q, turned), make.number(op.scale, q))
+    if op.softcap:
+        cap = make.number(op.softcap, q)
+        scores = make.add("Mul", make.add("Tanh", make.add("Div", scores, cap)), cap)
     for each in mask:
         hidden = make.add("Equal", each, make.number(-np.inf, each)) if op.zero_hidden else ""
         scores = make.add("Add", scores, each)

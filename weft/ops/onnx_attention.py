@@ -85,12 +85,12 @@ def attend(
     batch, heads, queries, depth = make.dims(q)
     groups, keys, width = (*make.dims(k)[1:3], make.dims(v)[3])
     each = heads // max(groups, 1)
-    if softcap == 0 and shown is None and not sink:
+    if shown is None and not sink:
         if each > 1:
             q = make.reshape(q, batch, groups, each * queries, depth)
             mask = _grouped(make, mask, heads, groups, queries)
         inputs = (q, k, v, mask) if mask else (q, k, v)
-        out = make.add("weft::Attention", *inputs, scale=scale, zero_hidden=int(bool(mask)))
+        out = make.add("weft::Attention", *inputs, scale=scale, softcap=softcap, zero_hidden=int(bool(mask)))
         return make.reshape(out, batch, heads, queries, width), ""
     kind = make.dtype(q)
     wide = DType.FLOAT32 if kind.itemsize == 2 else kind
@@ -181,7 +181,7 @@ class OnnxAttention(Composite):
         heads, groups = (self.q_num_heads, self.kv_num_heads) if flat else (make.dims(q)[1], make.dims(k)[1])
         check_heads(self, heads, groups)
         shown = self.qk_matmul_output_mode if self.outputs > 3 else None
-        whole = flat and heads == groups and not past_k and not self.softcap and shown is None
+        whole = flat and heads == groups and not past_k and shown is None
         sides = (q, k, make.cast(v, make.dtype(q)))
         if flat:
             q, k, v = heads_apart(make, q, heads), heads_apart(make, k, groups), heads_apart(make, v, groups)
@@ -195,7 +195,11 @@ class OnnxAttention(Composite):
         scale = 1 / sqrt(max(depth, 1)) if self.scale is None else self.scale
         if whole:  # heads are read where they lie; what takes them apart is then not needed
             given = (*sides, total) if total else sides
-            y, scores = make.add("weft::Attention", *given, heads=heads, scale=scale, zero_hidden=int(bool(total))), ""
+            y = make.add(
+                "weft::Attention", *given,
+                heads=heads, scale=scale, softcap=self.softcap, zero_hidden=int(bool(total)),
+            )  # fmt: skip
+            scores = ""
         else:
             narrow = make.cast(v, make.dtype(q))
             y, scores = attend(make, q, k, narrow, total, scale=scale, softcap=self.softcap, shown=shown)

@@ -1,9 +1,10 @@
-## softmax(SCALE * Q K^T + mask) V: a work-group computes `rows` queries of one head. Keys come in blocks of `keys`, and
-## each block updates the softmax (top: the largest score so far, total: an item's part of the sum of powers), so scores
-## never leave the group. Each of the lx x ly items has `each` queries, keys / lx scores of each, and `columns` vectors
-## of the result. `depth` and `width` are the vectors of four of a key and of a value. The elements of a head are
-## adjacent (`quads`: and aligned to four) but those of the letters in `apart`; the steps are QB, QH, QS and so on for
-## batch, head and row. If work-group memory is small (`joint`), values overwrite keys.
+## softmax(SCALE * Q K^T + mask) V: a work-group computes `rows` queries of one head. With `capped`, what the mask is
+## added to is CAP * tanh(SCALE * Q K^T). Keys come in blocks of `keys`, and each block updates the softmax (top: the
+## largest score so far, total: an item's part of the sum of powers), so scores never leave the group. Each of the lx x
+## ly items has `each` queries, keys / lx scores of each, and `columns` vectors of the result. `depth` and `width` are
+## the vectors of four of a key and of a value. The elements of a head are adjacent (`quads`: and aligned to four) but
+## those of the letters in `apart`; the steps are QB, QH, QS and so on for batch, head and row. If work-group memory is
+## small (`joint`), values overwrite keys.
 <%
 rows, columns, letters = each * ly, -(-width // lx), "xyzw"
 queries, scores, sums = range(each), range(keys // lx), [(i, j) for i in range(each) for j in range(columns)]
@@ -66,6 +67,9 @@ ${k.for_groups("group", "GROUPS")} {
 % for j in scores:
     {
       const int key = start + ${j // 4 * 4 * lx + j % 4} + column * 4;
+% if context.get("capped", False):
+      s${i}_${j} = CAP * tanh(s${i}_${j});
+% endif
 % if k.has("mask"):
       const f32 added = ${k.args["mask"].load(f"batch * MB + head * MH + min(first + {i * ly} + line, QUERIES - 1) * MS + min(key, COUNT - 1) * MK")};
       s${i}_${j} = ${mask.masked(f"s{i}_{j}", "added", "added")};

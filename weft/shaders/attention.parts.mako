@@ -1,5 +1,6 @@
 ## Parts of both attention kernels on matrix units; EXP2 is the language's power of 2. With `unscaled`, scores and what is
-## the largest of them are without SCALE, which is positive, until a power is taken.
+## the largest of them are without SCALE, which is positive, until a power is taken. With `capped` they are
+## CAP * tanh(SCALE * Q K^T) before the mask.
 <%namespace name="mask" file="mask.parts.mako"/>
 <%!
 def scaled(context, score):
@@ -22,10 +23,19 @@ def scaled(context, score):
 const f32 shift${r} = next${r} == -INFINITY_F ? 0.0 : ${scaled(context, f"next{r}")}, fade${r} = EXP2(${scaled(context, f"top{r}")} - shift${r});
 top${r} = next${r};
 </%def>
-## A score: scaled, masked, and -inf behind the last key.
+## A score: scaled, capped, masked, and -inf behind the last key.
 <%def name="finish_score(score, r)">
 % if not context.get("unscaled", False):
 ${score} *= SCALE;
+% endif
+% if context.get("capped", False):
+## tanh by a series near zero, where the difference that is exact elsewhere cancels. Infinities give 1 and -1.
+{
+  const f32 square = ${score} * ${score};
+  const f32 series = ${score} * (1.0 + square * (-0.333333333 + square * (0.133333333 + square * -0.0539682540)));
+  const f32 difference = 1.0 - 2.0 * RECIPROCAL(1.0 + EXP2(2.88539008 * ${score}));
+  ${score} = CAP * (square < 0.0625 ? series : difference);
+}
 % endif
 % if k.has("mask"):
 <% given = k.args["mask"].load(f"batch * MB + head * MH + min(row{r}, QUERIES - 1) * MS + min(key, COUNT - 1) * MK") %>\

@@ -18,6 +18,9 @@ if slices > 1:
 <%namespace name="parts" file="attention.parts.mako"/>
 <%include file="matrices.glsl.mako"/>
 #define EXP2(x) exp2(x)
+% if context.get("capped", False):
+#define RECIPROCAL(x) (1.0 / (x))
+% endif
 ${parts.names()}
 <%def name="fill(matrix, at, word)">{ const f16vec2 two = unpackFloat2x16(${word}); ${matrix}[${at}] = two.x; ${matrix}[${at + 1}] = two.y; }</%def>
 const int lane = LOCAL_X, part = LOCAL_Y, slice = LOCAL_Z, g = lane / 4, t = lane % 4;

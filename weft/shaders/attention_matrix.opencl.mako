@@ -30,6 +30,9 @@ if staged:
 <%include file="async_copies.opencl.mako"/>
 % endif
 #define EXP2(x) native_exp2(x)
+% if context.get("capped", False):
+#define RECIPROCAL(x) native_recip(x)
+% endif
 #define LOW_HALVES(a, b) (((a) & 0xffffu) | ((b) << 16))
 #define HIGH_HALVES(a, b) (((a) >> 16) | ((b) & 0xffff0000u))
 ${parts.names()}

@@ -47,7 +47,7 @@ def norm(shift: bool) -> Graph:
     return net.finish(net.add("LayerNormalization", x, *parameters, axis=1, epsilon=0.01, name="y"))
 
 
-def attention(heads: int, packed: int, mask: bool, zero_nan: int = 0) -> Graph:
+def attention(heads: int, packed: int, mask: bool, **more: Any) -> Graph:
     net = Net()
     if packed:
         inputs = [net.input("qkv", 2, 5, 24)]
@@ -55,9 +55,9 @@ def attention(heads: int, packed: int, mask: bool, zero_nan: int = 0) -> Graph:
         inputs = [net.input("q", 2, 5, 8), net.input("k", 2, 7, 8), net.input("v", 2, 7, 6)]
     else:
         inputs = [net.input("q", 3, 5, 8), net.input("k", 3, 7, 8), net.input("v", 3, 7, 6)]
-    more = [net.input("mask", 5, 5 if packed else 7)] * mask
-    attributes: dict[str, Any] = {"scale": 0.3, "heads": heads, "packed": packed, "zero_nan": zero_nan}
-    return net.finish(net.add("weft::Attention", *inputs, *more, name="y", **attributes))
+    added = [net.input("mask", 5, 5 if packed else 7)] * mask
+    attributes: dict[str, Any] = {"scale": 0.3, "heads": heads, "packed": packed, **more}
+    return net.finish(net.add("weft::Attention", *inputs, *added, name="y", **attributes))
 
 
 def choice() -> Graph:
@@ -72,7 +72,7 @@ GRAPHS = {
     "weft::CompareSelect": [choice()],
     "weft::Attention": [
         attention(0, 0, False), attention(2, 0, True), attention(2, 1, True), attention(2, 1, False),
-        attention(2, 0, True, zero_nan=1),
+        attention(2, 0, True, zero_nan=1), attention(0, 0, True, softcap=0.5),
     ],
 }  # fmt: skip
 EACH = [pytest.param(kind, graph, id=f"{kind}{k}") for kind, graphs in GRAPHS.items() for k, graph in enumerate(graphs)]

@@ -75,13 +75,13 @@ BLOCKS, SLICES, LONG = AttentionTile(2, 1, 16), AttentionTile(1, 2, 16), Attenti
 STAGED, TALL = StagedTile(2, 2, 16), TallTile(2, 1, 32)
 PLACES = [
     *[(BLOCKS, n) for n in ("hidden", "lowest", "all-hidden", "odd-rows-zero", "mask-of-all", "packed", "halves")],
-    *[(SLICES, name) for name in ("hidden", "all-hidden", "odd-rows-zero", "packed")],
+    *[(SLICES, name) for name in ("hidden", "all-hidden", "odd-rows-zero", "packed", "capped-hidden")],
     (LONG, "full-blocks"),
-    *[(BLOCKS, name) for name in ("shared", "shared-side-by-side")],
+    *[(BLOCKS, name) for name in ("shared", "shared-side-by-side", "capped", "capped-high", "capped-halves")],
 ]
 STAGED_PLACES = [
-    *[(STAGED, name) for name in ("all-hidden", "packed")],
-    *[(TALL, name) for name in ("hidden", "odd-rows-zero", "packed", "mask-of-all", "halves", "shared")],
+    *[(STAGED, name) for name in ("all-hidden", "packed", "capped-halves")],
+    *[(TALL, name) for name in ("hidden", "odd-rows-zero", "packed", "mask-of-all", "halves", "shared", "capped")],
 ]
 QUICK_ON_VULKAN = [(SLICES, "packed")]
 """What llvmpipe compiles in the short run, which takes it ten seconds. OpenCL runs them all."""

@@ -70,5 +70,15 @@ CASES: list[Case] = [
         ("heads", (*heads(2, queries=5, keys=9, depth=24, width=30), f32(2, 1, 5, 9)), {"heads": 3}),
         ("packed", (f32(2, 20, 72), f32(2, 1, 1, 20)), {"heads": 3, "packed": 1, "scale": 0.3}),
         ("halves", (f16(2, 20, 72),), {"heads": 3, "packed": 1, "scale": 0.3}),
+        ("capped", (*heads(2, 3, queries=5, keys=9, depth=8), f32(2, 1, 1, 9, low=-9)), {"scale": 2.0, "softcap": 3.0}),
+        ("capped-hidden", (*heads(1, 2, queries=5, keys=40, depth=8), _hidden(-inf)), {"softcap": 0.5, "scale": 0.5}),
+        ("capped-odd-sizes", heads(1, 2, queries=17, keys=70, depth=5, width=13), {"scale": 30.0, "softcap": 5.0}),
+        ("capped-high", heads(1, 2, queries=17, keys=40, depth=16), {"softcap": 1e4}),
+        (
+            "capped-odd-rows-zero",
+            (*heads(1, 2, queries=5, keys=33, depth=8), _odd_rows()),
+            {"zero_nan": 1, "softcap": 2.0},
+        ),
+        ("capped-halves", (f16(2, 20, 72),), {"heads": 3, "packed": 1, "scale": 3.0, "softcap": 2.0}),
     )
 ]

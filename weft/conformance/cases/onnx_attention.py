@@ -34,6 +34,8 @@ CASES: list[Case] = [
     case("Attention", *heads(), boolean(4, 6), softcap=2.0, qk_matmul_output_mode=3, outputs=4),
     case("Attention", *heads(each=2), f32(4, 6), softcap=2.0, qk_matmul_output_mode=2, outputs=4, oracles=("onnx",)),
     case("Attention", *heads(each=2), softcap=2.0, qk_matmul_output_mode=1, outputs=4, oracles=("onnx",)),
+    case("Attention", *flat(), boolean(4, 6), softcap=2.0, scale=2.0, **SIDES),
+    case("Attention", *heads(each=2), f32(4, 6), softcap=2.0, scale=2.0, oracles=("onnx",)),
     case("Attention", *heads(), qk_matmul_output_mode=0, outputs=4),
     case("Attention", *heads(), None, None, None, given([3, 6], "int64"), is_causal=1, oracles=("onnx",)),
     case("Attention", *heads(), f32(4, 5), None, None, given([5, 2], "int64"), oracles=("onnx",)),

@@ -42,9 +42,10 @@ def fuse_attention(graph: Graph, context: PassContext) -> Graph:
     """Replace softmax(scale * Q K^T + mask) V by one op, if only the product with V reads the softmax.
 
     The scale may be applied to Q, to K, or to their product; a constant factor for each row of the product, or for each
-    head, is given to Q. A softmax that is NaN may be replaced by zeros. Between the products the axes before the last
-    two may be joined or divided. Keys, values and the result may have a column for each pixel in place of a row, as in
-    images; then they are transposed. There are no more nodes than before, if an Einsum counts as its product and moves.
+    head, is given to Q. A tanh may cap the scores before the mask is added. A softmax that is NaN may be replaced by
+    zeros. Between the products the axes before the last two may be joined or divided. Keys, values and the result may
+    have a column for each pixel in place of a row, as in images; then they are transposed. There are no more nodes than
+    before, if an Einsum counts as its product and moves.
     """
     if not Reader.has(graph, "Softmax"):
         return graph
@@ -123,7 +124,8 @@ def _replace(reader: Reader, scores: Scores, mixed: _Mixed, lead: Shape) -> None
     root, order = result.root, result.order
     inputs = [*(each.value for each in parts), *scores.masks]
     lowest_hides = int(any(_holds_lowest(reader, mask) for mask in scores.masks))
-    ops = [make(ATTENTION, scale=scores.scale, zero_nan=mixed.zero_nan, lowest_hides=lowest_hides)]
+    flags = {"zero_nan": mixed.zero_nan, "lowest_hides": lowest_hides}
+    ops = [make(ATTENTION, scale=scores.scale, softcap=scores.softcap, **flags)]
     shapes = [result.dims]
     if not is_identity(order):
         ops.append(make("Transpose", perm=order))

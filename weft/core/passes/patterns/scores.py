@@ -1,4 +1,4 @@
-"""Read the scores of an attention back to Q, K and masks, whatever moves and factors lie between."""
+"""Read the scores of an attention back to Q, K, a cap and masks, whatever moves and factors lie between."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ class _Mask:
 class Scores:
     """Scores as scale * q k^T plus masks; `count` nodes compute them, from the product of the `operands` on.
 
-    An Einsum counts as a product and its moves.
+    An Einsum counts as a product and its moves. With a `softcap`, masks are added to
+    softcap * tanh(scale * q k^T / softcap).
     """
 
     q: Part
@@ -85,6 +86,7 @@ class Scores:
     count: int
     leads: list[Shape]
     """The axes before the last two at each sum with a mask, the last one first, and at the product."""
+    softcap: float = 0.0
     added: list[_Mask] = field(default_factory=list)
     masks: list[str] = field(default_factory=list)
     """The sum of all masks, once `place` was called and if there are any."""
@@ -93,6 +95,10 @@ class Scores:
     def scale(self) -> float:
         """Return the number by which scores are multiplied."""
         return self.q.scale * self.k.scale
+
+    def times(self, number: float) -> Scores:
+        """Return scores without masks times a number: a cap grows with the scores."""
+        return replace(self, q=self.q.times(number), softcap=self.softcap * number)
 
     def place(self, reader: Reader, leads: list[Shape], budget: Budget) -> Shape | None:
         """Return one or two axes for heads to which all masks can be broadcast, the first such of `leads`, or None.
@@ -139,9 +145,10 @@ def keeps_rows(reader: Reader, node: Node) -> bool:
 def read_scores(reader: Reader, value: str, masked: bool = True, depth: int = LONGEST) -> Scores | None:
     """Return the parts of the scores, if nothing else reads an intermediate value.
 
-    Factors come before masks; all masks but the first must be constants.
+    Factors come before masks, and so does a cap, b * tanh(scores / a). Any a and b will do: it is the cap b of scores
+    that are b / a times as large. All masks but the first must be constants.
     """
-    node = reader.maker(value, "MatMul", "Einsum", "Add", "Mul", "Div", *RESHAPES)
+    node = reader.maker(value, "MatMul", "Einsum", "Add", "Mul", "Div", "Tanh", *RESHAPES)
     if node is None or not reader.is_read_once(value) or not depth:
         return None
     if node.op.type in ("MatMul", "Einsum"):
@@ -151,14 +158,20 @@ def read_scores(reader: Reader, value: str, masked: bool = True, depth: int = LO
     if node.op.type in RESHAPES:
         found = read_scores(reader, node.inputs[0], masked, depth - 1) if keeps_rows(reader, node) else None
         return found and replace(found, count=found.count + 1)
+    if node.op.type == "Tanh":
+        found = read_scores(reader, node.inputs[0], False, depth - 1)
+        return None if found is None or found.softcap else replace(found, count=found.count + 1, softcap=1.0)
     number, inner = ([*reader.scalings(value)][:2])[-1]
     factor = _factor(reader, node) if inner == value else None
     inner = inner if factor is None else factor.inputs[0]
     found = read_scores(reader, inner, False, depth - 1) if inner != value else None
     if found is None or (factor is not None and reader.dims(inner)[:-2] != found.leads[-1]):
         return None
-    q = found.q.times(number) if factor is None else _times(reader, found.q, factor)
-    return replace(found, q=q, count=found.count + 1)
+    if factor is None:
+        return replace(found.times(number), count=found.count + 1)
+    if found.softcap:  # heads or rows would have caps of their own
+        return None
+    return replace(found, q=_times(reader, found.q, factor), count=found.count + 1)
 
 
 def _masked(reader: Reader, total: Node, depth: int) -> Scores | None:

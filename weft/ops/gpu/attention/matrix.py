@@ -152,6 +152,7 @@ def _cases() -> Sequence[SelfTestCase]:
         in_halves(Attention(scale=0.1, heads=4, packed=1), (1, 130, 3 * 4 * 64), hidden),
         in_halves(Attention(scale=0.1, heads=2), (1, 300, 2 * 104), (1, 77, 2 * 104), (1, 77, 2 * 104)),
         in_halves(Attention(scale=0.2), (40, 8, 128, 32), (40, 8, 128, 32), (40, 8, 128, 32)),
+        in_halves(Attention(scale=0.5, softcap=2.0), (1, 2, 40, 32), (1, 2, 50, 32), (1, 2, 50, 32)),
     ]
 
 
@@ -183,6 +184,10 @@ def _staged_cases() -> Sequence[SelfTestCase]:
         in_halves(
             Attention(scale=0.2), (1, 2, 70, 40), (1, 2, 77, 40), (1, 2, 77, 40),
             prefer="TallTile(warps=4, slices=1, keys=16)",
+        ),
+        in_halves(
+            Attention(scale=0.5, softcap=2.0), (1, 2, 70, 32), (1, 2, 150, 32), (1, 2, 150, 32),
+            prefer="StagedTile(warps=4, slices=1, keys=32)",
         ),
     ]  # fmt: skip
 
@@ -343,14 +348,14 @@ class MatrixAttention(Algorithm[AttentionProblem, AttentionPlan, AttentionTile])
             "width": chunks(p.each.width), **plan.unusual,
         }  # fmt: skip
         if tile.staged:
-            unscaled = plan.scale > 0 and "mask" not in plan.reads
+            unscaled = plan.scale > 0 and not plan.softcap and "mask" not in plan.reads
             variant |= {"staged": True, "query_tiles": tile.query_tiles, "unscaled": unscaled}
         k.launch(
             "attention_matrix",
             reads=plan.reads,
             writes={"y": plan.y},
             ints={**dict(p.places), "BLOCKS": blocks, "GROUPS": groups},
-            floats={"SCALE": plan.scale / log(2)},
+            floats=plan.numbers(log(2)),
             variant=variant,
             grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1),
             local=(SUBGROUP, tile.warps, tile.slices),

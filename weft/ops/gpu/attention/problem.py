@@ -55,6 +55,7 @@ class AttentionPlan:
     k: KernelBuilder
     problem: AttentionProblem
     scale: float
+    softcap: float
     unusual: dict[str, bool | str]
     """What kernels' text depends on besides sizes: flags of the op that are set, whether heads share keys, `apart`."""
     y: Tensor
@@ -87,12 +88,21 @@ class AttentionPlan:
         lowest_hides = op.lowest_hides and mask is not None and mask.dtype is DType.FLOAT16
         flags = {
             "zero_hidden": op.zero_hidden, "zero_nan": op.zero_nan, "lowest_hides": lowest_hides,
-            "shared": each.shared > 1,
+            "shared": each.shared > 1, "capped": op.softcap != 0,
         }  # fmt: skip
         unusual: dict[str, bool | str] = {name: True for name, is_set in flags.items() if is_set}
         if problem.apart:
             unusual["apart"] = problem.apart
-        return cls(k, problem, op.scale, unusual, k.by_steps(y)[0], reads)
+        return cls(k, problem, op.scale, op.softcap, unusual, k.by_steps(y)[0], reads)
+
+    def numbers(self, unit: float = 1.0) -> dict[str, float]:
+        """Return what scores are multiplied by, in units of which powers are taken.
+
+        With a cap, SCALE makes the argument of the tanh, and CAP what the tanh is multiplied by.
+        """
+        if not self.softcap:
+            return {"SCALE": self.scale / unit}
+        return {"SCALE": self.scale / self.softcap, "CAP": self.softcap / unit}
 
 
 def _steps(letter: str, steps: tuple[int, ...], side_by_side: int) -> dict[str, int]:

@@ -204,7 +204,7 @@ class TiledAttention(Algorithm[AttentionProblem, AttentionPlan, Tile]):
             reads=plan.reads,
             writes={"y": plan.y},
             ints={**dict(p.places), "BLOCKS": blocks, "GROUPS": groups},
-            floats={"SCALE": plan.scale},
+            floats=plan.numbers(),
             variant={
                 "each": tile.each, "lx": tile.lx, "ly": tile.ly, "keys": tile.keys, "loads": LOADS,
                 "depth": vectors(p.each.depth), "width": vectors(p.each.width), "quads": p.lies_in(PACK),
@@ -221,6 +221,7 @@ register_family(
         cases=lambda: (
             one_node(Attention(scale=0.5), (1, 2, 17, 5), (1, 2, 70, 5), (1, 2, 70, 13)),
             one_node(Attention(heads=2, packed=1), (1, 12, 48)),
+            one_node(Attention(scale=2.0, softcap=3.0), (1, 2, 9, 8), (1, 2, 40, 8), (1, 2, 40, 8)),
         ),
         fallback="products and a softmax", seconds=0.3,
     )
