@@ -54,6 +54,8 @@ k.shared("uvec4", "As", f"{lz * a_size}")
 k.shared("uvec2", "Bs", f"{2 * lz * b_size}")
 if lz > 1:
     k.shared("float", "Sum", f"{(lz - 1) * rows * cols}")
+if not fours:
+    k.shared("float", "Out", f"{sm * sn * 16 * of.OUT_PITCH}")
 %>\
 <%def name="fetch(k0)">${parts.fetch(a, "a", "A", "M", "M", "m0", rows, depth, a_along, a_wide, items, k0, "a_vectors")}${parts.fetch(b, "b", "B", "N", "N", "n0", cols, depth, b_along, b_wide, items, k0, "b_vectors")}</%def>
 const int lane = LOCAL_X, part = LOCAL_Y, item = part * 32 + lane;

@@ -37,6 +37,8 @@ k.shared("uint4", "As", f"{lz * a_size}")
 k.shared("uint4", "Bs", f"{lz * b_size}")
 if lz > 1:
     k.shared("f32", "Sum", f"{(lz - 1) * rows * cols}")
+if not fours:
+    k.shared("f32", "Out", f"{sm * sn * 16 * of.OUT_PITCH}")
 # The places for ldmatrix: the tiles of 8 x 8 of A, and of B turned, lie row after row.
 straight, crossed = ("lane % 16", "lane / 16"), ("lane % 8 + lane / 16 * 8", "lane / 8 % 2")
 %>\

@@ -9,6 +9,9 @@ def rows_of(side, depth, along):
     """Return the rows of a staged operand."""
     return side if along else depth
 
+OUT_PITCH = 33
+"""Numbers from row to row of 32 sums, so that rows begin in different banks."""
+
 def pitch_of(side, depth, along):
     """Return the vectors of 16 bytes from row to row: one more than a row has, so that matrices touch all banks."""
     return (depth if along else side) // 8 + 1
@@ -95,7 +98,7 @@ apart = columns and not along %>\
   rest /= D${d};
 % endfor
 </%def>
-## Add the sums of all slices, and store them, `fours`: four at a time.
+## Add the sums of all slices, and store them: four at a time (`fours`), or one.
 <%def name="finish(k, y, fm, fn, sm, sn, lz, fours, element)">
 <% every = [(i, j, e) for i in range(fm) for j in range(fn) for e in range(8)]
 parts = sm * sn %>\
@@ -113,21 +116,30 @@ parts = sm * sn %>\
   }
   BARRIER; // nobody writes the next tile's sums before these are read
 % endif
+<% added = ' + BETA * ' + k.args["c"].load("m * CM + n * CN") if k.has("c") else ""
+first = "LOCAL_Z == 0 && " if lz > 1 else "" %>\
+% if fours:
 % for i, j, r in [(i, j, r) for i in range(fm) for j in range(fn) for r in range(2)]:
   {
     const int m = m0 + part_m * ${16 * fm} + ${16 * i + 8 * r} + lane / 4;
-    const int n = n0 + part_n * ${16 * fn} + ${16 * j} + lane % 4 * 4, at = (batch_index * M + m) * N + n;
-<% added = ' + BETA * ' + k.args["c"].load("m * CM + (n + {e}) * CN") if k.has("c") else ""
-values = [f"ALPHA * {element(i, j, 4 * r + e)}" + added.replace("{e}", str(e)) for e in range(4)] %>\
-    if (${"LOCAL_Z == 0 && " if lz > 1 else ""}m < M && n < N) {
-% if fours:
-      ${y.store_vector("at / 4", f"F4({', '.join(values)})")}
-% else:
-% for e, value in enumerate(values):
-      ${f"if (n + {e} < N) " if e else ""}${y.store(f"at + {e}", value)}
-% endfor
-% endif
-    }
+    const int n = n0 + part_n * ${16 * fn} + ${16 * j} + lane % 4 * 4;
+<% values = [f"ALPHA * {element(i, j, 4 * r + e)}" + added.replace("n * CN", f"(n + {e}) * CN") for e in range(4)] %>\
+    if (${first}m < M && n < N) ${y.store_vector("((batch_index * M + m) * N + n) / 4", f"F4({', '.join(values)})")}
   }
 % endfor
+% else:
+## Sums go through work-group memory, so that adjacent items store adjacent numbers.
+% for i, j in [(i, j) for i in range(fm) for j in range(0, fn, 2)]:
+<% across = 16 * min(2, fn - j) %>\
+  WARP_BARRIER; // the last sums are read
+% for jj, e in [(jj, e) for jj in range(j, j + across // 16) for e in range(8)]:
+  ${f"if (LOCAL_Z == 0) " if lz > 1 else ""}Out[part * ${16 * OUT_PITCH} + (${e // 4 * 8} + lane / 4) * ${OUT_PITCH} + ${16 * (jj - j) + e % 4} + lane % 4 * 4] = ${element(i, jj, e)};
+% endfor
+  WARP_BARRIER;
+  for (int o = lane; o < ${16 * across}; o += 32) {
+    const int m = m0 + part_m * ${16 * fm} + ${16 * i} + o / ${across}, n = n0 + part_n * ${16 * fn} + ${16 * j} + o % ${across};
+    if (${first}m < M && n < N) ${y.store("(batch_index * M + m) * N + n", f"ALPHA * Out[part * {16 * OUT_PITCH} + o / {across} * {OUT_PITCH} + o % {across}]{added}")}
+  }
+% endfor
+% endif
 </%def>

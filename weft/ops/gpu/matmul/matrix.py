@@ -28,6 +28,8 @@ DEPTH = 32
 WIDE = 8
 """Elements that are fetched at once where rows lie at multiples of as many: 16 bytes."""
 VECTOR_BYTES, FLOAT_BYTES = 16, 4
+RESULT_PITCH = 33
+"""Numbers from row to row of two matrices of results in work-group memory."""
 OTHER_REGISTERS = 40
 """Registers of an item for addresses."""
 
@@ -92,10 +94,15 @@ class MatrixProductTile:
         fetched = (self.rows + self.columns) * DEPTH // 2 // (SUBGROUP * self.sm * self.sn)
         return min(8 * self.fm * self.fn + 4 * (self.fm + self.fn) + fetched + OTHER_REGISTERS, MOST_REGISTERS)
 
-    def shared_bytes(self) -> int:
-        """Return the bytes of work-group memory at most: staged operands, and the sums of all slices but one."""
+    def shared_bytes(self, fours: bool) -> int:
+        """Return the bytes of work-group memory at most: staged operands, sums of all slices but one, and results.
+
+        These go straight to memory where four are stored at a time.
+        """
         staged = sum(max(s * (DEPTH // WIDE + 1), DEPTH * (s // WIDE + 1)) for s in (self.rows, self.columns))
-        return VECTOR_BYTES * self.slices * staged + FLOAT_BYTES * (self.slices - 1) * self.rows * self.columns
+        results = 0 if fours else self.sm * self.sn * SIDE * RESULT_PITCH
+        numbers = (self.slices - 1) * self.rows * self.columns + results
+        return VECTOR_BYTES * self.slices * staged + FLOAT_BYTES * numbers
 
 
 UNPARTED = (
@@ -175,7 +182,7 @@ def legal_tiles(problem: ProductProblem) -> list[MatrixProductTile]:
     caps, steps = problem.caps, -(-problem.k // DEPTH)
     return [
         t for t in TILES
-        if t.items <= caps.max_local_items and t.shared_bytes() <= caps.local_memory
+        if t.items <= caps.max_local_items and t.shared_bytes(problem.fours) <= caps.local_memory
         and (t.slices == 1 or steps >= 2 * t.slices * t.parts)
         and (t.parts == 1 or (_divides(problem, t.parts) and may_have_parts(problem, t.parts)))
     ]  # fmt: skip
@@ -208,7 +215,7 @@ def microseconds(problem: ProductProblem, tile: MatrixProductTile) -> float:
     on_a_unit = -(-groups // caps.likely_units)
     resident = min(
         model.resident_items // tile.items,
-        model.unit_memory // (tile.shared_bytes() + model.group_memory),
+        model.unit_memory // (tile.shared_bytes(p.fours) + model.group_memory),
         model.unit_registers // (tile.registers * tile.items),
         on_a_unit,
     )
