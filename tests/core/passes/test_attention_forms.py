@@ -297,6 +297,105 @@ def test_other_factors_stay(what: str) -> None:
     assert fuse_attention(graph).nodes == graph.nodes
 
 
+# -- caps ----------------------------------------------------------------------------------------------------
+
+
+def capped(
+    net: Net, *, divided: float | None = 5.0, times: float | None = 5.0, mask: str = "", inner: str = "",
+    factor: Array | None = None, inner_factor: Array | None = None, twice: bool = False,
+) -> tuple[str, str]:  # fmt: skip
+    """Add an attention with a tanh of its scores, and return it with the tanh; `inner` is a mask within."""
+    q, k, v = (net.input(name, *shape[1:]) for name, shape in WINDOWS.items())
+    scores = net.add("MatMul", q, net.add("Transpose", k, perm=(0, 1, 3, 2)))
+    scores = net.add("Mul", scores, number(0.25))
+    scores = net.add("Mul", scores, inner_factor) if inner_factor is not None else scores
+    scores = net.add("Add", scores, inner) if inner else scores
+    scores = net.add("Div", scores, number(divided)) if divided else scores
+    tanh = scores = net.add("Tanh", scores)
+    scores = net.add("Tanh", scores) if twice else scores
+    scores = net.add("Mul", number(times), scores) if times else scores
+    scores = net.add("Mul", scores, factor) if factor is not None else scores
+    scores = net.add("Add", scores, mask) if mask else scores
+    return net.add("MatMul", net.add("Softmax", scores, axis=-1), v), tanh
+
+
+@pytest.mark.parametrize("mask", [True, False])
+@pytest.mark.parametrize(
+    "divided, times, scale, cap",
+    [
+        (5.0, 5.0, 0.25, 5.0),
+        (0.5, 2.0, 1.0, 2.0),  # 2 tanh(x / 0.5) is the cap 2 of scores that are four times as large
+        (None, 30.0, 7.5, 30.0),
+        (None, None, 0.25, 1.0),
+        (2.0, -2.0, -0.25, -2.0),
+    ],
+)
+def test_scores_with_a_cap_are_found(
+    mask: bool, divided: float | None, times: float | None, scale: float, cap: float
+) -> None:
+    net = Net()
+    added = net.input("mask", 3, 1, 5, 7) if mask else ""
+    graph = net.finish(capped(net, divided=divided, times=times, mask=added)[0])
+    after = fuse_attention(graph)
+    assert kinds(after) == ["weft::Attention"]
+    attributes = after.nodes[0].op.attributes()
+    assert attributes["scale"] == pytest.approx(scale) and attributes["softcap"] == cap
+    assert_same(graph, after)
+    assert str(fuse_attention(after)) == str(after)
+
+
+def test_a_factor_of_heads_within_a_cap_is_given_to_queries() -> None:
+    net = Net()
+    factor = np.arange(1, 5, dtype=np.float32).reshape(4, 1, 1)
+    graph = net.finish(capped(net, inner_factor=factor)[0])
+    after = fuse_attention(graph)
+    assert kinds(after) == ["Mul", "weft::Attention"]
+    assert_same(graph, after)
+
+
+@pytest.mark.parametrize("what", ["a mask within", "a factor of heads", "two caps", "read elsewhere"])
+def test_other_caps_stay(what: str) -> None:
+    net = Net()
+    mixed, tanh = capped(
+        net,
+        inner=net.input("mask", 3, 1, 5, 7) if what == "a mask within" else "",
+        factor=np.arange(1, 5, dtype=np.float32).reshape(4, 1, 1) if what == "a factor of heads" else None,
+        twice=what == "two caps",
+    )
+    graph = net.finish(mixed, *[tanh] * (what == "read elsewhere"))
+    assert fuse_attention(graph).nodes == graph.nodes
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+def test_a_cap_outlives_what_is_done_to_an_attention(heads: int) -> None:
+    """Heads of a decoder that share keys, or whose projections are joined, as Gemma 2 is exported."""
+    net = Net()
+    x, parts = net.input("x", 1, 6, 32), list[str]()
+    for count in (4, heads, heads):
+        made = net.add("MatMul", x, net.random(32, 8 * count, scale=0.5))
+        apart = net.add("Transpose", net.add("Reshape", made, np.array([1, 6, count, 8])), perm=(0, 2, 1, 3))
+        if count < 4:
+            wide = net.add("Expand", net.add("Unsqueeze", apart, np.array([2])), np.array([1, count, 2, 6, 8]))
+            apart = net.add("Reshape", wide, np.array([1, 4, 6, 8]))
+        parts.append(apart)
+    scores = net.add("MatMul", parts[0], net.add("Transpose", parts[1], perm=(0, 1, 3, 2)))
+    scores = net.add("Div", net.add("Mul", scores, number(0.5)), number(2))
+    scores = net.add("Mul", net.add("Tanh", scores), number(2))
+    scores = net.add("Add", scores, np.triu(np.full((6, 6), -np.inf, np.float32), 1))
+    mixed = net.add("MatMul", net.add("Softmax", scores, axis=-1), parts[2])
+    graph = net.finish(net.add("Reshape", net.add("Transpose", mixed, perm=(0, 2, 1, 3)), np.array([1, 6, 32])))
+    after = run_passes(graph)
+    (found,) = (n for n in after.nodes if n.op.type == "weft::Attention")
+    assert (found.op.attributes()["softcap"], found.op.attributes()["packed"]) == (2.0, int(heads == 4))
+    assert "Tanh" not in kinds(after)
+    assert_same(graph, after)
+    assert planned_kernels(graph).count("attention") == 1
+    for device in ("opencl", "vulkan"):
+        with weft.load(graph, device, fallback="error") as session:
+            (want,) = outputs(graph, feeds(graph))
+            np.testing.assert_allclose(session.run(feeds(graph))[0], want, rtol=1e-4, atol=1e-5)
+
+
 # -- all of them ---------------------------------------------------------------------------------------------
 
 

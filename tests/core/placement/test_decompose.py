@@ -131,6 +131,18 @@ def test_an_op_that_others_define_is_taken_apart_until_the_device_takes_the_part
     assert_same(graph, after)
 
 
+@pytest.mark.parametrize("shape", [(1, 5, 16), (1, 2, 5, 8)])
+def test_the_cap_of_an_attention_of_others_is_left_to_ours(shape: tuple[int, ...]) -> None:
+    net = Net()
+    op = OnnxAttention(q_num_heads=2, kv_num_heads=2, softcap=2.0, scale=3.0)
+    net.add(op, *(net.input(name, *shape) for name in "qkv"), name="y")
+    graph = net.finish("y")
+    after, _ = decompose_refused(graph, backends(a=Knows("Attention")))
+    assert "Tanh" not in kinds(after)
+    assert [n.op.attributes()["softcap"] for n in after.nodes if n.op.type == "weft::Attention"] == [2.0]
+    assert_same(graph, after)
+
+
 def test_parts_for_what_nothing_reads_are_left_out() -> None:
     """Keys apart are outputs that nothing reads: attention reads them where they lie."""
     net = Net()

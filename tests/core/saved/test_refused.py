@@ -71,6 +71,13 @@ def test_F8_attributes_that_the_op_does_not_have(tmp_path: Path) -> None:
     assert "'beta'" in said
 
 
+def test_F8_attributes_that_a_file_lacks_have_their_defaults(tmp_path: Path) -> None:
+    saved = content(of_ops(op("LeakyRelu", alpha=0.5)), tmp_path)
+    (tmp_path / "older.weft").write_bytes(rewritten(saved, lambda m: m["nodes"][0]["op"]["fields"].pop("alpha")))
+    network = OptimizedNetwork.load(tmp_path / "older.weft")
+    assert [n.op for n in network.graph.nodes] == [op("LeakyRelu")]
+
+
 @pytest.mark.parametrize("found", [1, 3, 6, 0, "4", None, True])
 def test_F8_another_format_is_refused_naming_both(found: object, tmp_path: Path) -> None:
     saved = rewritten(content(of_ops(), tmp_path), lambda m: m.update(format=found, weft="9.9"))

@@ -200,13 +200,16 @@ def test_the_kernel_of_every_tile_compiles(tile: AttentionTile, heads: tuple[int
     compiler = glslang.find_compiler()
     assert compiler is not None
     step = StepText("fmax({0}, 0.0)", (Operand("value"),))
-    for masked, steps, apart in ((True, (), ""), (False, (step,), ""), (False, (), "Y")):
+    for masked, steps, apart, capped in (
+        (True, (), "", False), (False, (step,), "", False), (False, (), "Y", False), (True, (), "", True),
+    ):  # fmt: skip
         drawn: dict[str, int | str] = {**variant, "apart": apart} if apart else variant
+        drawn = {**drawn, "capped": True} if capped else drawn
         held = ["q_in", "k_in", "v_in", *["mask"] * masked, "y"]
         args = tuple(Arg(n, DType.FLOAT16, "linear", n == "y") for n in held)
         request = KernelRequest(
             "attention_matrix", tuple(sorted(drawn.items())), args,
-            (*names, *["YD"] * bool(apart)), ("SCALE",), steps, "y",
+            (*names, *["YD"] * bool(apart)), ("SCALE", *["CAP"] * capped), steps, "y",
         )  # fmt: skip
         source = render(request, GlslDialect())
         assert compiler.compile(source.text, source.entry).startswith(glslang.SPIRV_MAGIC)

@@ -38,6 +38,20 @@ def test_every_tile_computes_attention(api: str, tile: Tile, monkeypatch: pytest
         np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT32, "reduction"))
 
 
+@pytest.mark.alike
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("cap", [0.01, 2.0, 1e6])
+def test_a_cap_is_as_exact_as_scores_without(api: str, cap: float) -> None:
+    """Caps that all scores reach, that some do, and that none comes near."""
+    net = Net()
+    names = [net.input(name, 1, 2, rows, 20) for name, rows in (("q", 37), ("k", 133), ("v", 133))]
+    graph = net.finish(net.add(Attention(scale=0.5, softcap=cap), *names, net.input("mask", 37, 133)))
+    with emulated_gpu(api, software=False), weft.load(graph, "emulated", fallback="error") as session:
+        assert kernels(session) == ["attention"]
+        (got,), (want,) = session.run(feeds(graph)), outputs(graph, feeds(graph))
+        np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT32, "transcendental"))
+
+
 def test_a_gpu_takes_the_tile_that_is_expected_to_be_fastest() -> None:
     for heads, rows, depth in ((6, 197, 64), (192, 128, 32), (1, 9, 128)):
         each = Extents((1, heads), rows, rows, depth, depth)
