@@ -29,6 +29,7 @@ from weft.core.passes.patterns import (
     fuse_compare_select,
     fuse_gelu,
     fuse_group_norm,
+    fuse_l2_norm,
     fuse_layer_norm,
     fuse_rms_norm,
     join_projections,
@@ -95,6 +96,7 @@ PASSES: tuple[AnyPass, ...] = (
     fuse_layer_norm,
     # Behind layer norms: they divide by a root mean square, too, that of x less its mean.
     fuse_rms_norm,
+    fuse_l2_norm,
     fuse_attention,
     share_keys,
     attend_in_place,

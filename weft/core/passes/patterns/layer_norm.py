@@ -53,7 +53,7 @@ def _put(reader: Reader, found: Quotient, x: str) -> None:
     root, scale = _with_parameter(reader, found.node, "Mul", x, found.axes)
     root, shift = _with_parameter(reader, root, "Add", x, found.axes)
     parameters = (scale or reader.one(x), *([shift] if shift else []))
-    put_norm(reader, root, "LayerNormalization", x, found.axes, found.epsilon, parameters)
+    put_norm(reader, root, "LayerNormalization", x, found.axes, {"epsilon": found.epsilon}, parameters)
 
 
 def _with_parameter(reader: Reader, node: Node, kind: str, x: str, axes: Shape) -> tuple[Node, str]:

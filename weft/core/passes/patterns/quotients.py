@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from weft.core.graph.graph import Node
@@ -48,7 +48,7 @@ def quotients(reader: Reader, over: Over) -> Iterator[Quotient]:
     for node in reader.nodes("ReduceMean"):
         value = node.outputs[0]
         mean = reader.mean(value)
-        squared = mean and _base(reader, mean[0])
+        squared = mean and reader.square_of(mean[0])
         if mean is None or not squared or not over(mean[1], len(reader.dims(squared))):
             continue
         epsilon = 0.0
@@ -61,15 +61,6 @@ def quotients(reader: Reader, over: Over) -> Iterator[Quotient]:
         found = _divided(reader, value)
         if found and reader.dims(found[0].outputs[0]) == reader.dims(squared) == reader.dims(found[1]):
             yield Quotient(*found, squared, mean[1], epsilon)
-
-
-def _base(reader: Reader, square: str) -> str:
-    """Return what a value is the square of; nothing if it is no square."""
-    node = reader.maker(square, "Pow", "Mul")
-    if node is None:
-        return ""
-    base, other = node.inputs
-    return base if (other == base if node.op.type == "Mul" else reader.number(other) == 2) else ""
 
 
 def _divided(reader: Reader, square: str) -> tuple[Node, str] | None:
@@ -104,14 +95,20 @@ def is_known(reader: Reader, value: str) -> bool:
 
 
 def put_norm(
-    reader: Reader, root: Node, kind: str, x: str, axes: Shape, epsilon: float, parameters: tuple[str, ...]
+    reader: Reader,
+    root: Node,
+    kind: str,
+    x: str,
+    axes: Shape,
+    attributes: Mapping[str, float],
+    parameters: tuple[str, ...] = (),
 ) -> None:
     """Replace `root` by a norm of x over these axes, with constants that vary along them at most.
 
     Norms are over the last axes: for a norm over channels, these are moved there and back.
     """
     rank = len(reader.dims(x))
-    op = make(kind, axis=-len(axes), epsilon=epsilon)
+    op = make(kind, axis=-len(axes), **attributes)
     if axes[-1] == rank - 1:
         reader.put(root, Node(root.name, op, (x, *parameters), root.outputs))
         return

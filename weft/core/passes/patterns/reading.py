@@ -117,6 +117,14 @@ class Reader:
         axes = tuple(op.resolve(given[0] if given else None, len(self.dims(node.inputs[0]))))
         return (node.inputs[0], axes) if axes and op.keepdims else None
 
+    def square_of(self, value: str) -> str:
+        """Return what a value is the square of; nothing if it is no square."""
+        node = self.maker(value, "Pow", "Mul")
+        if node is None:
+            return ""
+        base, other = node.inputs
+        return base if (other == base if node.op.type == "Mul" else self.number(other) == 2) else ""
+
     def product(self, value: str, *stop: str, depth: int = 0) -> Product:
         """Return the value as a product; values in `stop` are not taken apart."""
         node = None if value in stop or depth > DEEPEST else self.maker(value, "Mul", "Div", "Pow")

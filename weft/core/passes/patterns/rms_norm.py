@@ -70,7 +70,8 @@ def _put(reader: Reader, found: Quotient) -> None:
             narrowed = _exact(reader, scale, source)
             if narrowed:
                 x, root, scale = source, cast, narrowed
-    put_norm(reader, root, "RMSNormalization", x, found.axes, found.epsilon, (scale or reader.one(x),))
+    epsilon = {"epsilon": found.epsilon}
+    put_norm(reader, root, "RMSNormalization", x, found.axes, epsilon, (scale or reader.one(x),))
 
 
 def _cast_back(reader: Reader, node: Node, source: str) -> Node | None:
