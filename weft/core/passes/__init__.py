@@ -38,6 +38,7 @@ from weft.core.passes.patterns import (
 from weft.core.passes.properties import Property
 from weft.core.passes.scattered_slices import concat_scattered_slices
 from weft.core.passes.squash import NO_MOVES_IN_A_ROW, squash_moves
+from weft.core.passes.stacked_sums import add_stacked_parts
 from weft.core.passes.transposes import (
     NO_FREE_TRANSPOSES,
     move_transposes_down,
@@ -77,6 +78,7 @@ PASSES: tuple[AnyPass, ...] = (
     remove_dead_nodes,
     read_through_casts,
     concat_scattered_slices,
+    add_stacked_parts,
     remove_identities,
     # Moves are made around the one op: around a comparison and a Where they need not agree.
     fuse_compare_select,
