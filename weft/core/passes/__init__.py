@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from weft.core.graph.graph import Graph
 from weft.core.passes.batch_norm import fold_batch_norm
+from weft.core.passes.biases import add_biases_first
 from weft.core.passes.casts import read_through_casts
 from weft.core.passes.constants import fold_constants
 from weft.core.passes.dead import remove_dead_nodes
@@ -88,6 +89,7 @@ PASSES: tuple[AnyPass, ...] = (
     transposes_as_reshapes,
     SETTLE_MOVES,
     join_parts,
+    add_biases_first,
     undo_reshapes,
     move_transposes_down,
     SETTLE_MOVES,
