@@ -47,6 +47,9 @@ class GpuOp(ABC):
     any_place: bool = False
     """Whether the elements of tensors in NCHW may lie wherever an `IndexMap` says. The kernels must reach them by the
     methods of `ArgWriter` alone, and ask `KernelBuilder.lies_plain` before they access several at once."""
+    stores_by_place: bool = False
+    """Whether the index at which kernels store is a place in memory (`KernelBuilder.by_steps`): what steps read beside
+    must lie as the result does."""
     laid_inputs: int | None = None
     """How many of the first inputs come in the wanted layout, the others in NCHW; None: all."""
     integers: frozenset[DType] = frozenset()

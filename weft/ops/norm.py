@@ -369,6 +369,34 @@ class LpNormalization(Op):
 
 @register_op
 @op_dataclass
+class L2Normalization(Op):
+    """The tensor divided by its 2-norm along one axis, or by `least` where the norm is less.
+
+    `torch.nn.functional.normalize` is that; a norm of 0 that `least` does not raise yields NaN.
+    """
+
+    type: ClassVar[str] = "weft::L2Normalization"
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 1
+    axis: int = -1
+    least: float = 0.0
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x = float_spec(given(inputs, 0), 1)
+        one_axis(self.axis, len(x.dims))
+        return (x,)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x = given(inputs, 0)
+        wide = widen(x)
+        norm = np.sqrt(np.square(wide).sum(axis=self.axis, keepdims=True))
+        return np.asarray(wide / np.maximum(norm, _scalar(self.least, norm))).astype(x.dtype, copy=False)
+
+
+@register_op
+@op_dataclass
 class MeanVarianceNormalization(Op):
     """The given axes together brought to mean zero and variance one."""
 

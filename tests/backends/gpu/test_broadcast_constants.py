@@ -1,7 +1,10 @@
-"""Constants that are broadcast inside a group of element-wise nodes: the group is one launch."""
+"""Constants that are broadcast where element-wise nodes are fused: into each other, or into what stores anywhere."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,6 +47,48 @@ def test_numbers_for_neighbouring_axes_make_one_launch(constant: tuple[int, ...]
         assert kernels(session) == ["elementwise"]
         assert set(session.report.placement.values()) == {device}
         assert_session_is_right(session, graph, 1e-5)
+
+
+def scaled(base: str, shape: tuple[int, ...], constant: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Graph:
+    """Return a base of rank 4 whose result is multiplied by a constant; `constant` gives its shape."""
+    net = Net()
+    x = net.input("x", *shape)
+    y = {
+        "Softmax": lambda: net.add("Softmax", x, axis=-1),
+        "LayerNormalization": lambda: net.add("LayerNormalization", x, net.random(*shape[-2:]), axis=-2),
+        "RMSNormalization": lambda: net.add("RMSNormalization", x, net.random(shape[-1]), axis=-1),
+        "weft::L2Normalization": lambda: net.add("weft::L2Normalization", x, axis=1),
+        "ReduceSum": lambda: net.add("ReduceSum", x, np.array([1]), keepdims=1),
+        "Transpose": lambda: net.add("Transpose", x, perm=(0, 2, 1, 3)),
+        "Gather": lambda: net.add("Gather", x, np.array([1, 0, 1]), axis=1),
+        "Concat": lambda: net.add("Concat", x, x, axis=1),
+    }[base]()
+    return net.finish(net.add("Mul", y, net.random(*constant(net.shape(y)))))
+
+
+ALONG = {
+    "heads": lambda dims: (dims[1], 1, 1),
+    "rows": lambda dims: (dims[2], 1),
+    "both": lambda dims: (dims[1], dims[2], 1),
+    "images": lambda dims: (dims[0], 1, 1, 1),
+}
+BASES = ("Softmax", "LayerNormalization", "RMSNormalization", "weft::L2Normalization")
+
+
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("precision", ["high", "low"])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 24), (2, 3, 4, 5), (3, 2, 7, 1), (2, 6, 1, 40)])
+@pytest.mark.parametrize("along", ALONG)
+@pytest.mark.parametrize("base", [*BASES, "ReduceSum", "Transpose", "Gather", "Concat"])
+def test_what_stores_anywhere_takes_numbers_for_neighbouring_axes(
+    base: str, along: str, shape: tuple[int, ...], precision: str, device: str
+) -> None:
+    graph = scaled(base, shape, ALONG[along])
+    with weft.load(graph, device, precision=precision, fallback="error") as session:
+        if base in BASES:
+            converted = precision == "low"
+            assert len(kernels(session)) == 1 + converted, "the input may be converted, and the rest is one launch"
+        assert_session_is_right(session, graph, 1e-2 if precision == "low" else 1e-5)
 
 
 @given(data=st.data())

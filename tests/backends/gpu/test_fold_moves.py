@@ -21,7 +21,7 @@ from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
-from weft.core.graph.layout import Layout
+from weft.core.graph.layout import Array, Layout
 
 GPUS = ("opencl", "vulkan")
 
@@ -317,3 +317,29 @@ def test_attention_reads_and_writes_columns(turned: str, sizes: tuple[int, int],
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=SLOW)
 def test_attention_over_pixels_in_any_form_gives_the_numbers_of_the_network(form: Form) -> None:
     assert_plan_computes(_attends(form), drawn=True)
+
+
+@pytest.mark.alike
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("precision", ["high", "low"])
+@pytest.mark.parametrize("residual", ["as it lies", "turned", "for each element", "for each head", "a number"])
+def test_attention_with_a_sum_is_right_wherever_its_result_goes(residual: str, precision: str, device: str) -> None:
+    """Its kernel stores at places in memory, so what is added must lie as the result does."""
+    net = Net()
+    q, k, v = (net.add("Tanh", net.input(name, 1, 2, 32, 24)) for name in "qkv")
+    scores = net.add("Mul", net.add("MatMul", q, net.add("Transpose", k, perm=(0, 1, 3, 2))), np.array(0.2, np.float32))
+    mixed = net.add("MatMul", net.add("Softmax", scores, axis=-1), v)
+    added: dict[str, Callable[[], str | Array]] = {
+        "as it lies": lambda: q,
+        "turned": lambda: net.add("Transpose", net.add("Sin", net.input("z", 1, 32, 2, 24)), perm=(0, 2, 1, 3)),
+        "for each element": lambda: net.random(24),
+        "for each head": lambda: net.random(2, 1, 1),
+        "a number": lambda: np.array(0.5, np.float32),
+    }
+    rows = net.add("Transpose", net.add("Add", mixed, added[residual]()), perm=(0, 2, 1, 3))
+    rows = net.add("Reshape", rows, np.array([1, 32, 48]))
+    graph = net.finish(net.add("MatMul", rows, net.random(48, 16, scale=0.2)))
+    (want,) = outputs(graph, feeds(graph))
+    with weft.load(graph, device, precision=precision, fallback="error") as session:
+        (got,) = session.run(feeds(graph))
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-2 if precision == "low" else 1e-5)

@@ -204,7 +204,7 @@ def test_where_launches_overlap_they_stay_two(
         card(device, api)
         model = squeezenet1_1(1).SerializeToString()
         with weft.load(model, "null", precision=precision, fallback="error") as session:
-            assert len(kernels(session)) == launches
+            assert sum(each != "sum_parts" for each in kernels(session)) == launches  # these belong to convolutions
 
 
 # -- what comes of it -----------------------------------------------------------------------------------------

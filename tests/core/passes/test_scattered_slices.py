@@ -54,10 +54,56 @@ def test_sums_stay() -> None:
     assert kinds(scatter([2, 3], reduction="add")) == ["Relu", "ScatterND"]
 
 
-def test_indices_of_several_axes_and_those_of_a_run_stay() -> None:
-    net = Net()
-    x, y = net.input("x", 6, 2), net.input("y", 2)
-    assert kinds(net.finish(net.add("ScatterND", x, np.array([[0, 0], [0, 1]]), y))) == ["ScatterND"]
+def elements(dims: tuple[int, ...], depth: int, **ranges: tuple[int, int]) -> np.ndarray[Any, Any]:
+    """Return the indices of a box along the first axes, an axis for each; `a1=(1, 3)` is a part of axis 1."""
+    spans = [np.arange(*ranges.get(f"a{axis}", (0, dims[axis]))) for axis in range(depth)]
+    return np.stack(np.meshgrid(*spans, indexing="ij"), -1)
+
+
+def written(places: np.ndarray[Any, Any], dims: tuple[int, ...] = (2, 4, 3), flat: bool = False) -> Graph:
+    """Return a network that writes the elements at these places; `flat`: one after the other."""
+    net, depth = Net(), places.shape[-1]
+    places = places.reshape(-1, depth) if flat else places
+    x, y = net.add("Relu", net.input("x", *dims)), net.input("y", *places.shape[:-1], *dims[depth:])
+    return net.finish(net.add("ScatterND", x, places, y, name="z"))
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_what_is_written_as_a_whole_is_left_alone(depth: int, flat: bool) -> None:
+    """As PyTorch writes x[:, :, 0:] = y."""
+    _, made = kinds(written(elements((2, 4, 3), depth), flat=flat))
+    assert made == ("Reshape" if flat and depth > 1 else "Identity")
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize(
+    ("box", "parts"), [({"a1": (1, 4)}, 1), ({"a1": (1, 3)}, 2), ({"a2": (0, 2)}, 1), ({"a0": (1, 2)}, 1)], ids=str
+)
+def test_a_part_of_one_axis_is_joined(box: dict[str, tuple[int, int]], parts: int, flat: bool) -> None:
+    made = kinds(written(elements((2, 4, 3), 3, **box), flat=flat))
+    assert made.count("Slice") == parts and made[-1] == "Concat"
+    from_the_end = elements((2, 4, 3), 3, **box) - np.array([2, 4, 3])
+    assert kinds(written(from_the_end))[-1] == "Concat"
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        elements((2, 4, 3), 3, a1=(1, 3), a2=(1, 3)),
+        elements((2, 4, 3), 2)[::-1],
+        elements((2, 4, 3), 2).transpose(1, 0, 2),
+        np.array([[0, 0], [0, 2]]),
+        np.array([[0, 0], [0, 0]]),
+        np.array([[0, 0], [1, 3]]),
+    ],
+    ids=["two axes", "backwards", "another order", "a gap", "twice", "two corners"],
+)
+def test_other_elements_stay(places: np.ndarray[Any, Any]) -> None:
+    assert kinds(written(places)) == ["Relu", "ScatterND"]
+
+
+def test_places_that_a_run_computes_stay() -> None:
     net = Net()
     x, y, places = net.input("x", 6, 2), net.input("y", 1, 2), net.input("at", 1, 1, dtype=weft.DType.INT64)
     graph = net.finish(net.add("ScatterND", x, places, y))

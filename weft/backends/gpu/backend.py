@@ -16,6 +16,7 @@ from weft.backends.gpu.device.device import Binding, CopyCommand, MemoryKind
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.device.varying import sizes_of
 from weft.backends.gpu.execution import GpuExecution, PipelineContext
+from weft.backends.gpu.lowering.channel_norms import norm_rows
 from weft.backends.gpu.lowering.channels_last import sum_rows
 from weft.backends.gpu.lowering.fusion import why_not_fused, why_not_joined
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
@@ -126,12 +127,13 @@ class GpuBackend(Backend):
         return created
 
     def OptimizeSubgraph(self, view: SubgraphView) -> OptimizationViews:
-        """Fuse element-wise steps into the nodes before them, unless fusing is switched off."""
+        """Fuse element-wise steps into the nodes before them, and norms, unless fusing is switched off."""
         views = OptimizationViews()
         if not self.info.config.fusing:
             return views.keep_rest(view)
         turned = scale_norms(view.graph, self._is_custom)
         if INDEX_MAPS not in self.device.caps.without:
+            turned = norm_rows(turned, self._is_custom, self.device.caps)
             turned = sum_rows(turned, self._is_custom)
         if turned is not view.graph:
             views.substitute(view, fuse_epilogues(turned, self._can_fuse))

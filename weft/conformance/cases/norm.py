@@ -16,6 +16,7 @@ def variances(count: int) -> Input:
 
 
 TRAINING = "ONNX writes it as BatchNormalization with training_mode=1; the rows of old opsets compare that"
+LIMITED = "an op of ours: a ReduceL2, a Clip and a Div"
 TWO_TYPES = "onnx's evaluator returns the type of X, and onnxruntime refuses two types"
 CASES: list[Case] = [
     case("BatchNormalization", f32(*shape), *(channels(shape[1]) for _ in range(3)), variances(shape[1]))
@@ -114,6 +115,11 @@ CASES += [
     case("LpNormalization", f32(2, 5, 7), axis=0, p=2),
     case("LpNormalization", f16(2, 5, 7), axis=-2),
     case("LpNormalization", f32(3, 5, 100), p=1),
+    case("weft::L2Normalization", f32(2, 5, 7), unverified=LIMITED),
+    case("weft::L2Normalization", f32(2, 5, 37), least=5.0, unverified=LIMITED),
+    case("weft::L2Normalization", f32(2, 5, 7), axis=1, least=1e-12, unverified=LIMITED),
+    case("weft::L2Normalization", f16(2, 5, 7), axis=-2, least=2.0, unverified=LIMITED),
+    case("weft::L2Normalization", f64(3, 5), axis=0, least=1e-12, unverified=LIMITED),
     case("MeanVarianceNormalization", f32(2, 3, 4, 5)),
     case("MeanVarianceNormalization", f32(2, 3, 4, 5), axes=(1, -1)),
     case("MeanVarianceNormalization", f32(2, 3, 7), axes=(2,)),

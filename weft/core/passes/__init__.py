@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from weft.core.graph.graph import Graph
 from weft.core.passes.batch_norm import fold_batch_norm
+from weft.core.passes.biases import add_biases_first
 from weft.core.passes.casts import read_through_casts
 from weft.core.passes.constants import fold_constants
 from weft.core.passes.dead import remove_dead_nodes
@@ -29,6 +30,7 @@ from weft.core.passes.patterns import (
     fuse_compare_select,
     fuse_gelu,
     fuse_group_norm,
+    fuse_l2_norm,
     fuse_layer_norm,
     fuse_rms_norm,
     join_projections,
@@ -38,6 +40,7 @@ from weft.core.passes.properties import Property
 from weft.core.passes.scattered_slices import concat_scattered_slices
 from weft.core.passes.sibling_products import join_sibling_products
 from weft.core.passes.squash import NO_MOVES_IN_A_ROW, squash_moves
+from weft.core.passes.stacked_sums import add_stacked_parts
 from weft.core.passes.transposes import (
     NO_FREE_TRANSPOSES,
     move_transposes_down,
@@ -77,6 +80,7 @@ PASSES: tuple[AnyPass, ...] = (
     remove_dead_nodes,
     read_through_casts,
     concat_scattered_slices,
+    add_stacked_parts,
     remove_identities,
     # Moves are made around the one op: around a comparison and a Where they need not agree.
     fuse_compare_select,
@@ -86,6 +90,7 @@ PASSES: tuple[AnyPass, ...] = (
     transposes_as_reshapes,
     SETTLE_MOVES,
     join_parts,
+    add_biases_first,
     undo_reshapes,
     move_transposes_down,
     SETTLE_MOVES,
@@ -96,6 +101,7 @@ PASSES: tuple[AnyPass, ...] = (
     fuse_layer_norm,
     # Behind layer norms: they divide by a root mean square, too, that of x less its mean.
     fuse_rms_norm,
+    fuse_l2_norm,
     fuse_attention,
     share_keys,
     attend_in_place,

@@ -29,6 +29,7 @@ from weft.ops.norm import (
     BatchNormalization,
     GroupNormalization,
     InstanceNormalization,
+    L2Normalization,
     LayerNormalization,
     LpNormalization,
     MeanVarianceNormalization,
@@ -377,6 +378,38 @@ class LpNormOnGpu(GpuOp):
         launch_lines(k, x, outputs, lines)
 
 
+@gpu_op(L2Normalization)
+class L2NormOnGpu(GpuOp):
+    """Divides lines along one axis by their norm, in NCHW."""
+
+    any_place = True
+    computes_double = True
+
+    def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
+        """Accept: the store converts to fp32."""
+        return True
+
+    def rounds(self, op: L2Normalization, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return the rounds of two passes, for the norm and the quotients."""
+        assert inputs[0] is not None
+        return _walk(caps, inputs[0].shape, (op.axis % len(inputs[0].shape),), 2)
+
+    def launches(
+        self,
+        op: L2Normalization,
+        k: KernelBuilder,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+    ) -> None:
+        """Launch one work-item or work-group a line."""
+        x = inputs[0]
+        assert x is not None
+        ints, contiguous = part_axes(x.shape, (op.axis % len(x.shape),))
+        # A norm that is NaN is not less than anything, and stays.
+        factor = "1.0 / (sqrt(total) < EPSILON ? EPSILON : sqrt(total))"
+        launch_lines(k, x, outputs, Lines(ints, contiguous, False, factor=factor, epsilon=op.least))
+
+
 @gpu_op(MeanVarianceNormalization)
 class MeanVarianceOnGpu(GpuOp):
     """Normalizes lines along any axes, in NCHW."""
@@ -457,6 +490,7 @@ register_family(
             one_node(LayerNormalization(axis=1), (3, 4, 5), (4, 5), (4, 5), constants=(1, 2)),
             one_node(LayerNormalization(), (5, 197), (197,), constants=(1,)),
             one_node(LpNormalization(axis=1, p=1), (3, 50, 7)),
+            one_node(L2Normalization(axis=1, least=5.0), (3, 50, 7)),
         ),
         forced=WITHOUT_TEAMS,
     )

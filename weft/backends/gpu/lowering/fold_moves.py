@@ -228,8 +228,15 @@ class _Folder:
             return False  # the results of a fused node are stored one like the other
         if position >= len(base_inputs(node.op, node.inputs)):
             position = -1  # what a fused step reads is loaded as the output is stored
+        if position < 0 and form.stores_by_place and self._reads_beside(node):
+            return False
         constant = [i in self.graph.constants for i in node.inputs]
         return form.takes_place(base_op(node.op), position, self.graph.specs[name].dims, places, constant)
+
+    def _reads_beside(self, node: Node) -> bool:
+        """Tell whether the steps of a node read more than numbers and what it makes."""
+        beside = node.inputs[len(base_inputs(node.op, node.inputs)) :]
+        return any(i and self.graph.specs[i].size > 1 for i in beside)
 
     def _why_not_read(self, name: str, places: IndexMap) -> str:
         """Return what keeps a value, or one that lies in it, from being read at these places; "" if nothing does."""

@@ -31,7 +31,8 @@ def why_not_joined(
 
     None if it joins: every other operand is a scalar constant, a value of the result's shape, or a constant along the
     channels (if the kernel works in NC4HW4), over the last axes (if in NCHW) or over any neighbouring axes (if the base
-    is element-wise). A cast from fp16 to fp32 joins if the base's kernels can store fp32.
+    is element-wise, or its kernels store elements at any place). A cast from fp16 to fp32 joins if the base's kernels
+    can store fp32.
     """
     op, first = step.op, None if is_custom(base.op) else find_gpu_op(base.op)
     if first is None or is_custom(op):
@@ -165,12 +166,13 @@ def _operand_fits(graph: Graph, base: Op, name: str, shape: tuple[int, ...]) -> 
     if len(dims) > len(shape):
         return False
     form = find_gpu_op(base)
-    linear = form is not None and form.wanted_layout is WantedLayout.LINEAR
-    if not linear and not base.is_elementwise:
+    if not base.is_elementwise and (form is None or form.wanted_layout is not WantedLayout.LINEAR):
         return dims != shape and is_of_channels(dims, shape)
     full = (1,) * (len(shape) - len(dims)) + dims
     axes = [a for a, d in enumerate(full) if d != 1]
-    first, end = axes[0], len(shape) if linear else axes[-1] + 1
+    # Tiles of products load the operands of their steps themselves, at the column alone.
+    anywhere = base.is_elementwise or (form is not None and form.any_place)
+    first, end = axes[0], axes[-1] + 1 if anywhere else len(shape)
     return full[first:end] == shape[first:end]
 
 

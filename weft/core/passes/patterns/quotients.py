@@ -1,27 +1,45 @@
-"""Find values that are divided by a root mean square, as layer norms and RMS norms are."""
+"""Find values that are divided by a root mean square, as layer norms and RMS norms are, and write them as norms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from weft.core.graph.graph import Node
-from weft.core.passes.patterns.reading import Reader
+from weft.core.graph.layout import Shape
+from weft.core.graph.symbolic import is_symbolic
+from weft.core.graph.tensor import TensorSpec
+from weft.core.passes.moves import Order, transpose
+from weft.core.passes.patterns.reading import Reader, make
 
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    """A value over the square root of epsilon plus the mean of the squares of `squared`, from an axis on."""
+    """A value over the square root of epsilon plus the mean of the squares of `squared` over these axes."""
 
     node: Node
     """The Div, or the Mul by the inverse of the root."""
     dividend: str
     squared: str
-    axis: int
+    axes: Shape
     epsilon: float
 
 
-def quotients(reader: Reader) -> Iterator[Quotient]:
+Over = Callable[[Shape, int], bool]
+"""Tells, of the axes of a mean and the rank of a value, whether to look for norms over these axes."""
+
+
+def over_last_axes(axes: Shape, rank: int) -> bool:
+    """Accept the last axes, over which the ops normalize."""
+    return axes == tuple(range(rank - len(axes), rank))
+
+
+def over_channels(axes: Shape, rank: int) -> bool:
+    """Accept the channels of images: axis 1, if there are axes behind it."""
+    return axes == (1,) and rank > 2
+
+
+def quotients(reader: Reader, over: Over) -> Iterator[Quotient]:
     """Find the quotients of which the divisor has no other reader, nor any value between the squares and it.
 
     The divisor is Sqrt(mean + epsilon) in a Div, or what Reciprocal, 1 / or a power of -0.5 makes of it in a Mul.
@@ -30,8 +48,8 @@ def quotients(reader: Reader) -> Iterator[Quotient]:
     for node in reader.nodes("ReduceMean"):
         value = node.outputs[0]
         mean = reader.mean(value)
-        squared = mean and _base(reader, mean[0])
-        if mean is None or not squared:
+        squared = mean and reader.square_of(mean[0])
+        if mean is None or not squared or not over(mean[1], len(reader.dims(squared))):
             continue
         epsilon = 0.0
         shifted = reader.only_reader(value, "Add")
@@ -43,15 +61,6 @@ def quotients(reader: Reader) -> Iterator[Quotient]:
         found = _divided(reader, value)
         if found and reader.dims(found[0].outputs[0]) == reader.dims(squared) == reader.dims(found[1]):
             yield Quotient(*found, squared, mean[1], epsilon)
-
-
-def _base(reader: Reader, square: str) -> str:
-    """Return what a value is the square of; nothing if it is no square."""
-    node = reader.maker(square, "Pow", "Mul")
-    if node is None:
-        return ""
-    base, other = node.inputs
-    return base if (other == base if node.op.type == "Mul" else reader.number(other) == 2) else ""
 
 
 def _divided(reader: Reader, square: str) -> tuple[Node, str] | None:
@@ -72,3 +81,59 @@ def _divided(reader: Reader, square: str) -> tuple[Node, str] | None:
         return None
     product = reader.only_reader(inverse, "Mul")
     return (product, reader.other(product, inverse)) if product else None
+
+
+def full_dims(reader: Reader, value: str, rank: int) -> Shape:
+    """Return the shape of a value with an axis for each of `rank`, as it is broadcast."""
+    dims = reader.dims(value)
+    return (*(1,) * (rank - len(dims)), *dims)
+
+
+def is_known(reader: Reader, value: str) -> bool:
+    """Tell whether a value is a constant that does not follow from open sizes."""
+    return value in reader.graph.constants and not is_symbolic(reader.graph.constants[value])
+
+
+def put_norm(
+    reader: Reader,
+    root: Node,
+    kind: str,
+    x: str,
+    axes: Shape,
+    attributes: Mapping[str, float],
+    parameters: tuple[str, ...] = (),
+) -> None:
+    """Replace `root` by a norm of x over these axes, with constants that vary along them at most.
+
+    Norms are over the last axes: for a norm over channels, these are moved there and back.
+    """
+    rank = len(reader.dims(x))
+    op = make(kind, axis=-len(axes), **attributes)
+    if axes[-1] == rank - 1:
+        reader.put(root, Node(root.name, op, (x, *parameters), root.outputs))
+        return
+    parameters = tuple(p if not reader.dims(p) else _flat(reader, p) for p in parameters)
+    rows, normed = (_rows(reader, f"{root.name}.{tag}", x) for tag in ("rows", "normed"))
+    name = reader.names.fresh
+    reader.put(
+        root,
+        transpose(Node(name(f"{root.name}.to_rows"), op, (x,), (rows,)), x, _to_rows(rank)),
+        Node(name(f"{root.name}.rows"), op, (rows, *parameters), (normed,)),
+        transpose(root, normed, (0, rank - 1, *range(1, rank - 1))),
+    )
+
+
+def _to_rows(rank: int) -> Order:
+    """Return the order of axes in which the channels of an image are last."""
+    return (0, *range(2, rank), 1)
+
+
+def _rows(reader: Reader, name: str, like: str) -> str:
+    """Add the spec of a value that is an image with its channels last, and return its name."""
+    spec, name = reader.graph.specs[like], reader.names.fresh(name)
+    reader.graph.specs[name] = TensorSpec(tuple(spec.dims[axis] for axis in _to_rows(len(spec.dims))), spec.dtype)
+    return name
+
+
+def _flat(reader: Reader, value: str) -> str:
+    return reader.add(value, reader.graph.constants[value].reshape(-1))

@@ -107,17 +107,23 @@ class Reader:
                 return number, other
         return None
 
-    def mean(self, value: str) -> tuple[str, int] | None:
-        """Return x and the first axis, if a value is the mean of x over its last axes, which are kept with size 1."""
+    def mean(self, value: str) -> tuple[str, Shape] | None:
+        """Return x and the axes, if a value is the mean of x over axes that are kept with size 1."""
         node = self.maker(value, "ReduceMean")
         if node is None or not self.graph.specs[node.inputs[0]].dtype.is_float:
             return None
         op: Any = node.op
         given = self.graph.input_constants(node)[1:]
-        rank = len(self.dims(node.inputs[0]))
-        axes = op.resolve(given[0] if given else None, rank)
-        last = axes == tuple(range(rank - len(axes), rank))
-        return (node.inputs[0], axes[0]) if axes and last and op.keepdims else None
+        axes = tuple(op.resolve(given[0] if given else None, len(self.dims(node.inputs[0]))))
+        return (node.inputs[0], axes) if axes and op.keepdims else None
+
+    def square_of(self, value: str) -> str:
+        """Return what a value is the square of; nothing if it is no square."""
+        node = self.maker(value, "Pow", "Mul")
+        if node is None:
+            return ""
+        base, other = node.inputs
+        return base if (other == base if node.op.type == "Mul" else self.number(other) == 2) else ""
 
     def product(self, value: str, *stop: str, depth: int = 0) -> Product:
         """Return the value as a product; values in `stop` are not taken apart."""

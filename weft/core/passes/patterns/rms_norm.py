@@ -6,11 +6,20 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
+from weft.core.graph.layout import Shape
 from weft.core.graph.symbolic import known
 from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.patterns.quotients import Quotient, quotients
-from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.patterns.quotients import (
+    Over,
+    Quotient,
+    full_dims,
+    is_known,
+    over_last_axes,
+    put_norm,
+    quotients,
+)
+from weft.core.passes.patterns.reading import Reader
 
 
 @graph_pass()
@@ -21,11 +30,16 @@ def fuse_rms_norm(graph: Graph, context: PassContext) -> Graph:
     first, and the result back, before or behind the product. In float16 the parts overflow where x is above 255; the
     op computes them in float32.
     """
+    return with_rms_norms(graph, over_last_axes)
+
+
+def with_rms_norms(graph: Graph, over: Over) -> Graph:
+    """Return the graph with RMS norms over such axes in place of their parts."""
     if not Reader.has(graph, "ReduceMean"):
         return graph
     # A dead node that reads a value in between would keep the parts, and go with the first norm that is found.
     reader = Reader(without_dead_nodes(graph))
-    for found in quotients(reader):
+    for found in quotients(reader, over):
         if _narrow(reader, found.dividend) == _narrow(reader, found.squared):
             _put(reader, found)
     return reader.finish() if reader.replaced else graph
@@ -47,9 +61,8 @@ def _put(reader: Reader, found: Quotient) -> None:
     cast = _cast_back(reader, root, source) if source != x else None
     if cast is not None:
         x, root = source, cast
-    width = len(reader.dims(x)) - found.axis
     scaled = reader.only_reader(root.outputs[0], "Mul")
-    if scaled is not None and _scales(reader, scaled, root.outputs[0], width):
+    if scaled is not None and _scales(reader, scaled, root.outputs[0], found.axes):
         scale = reader.other(scaled, root.outputs[0])
         root = scaled
         cast = _cast_back(reader, root, source) if source != x else None
@@ -57,9 +70,8 @@ def _put(reader: Reader, found: Quotient) -> None:
             narrowed = _exact(reader, scale, source)
             if narrowed:
                 x, root, scale = source, cast, narrowed
-    op = make("RMSNormalization", axis=-width, epsilon=found.epsilon)
-    scale = scale or reader.one(x)
-    reader.put(root, Node(root.name, op, (x, scale), root.outputs))
+    epsilon = {"epsilon": found.epsilon}
+    put_norm(reader, root, "RMSNormalization", x, found.axes, epsilon, (scale or reader.one(x),))
 
 
 def _cast_back(reader: Reader, node: Node, source: str) -> Node | None:
@@ -69,13 +81,12 @@ def _cast_back(reader: Reader, node: Node, source: str) -> Node | None:
     return cast if cast and specs[cast.outputs[0]].dtype is specs[source].dtype else None
 
 
-def _scales(reader: Reader, product: Node, value: str, width: int) -> bool:
-    """Tell whether a product is with a constant that varies along the last `width` axes of a value at most."""
-    factor = reader.other(product, value)
-    if factor not in reader.graph.constants or reader.dims(product.outputs[0]) != reader.dims(value):
+def _scales(reader: Reader, product: Node, value: str, axes: Shape) -> bool:
+    """Tell whether a product is with a constant that varies along these axes of a value at most."""
+    factor, dims = reader.other(product, value), reader.dims(value)
+    if not is_known(reader, factor) or reader.dims(product.outputs[0]) != dims:
         return False
-    dims = reader.dims(factor)
-    return all(size == 1 for size in dims[: max(len(dims) - width, 0)])
+    return all(size == 1 or axis in axes for axis, size in enumerate(full_dims(reader, factor, len(dims))))
 
 
 def _exact(reader: Reader, scale: str, source: str) -> str:

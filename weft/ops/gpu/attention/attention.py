@@ -32,6 +32,8 @@ ATTENTIONS = Chooser[AttentionProblem, AttentionPlan](
 class AttentionOnGpu(GpuOp):
     """Heads may be apart, side by side or packed: the kernel gets their offsets and steps."""
 
+    stores_by_place = True
+
     def why_not(
         self, op: Attention, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:

@@ -1,0 +1,75 @@
+"""Find values that are divided by their 2-norm along an axis, as `torch.nn.functional.normalize` is exported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.layout import Shape
+from weft.core.passes.dead import without_dead_nodes
+from weft.core.passes.manager import PassContext, graph_pass
+from weft.core.passes.patterns.reading import Reader, make
+
+
+@graph_pass()
+def fuse_l2_norm(graph: Graph, context: PassContext) -> Graph:
+    """Replace x / max(norm of x along one axis, a number) by a `weft::L2Normalization`.
+
+    The norm is a ReduceL2, or the root of a ReduceSumSquare or of a ReduceSum of squares; a Clip, a Max or nothing
+    limits it. No part may have another reader, but for the squares.
+    """
+    if not Reader.has(graph, "ReduceL2", "ReduceSumSquare", "ReduceSum"):
+        return graph
+    # A dead node that reads a value in between would keep the parts.
+    reader = Reader(without_dead_nodes(graph))
+    for quotient in reader.nodes("Div"):
+        x, divisor = quotient.inputs
+        least, norm = _limited(reader, _spread(reader, divisor))
+        axes = _norm_of(reader, norm, x)
+        if len(axes) == 1 and reader.dims(quotient.outputs[0]) == reader.dims(x) and reader.is_read_once(divisor):
+            op = make("weft::L2Normalization", axis=axes[0] - len(reader.dims(x)), least=least)
+            reader.put(quotient, Node(quotient.name, op, (x,), quotient.outputs))
+    return reader.finish() if reader.replaced else graph
+
+
+def _spread(reader: Reader, value: str) -> str:
+    """Return what an Expand, which a quotient does not need, makes a value of; the value if there is none."""
+    node = reader.maker(value, "Expand")
+    return node.inputs[0] if node and reader.is_read_once(node.inputs[0]) else value
+
+
+def _limited(reader: Reader, value: str) -> tuple[float, str]:
+    """Return the number that a value is raised to where it is less, and the value before that; 0 if there is none."""
+    node = reader.maker(value, "Clip", "Max")
+    if node is None or len(node.inputs) < 2:
+        return 0.0, value
+    source, least, *more = node.inputs
+    if node.op.type == "Max" and reader.number(source) is not None:
+        source, least = least, source
+    number = reader.number(least)
+    if number is None or number < 0 or any(more) or not reader.is_read_once(source):
+        return 0.0, value
+    return number, source
+
+
+def _norm_of(reader: Reader, value: str, x: str) -> Shape:
+    """Return the axes along which a value is the 2-norm of x, kept with size 1; none if it is no such norm."""
+    root = reader.maker(value, "Sqrt")
+    if root is None:
+        return _axes(reader, reader.maker(value, "ReduceL2"), x)
+    total = root.inputs[0]
+    if not reader.is_read_once(total):
+        return ()
+    node = reader.maker(total, "ReduceSum")
+    if node is not None and reader.square_of(node.inputs[0]) == x:
+        return _axes(reader, node, node.inputs[0])
+    return _axes(reader, reader.maker(total, "ReduceSumSquare"), x)
+
+
+def _axes(reader: Reader, node: Node | None, x: str) -> Shape:
+    """Return the axes of x that a node reduces and keeps with size 1; none if it does not, or x is not of floats."""
+    if node is None or node.inputs[0] != x or not reader.graph.specs[x].dtype.is_float:
+        return ()
+    op: Any = node.op
+    given = reader.graph.input_constants(node)[1:]
+    return tuple(op.resolve(given[0] if given else None, len(reader.dims(x)))) if op.keepdims else ()
