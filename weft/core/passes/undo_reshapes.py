@@ -16,8 +16,11 @@ from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES
 
+ROUNDS = 8
+"""A reshape that is gone may leave a value to one reader, and so a node to the next round; real networks need one."""
 
-@graph_pass()
+
+@graph_pass(rounds=ROUNDS)
 def undo_reshapes(graph: Graph, context: PassContext) -> Graph:
     """Let an element-wise node read what was reshaped, if its own result is reshaped back.
 
