@@ -47,30 +47,30 @@ class language:
         return f"{array}[{place}] = {halves};"
 %>\
 <%
-of = parts.module
-a_pitch, b_pitch = of.pitch_of(rows, depth, a_along), of.pitch_of(cols, depth, b_along)
-a_size, b_size = of.rows_of(rows, depth, a_along) * a_pitch, of.rows_of(cols, depth, b_along) * b_pitch
-k.shared("uvec4", "As", f"{lz * a_size}")
-k.shared("uvec2", "Bs", f"{2 * lz * b_size}")
+staged_a = parts.module.Staged("a", rows, depth, a_along, a_wide, items)
+staged_b = parts.module.Staged("b", cols, depth, b_along, b_wide, items)
+k.shared("uvec4", "As", f"{lz * staged_a.vectors}")
+# Matrices are loaded from multiples of 16 bytes: all arrays have as many bytes, so that this one begins there, too.
+k.shared("uvec2", "Bs", f"{2 * lz * staged_b.vectors}")
 if lz > 1:
     k.shared("float", "Sum", f"{(lz - 1) * rows * cols}")
 if not fours:
-    k.shared("float", "Out", f"{sm * sn * 16 * of.OUT_PITCH}")
+    k.shared("float", "Out", f"{sm * sn * 16 * result_pitch}")
 %>\
-<%def name="fetch(k0)">${parts.fetch(a, "a", "A", "M", "M", "m0", rows, depth, a_along, a_wide, items, k0, "a_vectors")}${parts.fetch(b, "b", "B", "N", "N", "n0", cols, depth, b_along, b_wide, items, k0, "b_vectors")}</%def>
-const int lane = LOCAL_X, part = LOCAL_Y, item = part * 32 + lane;
-const int part_m = part % ${sm}, part_n = part / ${sm}, a_stage = LOCAL_Z * ${a_size}, b_stage = LOCAL_Z * ${b_size};
+<%def name="fetch(k0)">${parts.fetch(staged_a, a, k0, "a_vectors")}${parts.fetch(staged_b, b, k0, "b_vectors")}</%def>
+const int lane = LOCAL_X, warp = LOCAL_Y, item = warp * 32 + lane;
+const int warp_m = warp % ${sm}, warp_n = warp / ${sm}, a_stage = LOCAL_Z * ${staged_a.vectors}, b_stage = LOCAL_Z * ${staged_b.vectors};
 ${k.for_groups("number", "TILES")} {
 ${parts.places(rows, cols, batch)}
-${parts.variables("a", rows, depth, a_wide, items, "uvec4")}${parts.variables("b", cols, depth, b_wide, items, "uvec4")}\
+${parts.variables(staged_a, "uvec4")}${parts.variables(staged_b, "uvec4")}\
 % for i, j in frags:
   MATRIX_OF_ZEROS(acc${i}_${j});
 % endfor
 ${fetch(f"LOCAL_Z * {depth}")}
   for (int round = 0; round < ROUNDS; round++) {
     const int k0 = (round * ${lz} + LOCAL_Z) * ${depth};
-${parts.put("a", rows, depth, a_along, a_wide, items, "k0", language)}
-${parts.put("b", cols, depth, b_along, b_wide, items, "k0", language)}
+${parts.put(staged_a, "k0", language)}
+${parts.put(staged_b, "k0", language)}
     ${meet};
     if (round + 1 < ROUNDS) {
 ${fetch(f"k0 + {lz * depth}")}
@@ -80,17 +80,17 @@ ${fetch(f"k0 + {lz * depth}")}
 % for j in range(fn):
       MATRIX_B columns${j};
 % if b_along:
-      LOAD_B_TURNED(columns${j}, Bs, (b_stage + (part_n * ${16 * fn} + ${16 * j}) * ${b_pitch} + ${2 * q}) * 2, ${2 * b_pitch});
+      LOAD_B_TURNED(columns${j}, Bs, (b_stage + (warp_n * ${16 * fn} + ${16 * j}) * ${staged_b.pitch} + ${2 * q}) * 2, ${2 * staged_b.pitch});
 % else:
-      LOAD_B_NARROW(columns${j}, Bs, (b_stage + ${16 * q * b_pitch + 2 * j} + part_n * ${2 * fn}) * 2, ${2 * b_pitch});
+      LOAD_B_NARROW(columns${j}, Bs, (b_stage + ${16 * q * staged_b.pitch + 2 * j} + warp_n * ${2 * fn}) * 2, ${2 * staged_b.pitch});
 % endif
 % endfor
 % for i in range(fm):
       MATRIX_A rows${i};
 % if a_along:
-      LOAD_A_WIDE(rows${i}, As, a_stage + (part_m * ${16 * fm} + ${16 * i}) * ${a_pitch} + ${2 * q}, ${a_pitch});
+      LOAD_A_WIDE(rows${i}, As, a_stage + (warp_m * ${16 * fm} + ${16 * i}) * ${staged_a.pitch} + ${2 * q}, ${staged_a.pitch});
 % else:
-      LOAD_A_TURNED(rows${i}, As, a_stage + ${16 * q * a_pitch + 2 * i} + part_m * ${2 * fm}, ${a_pitch});
+      LOAD_A_TURNED(rows${i}, As, a_stage + ${16 * q * staged_a.pitch + 2 * i} + warp_m * ${2 * fm}, ${staged_a.pitch});
 % endif
 % for j in range(fn):
       MULTIPLY_ADD(acc${i}_${j}, rows${i}, columns${j});
@@ -100,5 +100,5 @@ ${fetch(f"k0 + {lz * depth}")}
 % endfor
     ${meet};
   }
-${parts.finish(k, y, fm, fn, sm, sn, lz, fours, element)}
+${parts.finish(k, y, fm, fn, sm, sn, lz, fours, result_pitch, element)}
 }

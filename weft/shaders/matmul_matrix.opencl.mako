@@ -30,42 +30,41 @@ class language:
         return f"uint two; PACK_HALVES(two, {first}, {second}); ((__local uint*)({array} + {at}))[{pair}] = two;"
 %>\
 <%
-of = parts.module
-a_pitch, b_pitch = of.pitch_of(rows, depth, a_along), of.pitch_of(cols, depth, b_along)
-a_size, b_size = of.rows_of(rows, depth, a_along) * a_pitch, of.rows_of(cols, depth, b_along) * b_pitch
-k.shared("uint4", "As", f"{lz * a_size}")
-k.shared("uint4", "Bs", f"{lz * b_size}")
+staged_a = parts.module.Staged("a", rows, depth, a_along, a_wide, items)
+staged_b = parts.module.Staged("b", cols, depth, b_along, b_wide, items)
+k.shared("uint4", "As", f"{lz * staged_a.vectors}")
+k.shared("uint4", "Bs", f"{lz * staged_b.vectors}")
 if lz > 1:
     k.shared("f32", "Sum", f"{(lz - 1) * rows * cols}")
 if not fours:
-    k.shared("f32", "Out", f"{sm * sn * 16 * of.OUT_PITCH}")
+    k.shared("f32", "Out", f"{sm * sn * 16 * result_pitch}")
 # The places for ldmatrix: the tiles of 8 x 8 of A, and of B turned, lie row after row.
 straight, crossed = ("lane % 16", "lane / 16"), ("lane % 8 + lane / 16 * 8", "lane / 8 % 2")
 %>\
-<%def name="fetch(k0)">${parts.fetch(a, "a", "A", "M", "M", "m0", rows, depth, a_along, a_wide, items, k0, "((__global const uint4*)a)")}${parts.fetch(b, "b", "B", "N", "N", "n0", cols, depth, b_along, b_wide, items, k0, "((__global const uint4*)b)")}</%def>
-const int lane = LOCAL_X, part = LOCAL_Y, item = part * 32 + lane;
-const int part_m = part % ${sm}, part_n = part / ${sm}, a_stage = LOCAL_Z * ${a_size}, b_stage = LOCAL_Z * ${b_size};
+<%def name="fetch(k0)">${parts.fetch(staged_a, a, k0, "((__global const uint4*)a)")}${parts.fetch(staged_b, b, k0, "((__global const uint4*)b)")}</%def>
+const int lane = LOCAL_X, warp = LOCAL_Y, item = warp * 32 + lane;
+const int warp_m = warp % ${sm}, warp_n = warp / ${sm}, a_stage = LOCAL_Z * ${staged_a.vectors}, b_stage = LOCAL_Z * ${staged_b.vectors};
 % if a_along:
-const shared_at a_at = SHARED_AT(As + a_stage + (part_m * ${16 * fm} + ${straight[0]}) * ${a_pitch} + ${straight[1]});
+const shared_at a_at = SHARED_AT(As + a_stage + (warp_m * ${16 * fm} + ${straight[0]}) * ${staged_a.pitch} + ${straight[1]});
 % else:
-const shared_at a_at = SHARED_AT(As + a_stage + (${crossed[0]}) * ${a_pitch} + part_m * ${2 * fm} + ${crossed[1]});
+const shared_at a_at = SHARED_AT(As + a_stage + (${crossed[0]}) * ${staged_a.pitch} + warp_m * ${2 * fm} + ${crossed[1]});
 % endif
 % if b_along:
-const shared_at b_at = SHARED_AT(Bs + b_stage + (part_n * ${16 * fn} + ${crossed[0]}) * ${b_pitch} + ${crossed[1]});
+const shared_at b_at = SHARED_AT(Bs + b_stage + (warp_n * ${16 * fn} + ${crossed[0]}) * ${staged_b.pitch} + ${crossed[1]});
 % else:
-const shared_at b_at = SHARED_AT(Bs + b_stage + (${straight[0]}) * ${b_pitch} + part_n * ${2 * fn} + ${straight[1]});
+const shared_at b_at = SHARED_AT(Bs + b_stage + (${straight[0]}) * ${staged_b.pitch} + warp_n * ${2 * fn} + ${straight[1]});
 % endif
 ${k.for_groups("number", "TILES")} {
 ${parts.places(rows, cols, batch)}
-${parts.variables("a", rows, depth, a_wide, items, "uint4")}${parts.variables("b", cols, depth, b_wide, items, "uint4")}\
+${parts.variables(staged_a, "uint4")}${parts.variables(staged_b, "uint4")}\
 % for i, j in frags:
   f32 ${", ".join(f"acc{i}_{j}_{e} = 0.0" for e in range(8))};
 % endfor
 ${fetch(f"LOCAL_Z * {depth}")}
   for (int round = 0; round < ROUNDS; round++) {
     const int k0 = (round * ${lz} + LOCAL_Z) * ${depth};
-${parts.put("a", rows, depth, a_along, a_wide, items, "k0", language)}
-${parts.put("b", cols, depth, b_along, b_wide, items, "k0", language)}
+${parts.put(staged_a, "k0", language)}
+${parts.put(staged_b, "k0", language)}
     ${meet};
     if (round + 1 < ROUNDS) {
 ${fetch(f"k0 + {lz * depth}")}
@@ -74,11 +73,11 @@ ${fetch(f"k0 + {lz * depth}")}
     {
 % for j in range(fn):
       uint ${", ".join(f"b{j}_{r}_" for r in range(4))};
-      LDMATRIX${"" if b_along else "_TRANS"}(${", ".join(f"b{j}_{r}_" for r in range(4))}, b_at + ${16 * (16 * j * b_pitch + 2 * q if b_along else 16 * q * b_pitch + 2 * j)});
+      LDMATRIX${"" if b_along else "_TRANS"}(${", ".join(f"b{j}_{r}_" for r in range(4))}, b_at + ${16 * (16 * j * staged_b.pitch + 2 * q if b_along else 16 * q * staged_b.pitch + 2 * j)});
 % endfor
 % for i in range(fm):
       uint ${", ".join(f"a{i}_{r}_" for r in range(4))};
-      LDMATRIX${"" if a_along else "_TRANS"}(${", ".join(f"a{i}_{r}_" for r in range(4))}, a_at + ${16 * (16 * i * a_pitch + 2 * q if a_along else 16 * q * a_pitch + 2 * i)});
+      LDMATRIX${"" if a_along else "_TRANS"}(${", ".join(f"a{i}_{r}_" for r in range(4))}, a_at + ${16 * (16 * i * staged_a.pitch + 2 * q if a_along else 16 * q * staged_a.pitch + 2 * i)});
 % for j, half in [(j, half) for j in range(fn) for half in range(2)]:
       MMA(${", ".join([element(i, j, 2 * half + e) for e in (0, 1, 4, 5)] + [f"a{i}_{r}_" for r in range(4)])}, b${j}_${2 * half}_, b${j}_${2 * half + 1}_);
 % endfor
@@ -87,5 +86,5 @@ ${fetch(f"k0 + {lz * depth}")}
 % endfor
     ${meet};
   }
-${parts.finish(k, y, fm, fn, sm, sn, lz, fours, element)}
+${parts.finish(k, y, fm, fn, sm, sn, lz, fours, result_pitch, element)}
 }

@@ -5,25 +5,76 @@
 ## An item of a matrix of sums has columns 2t, 2t + 1, 2t + 8 and 2t + 9 of rows g and g + 8. So that it can store four
 ## adjacent numbers, column 4t + e of each 16 of B is staged as the one of these that is its number e.
 <%!
-def rows_of(side, depth, along):
-    """Return the rows of a staged operand."""
-    return side if along else depth
+from dataclasses import dataclass
 
-OUT_PITCH = 33
-"""Numbers from row to row of 32 sums, so that rows begin in different banks."""
+@dataclass(frozen=True)
+class Staged:
+    """How a group stages steps of `depth` along K of an operand, of which a tile has `side` rows or columns."""
 
-def pitch_of(side, depth, along):
-    """Return the vectors of 16 bytes from row to row: one more than a row has, so that matrices touch all banks."""
-    return (depth if along else side) // 8 + 1
+    name: str
+    side: int
+    depth: int
+    along: bool
+    wide: bool
+    items: int
 
-def fetched_by(side, depth, wide, items):
-    """Return how many vectors, or pairs of elements, an item fetches."""
-    return side * depth // (8 if wide else 2) // items
+    @property
+    def step(self):
+        """Return the step of the operand from row to row, or from column to column."""
+        return {"a": "AM", "b": "BN"}[self.name]
 
-def row_and_piece(u, side, depth, along, wide, items):
-    """Return the row that piece `u` of an item is in, and its number there."""
-    pieces = (depth if along else side) // (8 if wide else 2)
-    return f"(item + {u * items}) / {pieces}", f"(item + {u * items}) % {pieces}"
+    @property
+    def count(self):
+        """Return how many rows or columns it has."""
+        return {"a": "M", "b": "N"}[self.name]
+
+    @property
+    def first(self):
+        """Return the tile's first one."""
+        return {"a": "m0", "b": "n0"}[self.name]
+
+    @property
+    def array(self):
+        """Return the array in work-group memory."""
+        return {"a": "As", "b": "Bs"}[self.name]
+
+    @property
+    def rows(self):
+        """Return the rows in work-group memory."""
+        return self.side if self.along else self.depth
+
+    @property
+    def length(self):
+        """Return the elements of such a row."""
+        return self.depth if self.along else self.side
+
+    @property
+    def pitch(self):
+        """Return the vectors of 16 bytes from row to row: one more than a row has, so that matrices touch all banks."""
+        return self.length // 8 + 1
+
+    @property
+    def vectors(self):
+        """Return the vectors of 16 bytes that a slice of K takes."""
+        return self.rows * self.pitch
+
+    @property
+    def each(self):
+        """Return the elements of a piece, which an item fetches at once."""
+        return 8 if self.wide else 2
+
+    @property
+    def pieces(self):
+        """Return the numbers of an item's pieces."""
+        return range(self.side * self.depth // self.each // self.items)
+
+    def row(self, u):
+        """Return the row that piece `u` of an item is in."""
+        return f"(item + {u * self.items}) / {self.length // self.each}"
+
+    def piece(self, u):
+        """Return the number in that row of piece `u` of an item."""
+        return f"(item + {u * self.items}) % {self.length // self.each}"
 
 def column_place(c):
     """Return where a column of B is staged."""
@@ -33,57 +84,56 @@ def pair_place(pair):
     """Return where a pair of columns of B is staged, counted in pairs."""
     return f"({pair}) / 8 * 8 + ({pair}) % 2 * 4 + ({pair}) % 8 / 2"
 %>
-## Fetch a step from k0 on. `upper` names the operand's steps and base, `count` is M or N, `first` where the tile begins.
-<%def name="fetch(arg, letter, upper, side_name, count, first, side, depth, along, wide, items, k0, vectors)">
-% for u in range(fetched_by(side, depth, wide, items)):
-<% row, piece = row_and_piece(u, side, depth, along, wide, items)
-each = 8 if wide else 2 %>\
+## Fetch a step from k0 on; `vectors` is the language's name of the operand as an array of vectors of 16 bytes.
+<%def name="fetch(of, arg, k0, vectors)">
+% for u in of.pieces:
   {
-% if along:
-    const int s = min(${first} + ${row}, ${count} - 1), k = ${k0} + ${piece} * ${each};
+% if of.along:
+    const int s = min(${of.first} + ${of.row(u)}, ${of.count} - 1), k = ${k0} + ${of.piece(u)} * ${of.each};
 % else:
-    const int s = ${first} + ${piece} * ${each}, k = ${k0} + ${row};
+    const int s = ${of.first} + ${of.piece(u)} * ${of.each}, k = ${k0} + ${of.row(u)};
 % endif
-% if wide and along:
-    ${letter}${u} = ${vectors}[(${letter}_base + s * ${upper}${side_name} + min(k, K - 8)) / 8];
-% elif wide:
-    ${letter}${u} = ${vectors}[(${letter}_base + min(k, K - 1) * ${upper}K + min(s, ${count} - 8)) / 8];
+% if of.wide and of.along:
+    ${of.name}${u} = ${vectors}[(${of.name}_base + s * ${of.step} + min(k, K - 8)) / 8];
+% elif of.wide:
+    ${of.name}${u} = ${vectors}[(${of.name}_base + min(k, K - 1) * ${of.name.upper()}K + min(s, ${of.count} - 8)) / 8];
 % else:
 % for e in range(2):
-<% s_at, k_at = ("s", f"min(k + {e}, K - 1)") if along else (f"min(s + {e}, {count} - 1)", "min(k, K - 1)") %>\
-    ${letter}${u}_${e} = ${arg.load(f"{letter}_base + {s_at} * {upper}{side_name} + {k_at} * {upper}K")};
+<% s_at, k_at = ("s", f"min(k + {e}, K - 1)") if of.along else (f"min(s + {e}, {of.count} - 1)", "min(k, K - 1)") %>\
+    ${of.name}${u}_${e} = ${arg.load(f"{of.name}_base + {s_at} * {of.step} + {k_at} * {of.name.upper()}K")};
 % endfor
 % endif
   }
 % endfor
 </%def>
 ## Put what was fetched into work-group memory, and zeros where K has ended.
-<%def name="put(letter, side, depth, along, wide, items, k0, language)">
-<% pitch, columns = pitch_of(side, depth, along), letter == "b" %>\
-% for u in range(fetched_by(side, depth, wide, items)):
-<% row, piece = row_and_piece(u, side, depth, along, wide, items)
-array, k = letter.upper() + "s", f"({k0}) + {piece} * {8 if wide else 2}" if along else f"({k0}) + {row}"
-at = f"{letter}_stage + {column_place(row) if columns and along else row} * {pitch}"
-apart = columns and not along %>\
+<%def name="put(of, k0, language)">
+<% is_b = of.name == "b" %>\
+% for u in of.pieces:
+<%
+row, piece, apart = of.row(u), of.piece(u), is_b and not of.along
+k = f"({k0}) + {piece} * {of.each}" if of.along else f"({k0}) + {row}"
+at = f"{of.name}_stage + {column_place(row) if is_b and of.along else row} * {of.pitch}"
+%>\
   {
-% if wide:
-    const ${language.VECTOR} eight = ${k} < K ? ${letter}${u} : ${language.ZEROS};
-    ${language.put_apart(array, at, piece, "eight") if apart else language.put(array, at, piece, "eight")}
+% if of.wide:
+    const ${language.VECTOR} eight = ${k} < K ? ${of.name}${u} : ${language.ZEROS};
+    ${language.put_apart(of.array, at, piece, "eight") if apart else language.put(of.array, at, piece, "eight")}
 % else:
-    const bool inside0 = ${k} < K, inside1 = ${k}${" + 1" if along else ""} < K;
+    const bool inside0 = ${k} < K, inside1 = ${k}${" + 1" if of.along else ""} < K;
     const int pair = ${pair_place(piece) if apart else piece};
-    ${language.put_pair(array, at, "pair", f"inside0 ? {letter}{u}_0 : 0.0f", f"inside1 ? {letter}{u}_1 : 0.0f")}
+    ${language.put_pair(of.array, at, "pair", *(f"inside{e} ? {of.name}{u}_{e} : 0.0f" for e in range(2)))}
 % endif
   }
 % endfor
 </%def>
 ## What an item fetches of an operand.
-<%def name="variables(letter, side, depth, wide, items, vector)">\
-% for u in range(fetched_by(side, depth, wide, items)):
-% if wide:
-  ${vector} ${letter}${u};
+<%def name="variables(of, vector)">\
+% for u in of.pieces:
+% if of.wide:
+  ${vector} ${of.name}${u};
 % else:
-  real ${letter}${u}_0, ${letter}${u}_1;
+  real ${of.name}${u}_0, ${of.name}${u}_1;
 % endif
 % endfor
 </%def>
@@ -99,32 +149,34 @@ apart = columns and not along %>\
 % endfor
 </%def>
 ## Add the sums of all slices, and store them: four at a time (`fours`), or one.
-<%def name="finish(k, y, fm, fn, sm, sn, lz, fours, element)">
-<% every = [(i, j, e) for i in range(fm) for j in range(fn) for e in range(8)]
-parts = sm * sn %>\
+<%def name="finish(k, y, fm, fn, sm, sn, lz, fours, result_pitch, element)">
+<%
+every = [(i, j, e) for i in range(fm) for j in range(fn) for e in range(8)]
+first = "LOCAL_Z == 0 && " if lz > 1 else ""
+def added(n):
+    return " + BETA * " + k.args["c"].load(f"m * CM + ({n}) * CN") if k.has("c") else ""
+%>\
 % if lz > 1:
   if (LOCAL_Z > 0) {
 % for n, each in enumerate(every):
-    Sum[(((LOCAL_Z - 1) * ${parts} + part) * ${len(every)} + ${n}) * 32 + lane] = ${element(*each)};
+    Sum[(((LOCAL_Z - 1) * ${sm * sn} + warp) * ${len(every)} + ${n}) * 32 + lane] = ${element(*each)};
 % endfor
   }
   BARRIER;
   for (int z = 0; LOCAL_Z == 0 && z < ${lz - 1}; z++) {
 % for n, each in enumerate(every):
-    ${element(*each)} += Sum[((z * ${parts} + part) * ${len(every)} + ${n}) * 32 + lane];
+    ${element(*each)} += Sum[((z * ${sm * sn} + warp) * ${len(every)} + ${n}) * 32 + lane];
 % endfor
   }
   BARRIER; // nobody writes the next tile's sums before these are read
 % endif
-<% added = ' + BETA * ' + k.args["c"].load("m * CM + n * CN") if k.has("c") else ""
-first = "LOCAL_Z == 0 && " if lz > 1 else "" %>\
 % if fours:
 % for i, j, r in [(i, j, r) for i in range(fm) for j in range(fn) for r in range(2)]:
   {
-    const int m = m0 + part_m * ${16 * fm} + ${16 * i + 8 * r} + lane / 4;
-    const int n = n0 + part_n * ${16 * fn} + ${16 * j} + lane % 4 * 4;
-<% values = [f"ALPHA * {element(i, j, 4 * r + e)}" + added.replace("n * CN", f"(n + {e}) * CN") for e in range(4)] %>\
-    if (${first}m < M && n < N) ${y.store_vector("((batch_index * M + m) * N + n) / 4", f"F4({', '.join(values)})")}
+    const int m = m0 + warp_m * ${16 * fm} + ${16 * i + 8 * r} + lane / 4;
+    const int n = n0 + warp_n * ${16 * fn} + ${16 * j} + lane % 4 * 4;
+<% four = ", ".join(f"ALPHA * {element(i, j, 4 * r + e)}{added(f'n + {e}')}" for e in range(4)) %>\
+    if (${first}m < M && n < N) ${y.store_vector("((batch_index * M + m) * N + n) / 4", f"F4({four})")}
   }
 % endfor
 % else:
@@ -133,12 +185,12 @@ first = "LOCAL_Z == 0 && " if lz > 1 else "" %>\
 <% across = 16 * min(2, fn - j) %>\
   WARP_BARRIER; // the last sums are read
 % for jj, e in [(jj, e) for jj in range(j, j + across // 16) for e in range(8)]:
-  ${f"if (LOCAL_Z == 0) " if lz > 1 else ""}Out[part * ${16 * OUT_PITCH} + (${e // 4 * 8} + lane / 4) * ${OUT_PITCH} + ${16 * (jj - j) + e % 4} + lane % 4 * 4] = ${element(i, jj, e)};
+  ${"if (LOCAL_Z == 0) " if lz > 1 else ""}Out[(warp * 16 + ${e // 4 * 8} + lane / 4) * ${result_pitch} + ${16 * (jj - j) + e % 4} + lane % 4 * 4] = ${element(i, jj, e)};
 % endfor
   WARP_BARRIER;
   for (int o = lane; o < ${16 * across}; o += 32) {
-    const int m = m0 + part_m * ${16 * fm} + ${16 * i} + o / ${across}, n = n0 + part_n * ${16 * fn} + ${16 * j} + o % ${across};
-    if (${first}m < M && n < N) ${y.store("(batch_index * M + m) * N + n", f"ALPHA * Out[part * {16 * OUT_PITCH} + o / {across} * {OUT_PITCH} + o % {across}]{added}")}
+    const int m = m0 + warp_m * ${16 * fm} + ${16 * i} + o / ${across}, n = n0 + warp_n * ${16 * fn} + ${16 * j} + o % ${across};
+    if (${first}m < M && n < N) ${y.store("(batch_index * M + m) * N + n", f"ALPHA * Out[(warp * 16 + o / {across}) * {result_pitch} + o % {across}]{added('n')}")}
   }
 % endfor
 % endif

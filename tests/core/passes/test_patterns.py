@@ -631,6 +631,16 @@ def test_keys_of_another_value_keep_their_products() -> None:
     assert_same(graph, after)
 
 
+def test_a_bias_that_widens_a_product_is_added_apart() -> None:
+    net = Net()
+    x = net.input("x", 2, 5, 8)
+    parts = [net.add("Add", net.add("MatMul", x, net.random(8, 1)), net.random(8)) for _ in range(3)]
+    graph = net.finish(net.add("weft::Attention", *parts, heads=2))
+    after = join_projections(graph)
+    assert kinds(after) == ["MatMul", "Add"] * 3 + ["weft::Attention"]
+    assert_same(graph, after)
+
+
 # -- all of them -------------------------------------------------------------------------------------------
 
 

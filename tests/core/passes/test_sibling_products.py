@@ -143,6 +143,11 @@ def other_biases(net: Net, x: str) -> Sequence[str]:
     return [net.add("Transpose", each, perm=(0, 2, 1)) for each in sums]
 
 
+def joined_rows(net: Net, x: str) -> Sequence[str]:
+    """Each product writes its rows where the joined value has them."""
+    return [net.add("Concat", net.add("Relu", x), of_columns(net, x, 16), of_columns(net, x, 16), axis=1)]
+
+
 def different_values(net: Net, x: str) -> Sequence[str]:
     return [turned(net, heads(net, each, 2)) for each in (x, net.add("Relu", x))]
 
@@ -157,7 +162,7 @@ def computed(net: Net, x: str) -> Sequence[str]:
     "add",
     [
         *(gates, gates_behind_reshapes, kept_gates, outputs, more_products, stacks, odd_columns, other_biases),
-        *(different_values, computed),
+        *(joined_rows, different_values, computed),
     ],
 )
 def test_what_gains_nothing_stays(add: Callable[[Net, str], Sequence[str]]) -> None:

@@ -22,7 +22,8 @@ def add_biases_first(graph: Graph, context: PassContext) -> Graph:
 
     Relative positions are so added to the scores of an attention: a for each row, b for each column of keys. Together a
     and b must have the shape of the reshaped x, and no other node may read a value in between. The sum is then part of
-    the kernel that makes x, or the mask of an attention.
+    the kernel that makes x, or the mask of an attention. Like every other order of a sum this rounds differently: what
+    x and a brought near zero may overflow in a and b.
     """
     if not any(node.op.type in RESHAPES for node in graph.nodes):
         return graph

@@ -88,6 +88,8 @@ def _is_read_as_part(reader: Reader, value: str) -> bool:
 
 def _reads_parts(reader: Reader, node: Node, turned: bool) -> bool:
     """Tell whether a node reads a part of a value as it reads all of one, which may be transposed for it."""
+    if node.op.type == "Concat" and not turned:
+        return False  # the product writes it where it must lie
     if node.op.type == "MatMul":  # rows for a constant matrix lie side by side: those of other values are copied
         return turned or not any(i in reader.graph.constants for i in node.inputs)
     return node.op.is_elementwise or node.op.type in READ_PARTS

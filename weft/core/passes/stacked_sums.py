@@ -10,16 +10,17 @@ from weft.core.graph.graph import Graph, Names, Node
 from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
 
-MOST_PARTS = 4
-"""More values than this are stacked and reduced: one kernel does not bind so many."""
+MOST_PARTS, MOST_PRODUCTS = 4, 2
+"""More values than this, or than so many products, are stacked and reduced: one kernel does not bind so many."""
 
 
 @graph_pass()
 def add_stacked_parts(graph: Graph, context: PassContext) -> Graph:
     """Replace the sum over an axis along which values of size 1 are joined by additions of these values.
 
-    What is joined may be multiplied before, by a value that has a factor for each part or one for all. Every reader of
-    the Concat must be such a sum, or a product that only such a sum reads: then nothing is joined.
+    What is joined may be multiplied before, by a value that has a factor for each part or one for all, if there are two
+    parts: each product of more would be a launch. Every reader of the Concat must be such a sum, or a product that only
+    such a sum reads: then nothing is joined.
     """
     stacks = {node.outputs[0]: node for node in graph.nodes if _is_stack(graph, node)}
     if not stacks:
@@ -30,7 +31,7 @@ def add_stacked_parts(graph: Graph, context: PassContext) -> Graph:
             reads.setdefault(name, []).append(node)
     sums: dict[str, tuple[Node, str]] = {}
     for value, stack in stacks.items():
-        found = [_sum_of(graph, reads, value, node, stack) for node in reads.get(value, ())]
+        found = [_sum_of(graph, reads, stacks, value, node) for node in reads.get(value, ())]
         if value not in graph.outputs and None not in found:
             sums |= {each[0].name: (stack, each[1]) for each in found if each is not None}
     if not sums:
@@ -54,15 +55,17 @@ def _is_stack(graph: Graph, node: Node) -> bool:
 
 
 def _sum_of(
-    graph: Graph, reads: dict[str, list[Node]], value: str, reader: Node, stack: Node
+    graph: Graph, reads: dict[str, list[Node]], stacks: dict[str, Node], value: str, reader: Node
 ) -> tuple[Node, str] | None:
     """Return the node that sums a stack, and by what it is multiplied before, if anything; None if it is not summed."""
-    factor = ""
+    factor, stack = "", stacks[value]
     if reader.op.type == "Mul":
         product, after = reader.outputs[0], reads.get(reader.outputs[0], [])
         factor = reader.inputs[1] if reader.inputs[0] == value else reader.inputs[0]
         same = graph.specs[product].dims == graph.specs[value].dims
-        if factor == value or not same or product in graph.outputs or len(after) != 1:
+        if factor in stacks or not same or product in graph.outputs or len(after) != 1:
+            return None
+        if len(stack.inputs) > MOST_PRODUCTS:
             return None
         value, reader = product, after[0]
     op: Any = reader.op

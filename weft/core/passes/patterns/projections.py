@@ -32,13 +32,15 @@ def read_projection(reader: Reader, value: str) -> Projection | None:
     if total is not None:
         bias = next((i for i in total.inputs if i in reader.graph.constants), "")
         inner = reader.other(total, bias)
-        if not bias or not reader.is_read_once(inner) or reader.dims(bias) != reader.dims(value)[-1:]:
+        if not bias or not reader.is_read_once(inner) or reader.dims(value) != reader.dims(inner):
             return None
     product = reader.maker(inner, "MatMul")
     if product is None:
         return None
     x, weight = product.inputs
     if weight not in reader.graph.constants or len(reader.dims(weight)) != 2:
+        return None
+    if bias and reader.dims(bias) != reader.dims(weight)[1:]:
         return None
     nodes = (product,) if total is None else (product, total)
     return Projection(value, x, weight, bias, reader.dims(weight)[1], nodes)

@@ -28,6 +28,8 @@ class AttentionProblem:
     in_fp16: bool
     """Whether all inputs and the output are fp16."""
     caps: DeviceCaps
+    capped: bool = False
+    """Whether scores are capped."""
 
     @property
     def apart(self) -> str:
@@ -45,7 +47,8 @@ class AttentionProblem:
 
     def facts(self) -> Facts:
         """Return the facts by which tuning tables find a problem."""
-        return {**dict(self.places), "batch": self.each.lead[0], "mask": self.mask}
+        cap = {"capped": True} if self.capped else {}
+        return {**dict(self.places), "batch": self.each.lead[0], "mask": self.mask, **cap}
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,11 @@ class AttentionPlan:
             reads["mask"] = mask
             ints |= _mask_steps(mask.shape, each)
         in_fp16 = all(t.dtype is DType.FLOAT16 for t in (*reads.values(), y))
-        problem = AttentionProblem(each, tuple(ints.items()), mask is not None, in_fp16, k.caps)
+        problem = AttentionProblem(each, tuple(ints.items()), mask is not None, in_fp16, k.caps, op.softcap != 0)
         lowest_hides = op.lowest_hides and mask is not None and mask.dtype is DType.FLOAT16
         flags = {
             "zero_hidden": op.zero_hidden, "zero_nan": op.zero_nan, "lowest_hides": lowest_hides,
-            "shared": each.shared > 1, "capped": op.softcap != 0,
+            "shared": each.shared > 1, "capped": problem.capped,
         }  # fmt: skip
         unusual: dict[str, bool | str] = {name: True for name, is_set in flags.items() if is_set}
         if problem.apart:

@@ -68,6 +68,8 @@ class WideFigures(AlgorithmFigures, section="conv_wide"):
     """Microseconds by which a whole tile must be faster by the cost model."""
     parts_margin_us: float
     """The same for a tile in parts, of a convolution with taps."""
+    pointwise_parts_margin_us: float
+    """The same without taps."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,11 @@ class WideConv(TiledConv):
         """Return what the model does not know: its trials are of convolutions alone.
 
         In networks steps follow on the results, of which an item has many, and a second launch waits for the first.
-        Parts of products without taps are as fast there as the model says; no one knows why others are not.
         """
         known = problem.caps.model.of(WideFigures)
         if not isinstance(tile, InParts):
             return known.margin_us
-        return 0.0 if problem.pointwise else known.parts_margin_us
+        return known.pointwise_parts_margin_us if problem.pointwise else known.parts_margin_us
 
     def tiles(self, problem: ConvProblem) -> tuple[GemmTile | None, Sequence[GemmTile]]:
         """Return the tile that is best by the model of `TileWork`, and all that fit."""

@@ -91,7 +91,7 @@ class MatrixProductTile:
     @property
     def registers(self) -> int:
         """Return the registers of an item, about: sums, operands, and what it fetches."""
-        fetched = (self.rows + self.columns) * DEPTH // 2 // (SUBGROUP * self.sm * self.sn)
+        fetched = (self.rows + self.columns) * DEPTH // (SUBGROUP * self.sm * self.sn)  # in pairs, at most
         return min(8 * self.fm * self.fn + 4 * (self.fm + self.fn) + fetched + OTHER_REGISTERS, MOST_REGISTERS)
 
     def shared_bytes(self, fours: bool) -> int:
@@ -155,7 +155,7 @@ SPECIAL = register_special(
 
 
 @dataclass(frozen=True)
-class Operand:
+class OperandLayout:
     """How one of the two matrices lies in memory."""
 
     along: bool
@@ -164,7 +164,7 @@ class Operand:
     """Whether all its rows in memory are at multiples of 16 bytes, and as long."""
 
     @classmethod
-    def of(cls, problem: ProductProblem, which: int) -> Operand:
+    def of(cls, problem: ProductProblem, which: int) -> OperandLayout:
         """Return how a (0) or b (1) lies."""
         p = problem
         (side, along_k), size, batch = (
@@ -224,7 +224,7 @@ def microseconds(problem: ProductProblem, tile: MatrixProductTile) -> float:
     pairs = sum(
         side * DEPTH // 2 // (SUBGROUP * warps)
         for side, which in ((tile.rows, 0), (tile.columns, 1))
-        if not Operand.of(p, which).wide
+        if not OperandLayout.of(p, which).wide
     )
     squares = tile.fm * tile.fn * DEPTH // SIDE
     waiting = rounds * (own.round_us + pairs * own.pair_us + squares * own.square_us)
@@ -273,7 +273,7 @@ class MatrixProduct(Algorithm[ProductProblem, ProductPlan, MatrixProductTile]):
 def _launch(plan: ProductPlan, tile: MatrixProductTile, *, epilogue: bool = True) -> None:
     k, p = plan.k, plan.problem
     addend, steps = plan.addend()
-    total, (a, b) = tiles_of(p, tile), (Operand.of(p, which) for which in range(2))
+    total, (a, b) = tiles_of(p, tile), (OperandLayout.of(p, which) for which in range(2))
     k.launch(
         "matmul_matrix",
         reads={"a": plan.a, "b": plan.b, **addend},
@@ -287,7 +287,7 @@ def _launch(plan: ProductPlan, tile: MatrixProductTile, *, epilogue: bool = True
         variant={
             "batch": len(p.batch), "fm": tile.fm, "fn": tile.fn, "sm": tile.sm, "sn": tile.sn, "lz": tile.slices,
             "depth": DEPTH, "a_along": a.along, "a_wide": a.wide, "b_along": b.along, "b_wide": b.wide,
-            "fours": p.fours,
+            "fours": p.fours, "result_pitch": RESULT_PITCH,
         },
         kinds={"y": "fours"} if p.fours else None,
         grid=(max(1, min(total, k.caps.max_grid[0])), 1, 1),

@@ -51,7 +51,9 @@ class ProductProblem:
     def facts(self) -> Facts:
         """Return the facts by which tuning tables find a problem."""
         sizes = {"M": self.m, "N": self.n, "K": self.k, "weights": self.weights, "bias": self.bias}
-        return {**sizes, **self.steps(self.b_steps)}
+        unusual = {} if self.fours is (self.n % PACK == 0) else {"fours": self.fours}
+        unusual |= {f"plain_{name}": False for name, plain in zip("ab", self.plain, strict=True) if not plain}
+        return {**sizes, **self.steps(self.b_steps), **unusual}
 
     def steps(self, b_steps: tuple[int, int]) -> dict[str, int]:
         """Return the constants by which kernels walk the batch and both matrices; b may be packed in other steps."""
