@@ -78,3 +78,15 @@ def test_a_constant_in_another_shape_repeats_as_it_did(data: st.DataObject) -> N
     made = broadcast_reshape(value, tuple(inner), tuple(outer))
     assert made is not None
     np.testing.assert_array_equal(np.broadcast_to(made, outer), np.broadcast_to(value, inner).reshape(outer))
+
+
+def test_nothing_is_left_where_a_dead_reader_goes() -> None:
+    net = Net()
+    first = net.add("Relu", reshaped(net, net.input("x", 2, 3), 6))
+    reshaped(net, first, 1, 6)  # nobody reads it
+    middle = net.add("Softmax", reshaped(net, first, 2, 3))
+    graph = net.finish(reshaped(net, net.add("Relu", reshaped(net, middle, 6)), 2, 3))
+    rewrite = find_pass("undo_reshapes")
+    after = rewrite(graph)
+    assert kinds(after) == ["Relu", "Softmax", "Relu"]
+    assert rewrite(after) is after

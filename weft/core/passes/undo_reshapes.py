@@ -17,7 +17,7 @@ from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES
 
 ROUNDS = 8
-"""A reshape that is gone may leave a value to one reader, and so a node to the next round; real networks need one."""
+"""Dead nodes go with a round that changes anything, and may leave a value to one reader, and so work to the next."""
 
 
 @graph_pass(rounds=ROUNDS)
