@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.exported import Exported, videos
+from benchmarks.options import apart
 
 LIBRARIES = ("timm/", "torchvision/", "transformers/")
 """What the name of a network begins with that is not in the table."""
@@ -38,7 +39,7 @@ class Asked:
     @classmethod
     def by(cls, name: str) -> Asked:
         """Return what LIBRARY/MODEL[@SIZE][:OPTION=VALUE]... asks for."""
-        known, *options = name.split(":")
+        known, *options = apart(name, ":")
         known, at, size = known.partition("@")
         library, _, model = known.partition("/")
         if f"{library}/" in LIBRARIES and not model:
@@ -66,7 +67,7 @@ def named(name: str) -> Exported:
     make = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}[asked.library]
     try:
         return make(asked.model, asked.size, asked.options)
-    except (KeyError, ValueError, RuntimeError) as e:
+    except (KeyError, TypeError, ValueError, RuntimeError) as e:
         raise ValueError(f"{asked.library} has no network {asked.model!r} of one input: {e}") from e
 
 
@@ -79,7 +80,7 @@ def vision(name: str, **options: Any) -> Callable[[], Any]:
 
         taken = inspect.signature(torchvision.models.get_model_builder(name)).parameters
         none = {weights: None for weights in ("weights", "weights_backbone") if weights in taken}
-        return torchvision.models.get_model(name, **none, **options)
+        return torchvision.models.get_model(name, **{**none, **options})
 
     return make
 
@@ -99,7 +100,7 @@ def _torchvision(name: str, size: int, options: Mapping[str, Any]) -> Exported:
         return Exported(size or VIDEO, size or VIDEO, vision(name, **options), videos)
     size = size or PICTURE
     sized = {"image_size": size} if name.startswith("vit_") else {}
-    return Exported(size, size, vision(name, **sized, **options))
+    return Exported(size, size, vision(name, **{**sized, **options}))
 
 
 def _timm(name: str, size: int, options: Mapping[str, Any]) -> Exported:
@@ -109,7 +110,7 @@ def _timm(name: str, size: int, options: Mapping[str, Any]) -> Exported:
     usual = timm.get_pretrained_cfg(name, allow_unregistered=False)
     sized = {"img_size": size} if size and usual.fixed_input_size else {}
     image = size or usual.input_size[-1]
-    return Exported(image, image, lambda: timm.create_model(name, pretrained=False, **sized, **options))
+    return Exported(image, image, lambda: timm.create_model(name, **{"pretrained": False, **sized, **options}))
 
 
 def _transformers(name: str, size: int, options: Mapping[str, Any]) -> Exported:

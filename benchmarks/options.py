@@ -15,7 +15,7 @@ def words(known: Collection[str], families: tuple[str, ...] = ()) -> Callable[[s
     all_known = [*known, *(f"{family}..." for family in families)]
 
     def read(text: str) -> list[str]:
-        found = [word for word in text.split(",") if word]
+        found = [word for word in apart(text, ",") if word]
         strange = [word for word in found if word.partition(":")[0] not in known and not word.startswith(families)]
         if text and not found:
             raise ArgumentTypeError(f"{text!r} names none of {', '.join(all_known)}")
@@ -24,6 +24,18 @@ def words(known: Collection[str], families: tuple[str, ...] = ()) -> Callable[[s
         return found
 
     return read
+
+
+def apart(text: str, separator: str) -> list[str]:
+    """Return the parts of a text between separators that are in no brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == separator and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
 
 def numbers(text: str) -> list[int]:

@@ -53,6 +53,9 @@ def test_a_network_outside_the_table_goes_by_its_library_and_name() -> None:
     assert library_networks.Asked.by("torchvision/resnet34@96") == sized
     configured = library_networks.Asked("transformers", "llama", 0, {"hidden_size": 64, "hidden_act": "gelu"})
     assert library_networks.Asked.by("transformers/llama:hidden_size=64:hidden_act=gelu") == configured
+    deep = "timm/convnext_tiny:depths=[1,1,2,1]"
+    assert known(f"resnet18,{deep}") == ["resnet18", deep]
+    assert library_networks.Asked.by(deep).options == {"depths": [1, 1, 2, 1]}
     with pytest.raises(ValueError, match="does not begin with timm/ or torchvision/ or transformers/"):
         table_networks.named("resnet34")
 

@@ -152,6 +152,14 @@ def _less_than_zero(net: Net, x: str) -> str:
     return normalized(net, x, least=-1.0)
 
 
+def _no_limit_of_fp32(net: Net, x: str) -> str:
+    return normalized(net, x, least=1e-40)
+
+
+def _a_limit_that_is_no_number(net: Net, x: str) -> str:
+    return normalized(net, x, least=np.nan)
+
+
 def _a_limit_of_each_row(net: Net, x: str) -> str:
     return net.add("Div", x, net.add("Max", norm_of(net, x, (-1,), "ReduceL2"), net.random(3, 1)))
 
@@ -172,6 +180,8 @@ STAYS = [
     _without_axes,
     _at_most,
     _less_than_zero,
+    _no_limit_of_fp32,
+    _a_limit_that_is_no_number,
     _a_limit_of_each_row,
     _sum_of_products,
     _no_root,

@@ -52,6 +52,18 @@ def test_a_cap_is_as_exact_as_scores_without(api: str, cap: float) -> None:
         np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT32, "transcendental"))
 
 
+@pytest.mark.parametrize("cap", [1e-39, 3e38])
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+def test_a_cap_that_fp32_cannot_divide_by_is_left_to_other_kernels(device: str, cap: float) -> None:
+    net = Net()
+    names = [net.input(name, 1, 2, rows, 20) for name, rows in (("q", 7), ("k", 9), ("v", 9))]
+    graph = net.finish(net.add(Attention(scale=0.5, softcap=cap), *names))
+    with weft.load(graph, device, fallback="error") as session:
+        assert "attention" not in kernels(session)
+        (got,), (want,) = session.run(feeds(graph)), outputs(graph, feeds(graph))
+        np.testing.assert_allclose(got, want, 1e-4, 1e-4)
+
+
 def test_a_gpu_takes_the_tile_that_is_expected_to_be_fastest() -> None:
     for heads, rows, depth in ((6, 197, 64), (192, 128, 32), (1, 9, 128)):
         each = Extents((1, heads), rows, rows, depth, depth)

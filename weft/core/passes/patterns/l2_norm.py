@@ -10,6 +10,9 @@ from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.patterns.reading import Reader, make
 
+LEAST = 2.0**-126
+"""Kernels have no reciprocal of less in fp32."""
+
 
 @graph_pass()
 def fuse_l2_norm(graph: Graph, context: PassContext) -> Graph:
@@ -47,7 +50,7 @@ def _limited(reader: Reader, value: str) -> tuple[float, str]:
     if node.op.type == "Max" and reader.number(source) is not None:
         source, least = least, source
     number = reader.number(least)
-    if number is None or number < 0 or any(more) or not reader.is_read_once(source):
+    if number is None or not (number == 0 or number >= LEAST) or any(more) or not reader.is_read_once(source):
         return 0.0, value
     return number, source
 

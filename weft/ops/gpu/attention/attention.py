@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log
+
+import numpy as np
 
 from weft.core.graph.index_map import IndexMap
 from weft.core.graph.layout import Shape
@@ -15,6 +18,13 @@ from weft.ops.attention import Attention
 from weft.ops.gpu.attention.matrix import MatrixAttention
 from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem
 from weft.ops.gpu.attention.tiled import TiledAttention, tiled_rounds, why_not
+
+SINGLE = np.finfo(np.float32)
+
+
+def _is_normal(number: float) -> bool:
+    """Tell whether fp32 holds a number with all its digits, or it is zero."""
+    return not number or float(SINGLE.tiny) <= abs(number) <= float(SINGLE.max)
 
 
 def _is_estimated(problem: AttentionProblem) -> bool:
@@ -37,7 +47,9 @@ class AttentionOnGpu(GpuOp):
     def why_not(
         self, op: Attention, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
-        """Refuse attention to nothing, and heads that are too large for registers or work-group memory."""
+        """Refuse attention to nothing, heads too large for registers or work-group memory, and extreme caps."""
+        if op.softcap and not all(map(_is_normal, (op.scale / op.softcap, op.softcap / log(2)))):
+            return f"fp32 does not hold what a cap of {op.softcap:g} multiplies scores by"
         return why_not(caps, op.extents([t.shape for t in inputs[: op.count()] if t is not None]))
 
     def takes_place(
