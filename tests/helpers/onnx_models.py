@@ -10,7 +10,9 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
+import weft
 from weft.core.graph.graph import Graph, bind, infer_shapes
 from weft.core.graph.interpreter import values
 from weft.core.graph.layout import Array
@@ -79,3 +81,12 @@ def _typed(model: ModelProto) -> ModelProto:
     for value in typed.graph.output:
         value.ClearField("type")
     return typed
+
+
+def assert_right_for_open_sizes(model: ModelProto, device: str) -> None:
+    """Check a model of one input (n, rows, 8) on a device against `onnx.reference`, for several n and rows."""
+    with weft.load(model, device, fallback="error") as session:
+        for shape in ((1, 3, 8), (2, 5, 8), (1, 1, 8)):
+            x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+            want = [np.asarray(y) for y in ReferenceEvaluator(model).run(None, {"x": x})]
+            np.testing.assert_allclose(session.run({"x": x}), want, rtol=2e-6, atol=2e-6)

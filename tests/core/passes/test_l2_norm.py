@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx.reference import ReferenceEvaluator
 
 import weft
 from tests.helpers.launches import planned_kernels
 from tests.helpers.nets import Net, feeds, kinds
+from tests.helpers.onnx_models import assert_right_for_open_sizes
 from tests.helpers.rewrites import assert_same
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
@@ -267,9 +267,4 @@ net (float[n, rows, 8] x) => (float[n, rows, 8] y)
 
 @pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
 def test_a_model_of_open_sizes_computes_what_onnx_does(device: str) -> None:
-    model = onnx.parser.parse_model(NORM)
-    with weft.load(model, device, fallback="error") as session:
-        for shape in ((1, 3, 8), (2, 5, 8), (1, 1, 8)):
-            x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-            want = [np.asarray(y) for y in ReferenceEvaluator(model).run(None, {"x": x})]
-            np.testing.assert_allclose(session.run({"x": x}), want, rtol=2e-6, atol=2e-6)
+    assert_right_for_open_sizes(onnx.parser.parse_model(NORM), device)

@@ -44,7 +44,7 @@ def join_sibling_products(graph: Graph, context: PassContext) -> Graph:
 
 
 def _siblings(reader: Reader) -> Iterator[list[Projection]]:
-    """Yield several projections of one value, between which no other step of the network stands.
+    """Return groups of projections of one value, between which no other step of the network stands.
 
     Else parts would be kept for long, such as the keys and values of all layers of a decoder, which are made of what
     its encoder has put out. Columns come in fours: one more would keep kernels from reading any part as vectors.

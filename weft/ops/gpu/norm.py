@@ -349,16 +349,31 @@ def _launch_images(
     )
 
 
-@gpu_op(LpNormalization)
-class LpNormOnGpu(GpuOp):
+class _OneNormOnGpu(GpuOp):
     """Divides lines along one axis by their norm, in NCHW."""
 
     computes_double = True
 
-    def rounds(self, op: LpNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(
+        self, op: LpNormalization | L2Normalization, inputs: Sequence[Tensor | None], caps: DeviceCaps
+    ) -> int:
         """Return the rounds of two passes, for the norm and the quotients."""
         assert inputs[0] is not None
         return _walk(caps, inputs[0].shape, (op.axis % len(inputs[0].shape),), 2)
+
+    def _launch(
+        self, op: LpNormalization | L2Normalization, k: KernelBuilder, x: Tensor | None, outputs: Sequence[Tensor],
+        *, factor: str, term: str = "v * v", epsilon: float | None = None,
+    ) -> None:  # fmt: skip
+        """Launch one work-item or work-group a line; `factor` is computed from the `total` of all terms."""
+        assert x is not None
+        ints, contiguous = part_axes(x.shape, (op.axis % len(x.shape),))
+        launch_lines(k, x, outputs, Lines(ints, contiguous, False, term, factor, epsilon))
+
+
+@gpu_op(LpNormalization)
+class LpNormOnGpu(_OneNormOnGpu):
+    """A line of zeros stays zeros."""
 
     def launches(
         self,
@@ -367,32 +382,20 @@ class LpNormOnGpu(GpuOp):
         inputs: Sequence[Tensor | None],
         outputs: Sequence[Tensor],
     ) -> None:
-        """Launch one work-item or work-group a line."""
-        x = inputs[0]
-        assert x is not None
-        ints, contiguous = part_axes(x.shape, (op.axis % len(x.shape),))
-        norm = "total" if op.p == 1 else "sqrt(total)"
-        lines = Lines(
-            ints, contiguous, False, "fabs(v)" if op.p == 1 else "v * v", f"total == 0.0 ? 0.0 : 1.0 / {norm}"
-        )
-        launch_lines(k, x, outputs, lines)
+        """Launch with the sum of magnitudes, or the root of that of squares."""
+        term, norm = ("fabs(v)", "total") if op.p == 1 else ("v * v", "sqrt(total)")
+        self._launch(op, k, inputs[0], outputs, term=term, factor=f"total == 0.0 ? 0.0 : 1.0 / {norm}")
 
 
 @gpu_op(L2Normalization)
-class L2NormOnGpu(GpuOp):
-    """Divides lines along one axis by their norm, in NCHW."""
+class L2NormOnGpu(_OneNormOnGpu):
+    """A norm that is less than a limit counts as that."""
 
     any_place = True
-    computes_double = True
 
     def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
         """Accept: the store converts to fp32."""
         return True
-
-    def rounds(self, op: L2Normalization, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
-        """Return the rounds of two passes, for the norm and the quotients."""
-        assert inputs[0] is not None
-        return _walk(caps, inputs[0].shape, (op.axis % len(inputs[0].shape),), 2)
 
     def launches(
         self,
@@ -401,13 +404,9 @@ class L2NormOnGpu(GpuOp):
         inputs: Sequence[Tensor | None],
         outputs: Sequence[Tensor],
     ) -> None:
-        """Launch one work-item or work-group a line."""
-        x = inputs[0]
-        assert x is not None
-        ints, contiguous = part_axes(x.shape, (op.axis % len(x.shape),))
-        # A norm that is NaN is not less than anything, and stays.
+        """Launch with the limit; a norm that is NaN is not less than anything, and stays."""
         factor = "1.0 / (sqrt(total) < EPSILON ? EPSILON : sqrt(total))"
-        launch_lines(k, x, outputs, Lines(ints, contiguous, False, factor=factor, epsilon=op.least))
+        self._launch(op, k, inputs[0], outputs, factor=factor, epsilon=op.least)
 
 
 @gpu_op(MeanVarianceNormalization)
