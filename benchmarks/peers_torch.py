@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -94,6 +95,7 @@ def _prepared(case: Workload, row: Row, way: str, variant: str, counts: Counts) 
     """Move a network to the device and compile it; return what captures, checks and times it."""
     import torch
 
+    threads = torch.get_num_threads()  # a compiled network is compiled anew where this number is another
     dtype = torch.float16 if row.precision == "fp16" else torch.float32
     side = _Side(case, dtype, variant, fold=way != "eager", compiled=way == "compile")
     # The compiler folds constants without gradients, and not in inference mode.
@@ -112,7 +114,8 @@ def _prepared(case: Workload, row: Row, way: str, variant: str, counts: Counts) 
                     row.more["gflop"] = side.flops() / 1e9
                 except Exception as e:  # the times do not depend on PyTorch's count of operations
                     row.note = f"operations are not counted: {e}"
-            start = side.compute if way == "eager" else side.captured()
+            with _threads(threads):
+                start = side.compute if way == "eager" else side.captured()
             row.compare(side.run(start), case)
             _host_times(row, lambda: side.run(start), case, counts)
             row.more["pinned_ms"], _ = timed(lambda: side.run(start, pinned=True), counts.at_once)
@@ -130,17 +133,26 @@ def _host_times(row: Row, run: Callable[[], list[Array]], case: Workload, counts
     """
     import torch
 
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1 if counts.one_core else threads)
+    with _threads(1 if counts.one_core else torch.get_num_threads()):
         row.compare(row.time(run, counts), case)
-    finally:
-        torch.set_num_threads(threads)
     if counts.one_core:
         taken = timed_result(run, replace(counts, one_core=False))
         row.compare(taken.last, case)
         if row.host_ms is not None and taken.median < row.host_ms:
             row.host_ms, row.host_p90_ms = taken.median, taken.p90
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Let PyTorch use this many threads meanwhile."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _set_precision(precision: str, search: bool = True) -> None:
