@@ -96,7 +96,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=number, help="networks that are prepared at a time, in processes of their own")
     parser.add_argument("--prepare", type=float, default=1e9, help="seconds that a process of --jobs prepares rows")
     parser.add_argument("--device-times", action=argparse.BooleanOptionalAction, default=True, help="of Weft's rows")
-    parser.add_argument("--gpus", type=number, default=1, help="with --jobs, GPUs that the sizes of batches share")
+    parser.add_argument("--gpus", type=number, default=1, help="GPUs that --jobs deals networks out to")
     parser.add_argument("--gpu", type=int, default=0, help="index of the GPU, in the order of CUDA and of Vulkan")
     parser.add_argument("--waits", action="store_true", help=argparse.SUPPRESS)  # a process that `--jobs` began
     parser.add_argument("--gemm", action=argparse.BooleanOptionalAction, default=True)

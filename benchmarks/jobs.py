@@ -39,19 +39,17 @@ def side_by_side(
 ) -> None:
     """Measure each network at its batch size by `python -m module` with the arguments given, and take over its rows.
 
-    Each batch size has a GPU, the first one the first, as long as `gpus` are there; a GPU's memory holds all networks
-    at once.
+    The networks are dealt out to the GPUs, whose memory holds them all at once.
     """
     waiting = [(network, batch) for network, batch in cases if f"{network} x{batch}" not in record.done]
-    batches = list(dict.fromkeys(batch for _, batch in cases))
     turns = threading.Semaphore(jobs)
     with tempfile.TemporaryDirectory() as folder:
         started = []
-        for network, batch in waiting:
+        for number, (network, batch) in enumerate(waiting):
             turns.acquire()
             path = Path(folder) / f"{file_stem(network, batch)}.json"
             own = ["--networks", network, "--batch", str(batch), "--json", str(path), "--waits", "--no-gemm"]
-            gpu = ["--gpu", str(batches.index(batch) % gpus)] if gpus > 1 else []  # the last one counts
+            gpu = ["--gpu", str(number % gpus)] if gpus > 1 else []  # the last one counts
             command = [sys.executable, "-m", module, *_passed_on(arguments), *own, *gpu]
             started.append(_Process(f"{network} x{batch}", command, path, turns, jobs))
         for process in started:

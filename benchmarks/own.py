@@ -2,17 +2,17 @@
 
 Host to host: `Session.run`, from numpy arrays to numpy arrays, everything included.
 
-Device: a session of its own, loaded with `profile=True` (timestamps cost time, so nothing else is taken from it).
-`device_ms` is the span from the start of the first launch to the end of the last: conversions of the input's layout
-and type, and every gap between launches, count; the transfers of inputs and outputs do not. On Vulkan it is an upper
-bound: timestamps keep launches from overlapping. On OpenCL, where events about double the gap after each launch, it is
-that of runs without them that wait in the queue as a whole (queued.py); `events_ms` is the span with events.
-`busy_ms` is the sum of the single launches and so a lower bound; on NVIDIA's OpenCL no event is shorter than 4 us,
-though. `tuned` is how many launches' kernels a table chose. `arrays_ms` is host to host with the session's own arrays
-(`Session.input_arrays`, `output_arrays`), which the caller filled before: in fp16 at low.
+Device: `device_ms` is the span from the start of the first launch to the end of the last: conversions of the input's
+layout and type, and every gap between launches, count; the transfers of inputs and outputs do not. On Vulkan it is
+taken in a session of its own, loaded with `profile=True`, and is an upper bound: timestamps keep launches from
+overlapping. On OpenCL, where events about double the gap after each launch, it is that of runs without them that wait
+in the queue as a whole (queued.py); events are taken only if the single launches are asked for, and `events_ms` is the
+span with them. `busy_ms` is the sum of the single launches and so a lower bound; on NVIDIA's OpenCL no event is shorter
+than 4 us, though. `tuned` is how many launches' kernels a table chose. `arrays_ms` is host to host with the session's
+own arrays (`Session.input_arrays`, `output_arrays`), which the caller filled before: in fp16 at low.
 
-Compared with the reference are the first output, the last one of the timed runs, the last one with timestamps, and that
-of the last run that waited in the queue; the error is the largest.
+Compared with the reference are the first output, the last one of the timed runs, the last one with timestamps or
+events, and that of the last run that waited in the queue; the error is the largest.
 """
 
 from __future__ import annotations
@@ -55,25 +55,28 @@ def prepared(
     device_times: bool = True,
     launches: Path | None = None,
 ) -> Callable[[], Row]:
-    """Load a network in both sessions that a row takes; return what checks and times it, once, and closes them.
+    """Load a network in the sessions that a row takes; return what checks and times it, once, and closes them.
 
-    Without `device_times` it is one session, and the row has host times alone.
+    Without `device_times` the row has host times alone.
     `beside` names the row "untuned", because there is one with the tables as well. A file in the folder `launches` gets
     the name and the median microseconds of each launch, taken with timestamps.
     """
-    who = f"weft {device.split(':')[0]}{' untuned' if beside else ''}"
+    api = device.partition(":")[0]
+    queued = device_times and api == "opencl"
+    who = f"weft {api}{' untuned' if beside else ''}"
     found = Row(case.network, case.batch, who, PRECISIONS[precision])
     if case.flops:
         found.more["gflop"] = case.flops / 1e9
     load = partial(weft.load, case.model, device, precision=precision, fallback="error")
     if not tables:
-        load = partial(load, backend_options={device.split(":")[0]: {"tuning": False}})
+        load = partial(load, backend_options={api: {"tuning": False}})
     with ExitStack() as opened:
         start = time.perf_counter()
         plain = opened.enter_context(load())
         found.more["load_s"] = time.perf_counter() - start
         found.more["tuned"] = _tuned(plain)
-        profiled = opened.enter_context(load(profile=True)) if device_times else None
+        stamped = device_times and (launches is not None or not queued)
+        profiled = opened.enter_context(load(profile=True)) if stamped else None
         sessions = opened.pop_all()
 
     def take() -> Row:
@@ -83,10 +86,11 @@ def prepared(
             found.compare(last, case)
             found.note = _told(plain.report.notes)
             _time_arrays(found, plain, case, counts)
+            awake = replace(counts, wake=None)  # the runs before have loaded the device
             if profiled is not None:
-                _device_times(found, case, profiled, counts, launches)
-            if device.startswith("opencl") and found.device_ms is not None:
-                _queued_times(found, case, plain, counts)
+                _device_times(found, case, profiled, awake, launches)
+            if queued:
+                _queued_times(found, case, plain, awake)
         return found
 
     return take
@@ -151,7 +155,7 @@ def _device_times(
 
 
 def _queued_times(found: Row, case: Workload, session: weft.Session, counts: Counts) -> None:
-    """Take the span of runs that wait in the queue as a whole where that is shorter; the other one stays beside it."""
+    """Take the span of runs that wait in the queue as a whole; if that with events is there, the shorter one counts."""
     from benchmarks.queued import QueuedRun
 
     session.run(case.inputs)
@@ -159,6 +163,10 @@ def _queued_times(found: Row, case: Workload, session: weft.Session, counts: Cou
     warm_up(queued.milliseconds, counts)
     times = [t for _ in range(counts.iterations) if (t := queued.milliseconds()) is not None]
     found.compare(queued.outputs(), case)
-    if times and found.device_ms is not None and np.median(times) < found.device_ms:  # both are upper bounds
+    found.more["launches"] = queued.launches
+    if found.device_ms is not None:
         found.more["events_ms"] = found.device_ms
+    if not times:
+        found.note = "; ".join(filter(None, (found.note, "the host is too slow for the queue to give times")))
+    elif found.device_ms is None or np.median(times) < found.device_ms:  # both are upper bounds
         found.device_ms, found.device_p90_ms = middle(times)

@@ -43,6 +43,11 @@ class QueuedRun:
             if call():
                 raise RuntimeError("the device refused a launch")
 
+    @property
+    def launches(self) -> int:
+        """Return how many kernels one run launches."""
+        return len(self._calls)
+
     def milliseconds(self) -> float | None:
         """Return the span of one run, None if the host was too slow even behind the longest wait."""
         seconds = self._timer.seconds(self._enqueue)

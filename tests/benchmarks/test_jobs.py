@@ -10,7 +10,7 @@ from benchmarks.measure import Record, Row
 def test_networks_are_prepared_together_and_timed_one_after_the_other() -> None:
     record = Record({})
     arguments = ["--networks", "all", "--rest", "--json=elsewhere", "--jobs", "2", "--gpus=2"]
-    cases = [("first", 4), ("broken", 4), ("second", 8)]
+    cases = [("first", 4), ("second", 8), ("broken", 4)]
     side_by_side("tests.helpers.measuring_process", arguments, cases, 2, record, gpus=2)
     first, second = record.rows
     assert (first.network, first.batch, second.network, second.batch) == ("first", 4, "second", 8)
