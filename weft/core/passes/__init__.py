@@ -33,6 +33,7 @@ from weft.core.passes.patterns import (
     fuse_l2_norm,
     fuse_layer_norm,
     fuse_rms_norm,
+    fuse_sum_norm,
     join_projections,
     share_keys,
 )
@@ -102,6 +103,7 @@ PASSES: tuple[AnyPass, ...] = (
     # Behind layer norms: they divide by a root mean square, too, that of x less its mean.
     fuse_rms_norm,
     fuse_l2_norm,
+    fuse_sum_norm,
     fuse_attention,
     share_keys,
     attend_in_place,
