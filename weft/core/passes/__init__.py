@@ -24,6 +24,7 @@ from weft.core.passes.manager import (
 )
 from weft.core.passes.negations import fold_negations
 from weft.core.passes.pads import fold_pads
+from weft.core.passes.partial_sums import pad_partial_sums
 from weft.core.passes.patterns import (
     attend_in_place,
     fuse_attention,
@@ -93,6 +94,7 @@ PASSES: tuple[AnyPass, ...] = (
     transposes_as_reshapes,
     SETTLE_MOVES,
     join_parts,
+    pad_partial_sums,
     add_biases_first,
     undo_reshapes,
     move_transposes_down,
