@@ -397,6 +397,35 @@ class L2Normalization(Op):
 
 @register_op
 @op_dataclass
+class SumNormalization(Op):
+    """The tensor divided by `epsilon` plus its sum along one axis, or plus its mean where `mean` is 1.
+
+    Elements count with their sign, so that a sum may be 0: what is divided by that is infinite or NaN.
+    """
+
+    type: ClassVar[str] = "weft::SumNormalization"
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 1
+    axis: int = -1
+    mean: int = 0
+    epsilon: float = 0.0
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x = float_spec(given(inputs, 0), 1)
+        one_axis(self.axis, len(x.dims))
+        return (x,)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x = given(inputs, 0)
+        wide = widen(x)
+        total = _mean(wide, (self.axis,)) if self.mean else wide.sum(axis=self.axis, keepdims=True)
+        return np.asarray(wide / (total + _scalar(self.epsilon, total))).astype(x.dtype, copy=False)
+
+
+@register_op
+@op_dataclass
 class MeanVarianceNormalization(Op):
     """The given axes together brought to mean zero and variance one."""
 

@@ -58,6 +58,7 @@ def scaled(base: str, shape: tuple[int, ...], constant: Callable[[tuple[int, ...
         "LayerNormalization": lambda: net.add("LayerNormalization", x, net.random(*shape[-2:]), axis=-2),
         "RMSNormalization": lambda: net.add("RMSNormalization", x, net.random(shape[-1]), axis=-1),
         "weft::L2Normalization": lambda: net.add("weft::L2Normalization", x, axis=1),
+        "weft::SumNormalization": lambda: net.add("weft::SumNormalization", x, axis=1, epsilon=64.0),
         "ReduceSum": lambda: net.add("ReduceSum", x, np.array([1]), keepdims=1),
         "Transpose": lambda: net.add("Transpose", x, perm=(0, 2, 1, 3)),
         "Gather": lambda: net.add("Gather", x, np.array([1, 0, 1]), axis=1),
@@ -72,7 +73,7 @@ ALONG = {
     "both": lambda dims: (dims[1], dims[2], 1),
     "images": lambda dims: (dims[0], 1, 1, 1),
 }
-BASES = ("Softmax", "LayerNormalization", "RMSNormalization", "weft::L2Normalization")
+BASES = ("Softmax", "LayerNormalization", "RMSNormalization", "weft::L2Normalization", "weft::SumNormalization")
 
 
 @pytest.mark.parametrize("device", GPUS)

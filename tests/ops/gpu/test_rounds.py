@@ -47,6 +47,7 @@ LONG: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "ArgMax": ((4500000,), {}),
     "LpNormalization": ((2200000,), {}),
     "weft::L2Normalization": ((2200000,), {}),
+    "weft::SumNormalization": ((2200000,), {}),
     "MeanVarianceNormalization": ((1, 1, 1200, 1200), {}),
     "LRN": ((1, 20000, 2, 2), {"size": 20001}),
     "Det": ((41, 41), {}),

@@ -15,8 +15,14 @@ def variances(count: int) -> Input:
     return const(f32(count, low=0.5, high=2))
 
 
+def positive(*shape: int) -> Input:
+    """Return numbers whose sum is not near 0."""
+    return f32(*shape, low=0.5, high=2)
+
+
 TRAINING = "ONNX writes it as BatchNormalization with training_mode=1; the rows of old opsets compare that"
 LIMITED = "an op of ours: a ReduceL2, a Clip and a Div"
+SUMMED = "an op of ours: a ReduceSum or ReduceMean, an Add and a Div"
 TWO_TYPES = "onnx's evaluator returns the type of X, and onnxruntime refuses two types"
 CASES: list[Case] = [
     case("BatchNormalization", f32(*shape), *(channels(shape[1]) for _ in range(3)), variances(shape[1]))
@@ -120,6 +126,12 @@ CASES += [
     case("weft::L2Normalization", f32(2, 5, 7), axis=1, least=1e-12, unverified=LIMITED),
     case("weft::L2Normalization", f16(2, 5, 7), axis=-2, least=2.0, unverified=LIMITED),
     case("weft::L2Normalization", f64(3, 5), axis=0, least=1e-12, unverified=LIMITED),
+    case("weft::SumNormalization", positive(2, 5, 7), unverified=SUMMED),
+    case("weft::SumNormalization", positive(2, 5, 37), mean=1, epsilon=0.5, unverified=SUMMED),
+    case("weft::SumNormalization", positive(2, 5, 7), axis=1, epsilon=1e-6, unverified=SUMMED),
+    case("weft::SumNormalization", f16(2, 5, 7, low=0.5, high=2), axis=-2, mean=1, unverified=SUMMED),
+    case("weft::SumNormalization", f64(3, 5, low=0.5, high=2), axis=0, unverified=SUMMED),
+    case("weft::SumNormalization", positive(1, 1280, 1, 1), axis=1, mean=1, epsilon=1e-6, unverified=SUMMED),
     case("MeanVarianceNormalization", f32(2, 3, 4, 5)),
     case("MeanVarianceNormalization", f32(2, 3, 4, 5), axes=(1, -1)),
     case("MeanVarianceNormalization", f32(2, 3, 7), axes=(2,)),

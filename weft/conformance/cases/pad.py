@@ -18,6 +18,10 @@ CASES += [
     case("Pad", f32(3, 4), const([0, 1, 1, 0]), const(1.5, "float32")),
     case("Pad", f32(3, 4), const([-1, 1, 1, -2]), const(1.5, "float32")),
     case("Pad", f32(5, 6), const([-1, -2, -1, 0])),
+    # channels behind the last one, which packed images hold as zeros anyway, and others
+    case("Pad", f32(2, 6, 5, 3), const([0, 0, 0, 0, 0, 7, 1, 0])),
+    case("Pad", f16(1, 4, 5, 3), const([0, 0, 0, 0, 0, 4, 0, 0])),
+    case("Pad", f32(2, 6, 5, 3), const([0, 0, 0, 0, 0, 7, 0, 0]), const(1.5, "float32")),
     case("Pad", f32(5, 6), const([-1, 2, 0, -1]), mode="edge"),
     case("Pad", i64(2, 3), const([1, 1, 1, 1]), const(7)),
     case("Pad", i64(2, 3), const([1, 1, 1, 1]), i64()),

@@ -24,6 +24,7 @@ from weft.core.passes.manager import (
 )
 from weft.core.passes.negations import fold_negations
 from weft.core.passes.pads import fold_pads
+from weft.core.passes.partial_sums import pad_partial_sums
 from weft.core.passes.patterns import (
     attend_in_place,
     fuse_attention,
@@ -33,11 +34,14 @@ from weft.core.passes.patterns import (
     fuse_l2_norm,
     fuse_layer_norm,
     fuse_rms_norm,
+    fuse_sum_norm,
     join_projections,
     share_keys,
 )
 from weft.core.passes.properties import Property
+from weft.core.passes.residual_factors import join_residual_factors
 from weft.core.passes.scattered_slices import concat_scattered_slices
+from weft.core.passes.shifts import fold_shifts
 from weft.core.passes.sibling_products import join_sibling_products
 from weft.core.passes.squash import NO_MOVES_IN_A_ROW, squash_moves
 from weft.core.passes.stacked_sums import add_stacked_parts
@@ -90,6 +94,7 @@ PASSES: tuple[AnyPass, ...] = (
     transposes_as_reshapes,
     SETTLE_MOVES,
     join_parts,
+    pad_partial_sums,
     add_biases_first,
     undo_reshapes,
     move_transposes_down,
@@ -102,6 +107,7 @@ PASSES: tuple[AnyPass, ...] = (
     # Behind layer norms: they divide by a root mean square, too, that of x less its mean.
     fuse_rms_norm,
     fuse_l2_norm,
+    fuse_sum_norm,
     fuse_attention,
     share_keys,
     attend_in_place,
@@ -114,6 +120,9 @@ PASSES: tuple[AnyPass, ...] = (
     # Once the moves between them are gone, pads and batch norms are next to what they fold into.
     fold_pads,
     fold_batch_norm,
+    # What a residual leaves of its other terms is next to the convolution that reads it.
+    join_residual_factors,
+    fold_shifts,
     remove_dead_nodes,
 )
 """The standard passes. Run on their own result they change nothing."""

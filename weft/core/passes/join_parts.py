@@ -12,7 +12,7 @@ from weft.core.passes.manager import PassContext, graph_pass
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """Indices from `start` up to `stop` of a value along one axis."""
 
     value: str
@@ -30,7 +30,7 @@ def join_parts(graph: Graph, context: PassContext) -> Graph:
     out = graph.copy()
     for position, node in enumerate(graph.nodes):
         if node.op.type == "Concat":
-            inputs = _whole(graph, [_part(graph, makers.get(name), name, node) for name in node.inputs], node)
+            inputs = _whole(graph, [part_of(graph, makers.get(name), name, node) for name in node.inputs], node)
             if inputs != node.inputs:
                 out.nodes[position] = replace(node, inputs=inputs)
     return out
@@ -41,7 +41,7 @@ def _axis(node: Node, rank: int) -> int:
     return int(op.axis) % max(rank, 1)
 
 
-def _part(graph: Graph, maker: Node | None, name: str, concat: Node) -> _Part | None:
+def part_of(graph: Graph, maker: Node | None, name: str, concat: Node) -> Part | None:
     """Return of what a value is a part, along the axis of a concat."""
     rank = len(graph.specs[name].dims)
     axis = _axis(concat, rank)
@@ -55,17 +55,17 @@ def _part(graph: Graph, maker: Node | None, name: str, concat: Node) -> _Part | 
             return None
         before = maker.outputs[: maker.outputs.index(name)]
         start = sum(graph.specs[each].dims[axis] for each in before if each)
-        return None if "" in before else _Part(source, start, start + graph.specs[name].dims[axis])
+        return None if "" in before else Part(source, start, start + graph.specs[name].dims[axis])
     constants = [known(graph.constants.get(each)) for each in maker.inputs[1:]]
     if any(value is None for value, each in zip(constants, maker.inputs[1:], strict=True) if each):
         return None
     spans: Sequence[tuple[int, int, int]] = maker.op.spans(graph.specs[source].dims, constants)  # type: ignore[attr-defined]
     others = [a for a, size in enumerate(graph.specs[source].dims) if a != axis and spans[a] != (0, size, 1)]
     start, stop, step = spans[axis]
-    return _Part(source, start, stop) if not others and step == 1 and start < stop else None
+    return Part(source, start, stop) if not others and step == 1 and start < stop else None
 
 
-def _whole(graph: Graph, parts: Sequence[_Part | None], concat: Node) -> tuple[str, ...]:
+def _whole(graph: Graph, parts: Sequence[Part | None], concat: Node) -> tuple[str, ...]:
     """Return the inputs of a concat with values in place of all of their parts."""
     names, at = list[str](), 0
     while at < len(parts):

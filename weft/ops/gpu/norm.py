@@ -34,6 +34,7 @@ from weft.ops.norm import (
     LpNormalization,
     MeanVarianceNormalization,
     RMSNormalization,
+    SumNormalization,
 )
 
 
@@ -349,20 +350,21 @@ def _launch_images(
     )
 
 
+_OneAxis = LpNormalization | L2Normalization | SumNormalization
+
+
 class _OneNormOnGpu(GpuOp):
-    """Divides lines along one axis by their norm, in NCHW."""
+    """Divides lines along one axis by their norm or their sum, in NCHW."""
 
     computes_double = True
 
-    def rounds(
-        self, op: LpNormalization | L2Normalization, inputs: Sequence[Tensor | None], caps: DeviceCaps
-    ) -> int:
+    def rounds(self, op: _OneAxis, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the rounds of two passes, for the norm and the quotients."""
         assert inputs[0] is not None
         return _walk(caps, inputs[0].shape, (op.axis % len(inputs[0].shape),), 2)
 
     def _launch(
-        self, op: LpNormalization | L2Normalization, k: KernelBuilder, x: Tensor | None, outputs: Sequence[Tensor],
+        self, op: _OneAxis, k: KernelBuilder, x: Tensor | None, outputs: Sequence[Tensor],
         *, factor: str, term: str = "v * v", epsilon: float | None = None,
     ) -> None:  # fmt: skip
         """Launch one work-item or work-group a line; `factor` is computed from the `total` of all terms."""
@@ -407,6 +409,28 @@ class L2NormOnGpu(_OneNormOnGpu):
         """Launch with the limit; a norm that is NaN is not less than anything, and stays."""
         factor = "1.0 / (sqrt(total) < EPSILON ? EPSILON : sqrt(total))"
         self._launch(op, k, inputs[0], outputs, factor=factor, epsilon=op.least)
+
+
+@gpu_op(SumNormalization)
+class SumNormOnGpu(_OneNormOnGpu):
+    """A sum, or a mean, with a small number."""
+
+    any_place = True
+
+    def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
+        """Accept: the store converts to fp32."""
+        return True
+
+    def launches(
+        self,
+        op: SumNormalization,
+        k: KernelBuilder,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+    ) -> None:
+        """Launch with the elements themselves as terms."""
+        total = "total / TO_REAL(LENGTH)" if op.mean else "total"
+        self._launch(op, k, inputs[0], outputs, term="v", factor=f"1.0 / ({total} + EPSILON)", epsilon=op.epsilon)
 
 
 @gpu_op(MeanVarianceNormalization)
@@ -490,6 +514,7 @@ register_family(
             one_node(LayerNormalization(), (5, 197), (197,), constants=(1,)),
             one_node(LpNormalization(axis=1, p=1), (3, 50, 7)),
             one_node(L2Normalization(axis=1, least=5.0), (3, 50, 7)),
+            one_node(SumNormalization(axis=1, mean=1, epsilon=2.5), (3, 50, 7)),
         ),
         forced=WITHOUT_TEAMS,
     )

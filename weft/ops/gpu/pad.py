@@ -30,11 +30,16 @@ class PadOnGpu(GpuOp):
     laid_inputs = 1
 
     def fits_channels(self, op: Pad, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
-        """Accept pads that leave batch and channels as they are; equal sizes alone do not show that."""
-        x = inputs[0]
+        """Accept pads that leave batch and channels as they are, and zeros behind the last channel.
+
+        Equal sizes alone do not show that. Zeros are what a block has there in any case.
+        """
+        x, value = (*inputs, None)[0], (*inputs, None, None)[2]
         if x is None or len(x.shape) < 3 or 0 in x.shape:
             return False
-        return all(pair == (0, 0) for pair in _pads(op, inputs)[:2])
+        images, (before, after) = _pads(op, inputs)[:2]
+        zeros = op.mode == "constant" and (value is None or (value.constant is not None and not value.constant.any()))
+        return images == (0, 0) == (before, 0 if zeros else after) and after >= 0
 
     def launches(
         self, op: Pad, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
@@ -48,11 +53,13 @@ class PadOnGpu(GpuOp):
         packed = y.layout.packed
         blocks = -(-y.shape[1] // PACK) if packed else 1
         spatial = y.shape[2:] if packed else y.shape
+        wider = packed and y.shape[1] != x.shape[1]
         walk = join_axes(x.shape[2:], pads[2:]) if packed else join_axes(x.shape, pads)
         ints = {"TOTAL": prod(spatial) * blocks * (y.shape[0] if packed else 1), **_constants(op.mode, walk)}
         reads, floats = {"x": x}, {}
         if packed:
             ints |= {"BLOCKS": blocks, "HW": prod(spatial)}
+            ints |= {"HELD": -(-x.shape[1] // PACK)} if wider else {}
         if op.mode == "constant" and value is not None and computed:
             reads["fill"] = value
         elif op.mode == "constant" and packed:
@@ -66,7 +73,7 @@ class PadOnGpu(GpuOp):
             writes={"y": y},
             ints=ints,
             floats=floats,
-            variant={"rank": len(walk), "mode": op.mode, "packed": packed},
+            variant={"rank": len(walk), "mode": op.mode, "packed": packed, "wider": wider},
             grid=grid,
             local=local,
             raw=not packed,
@@ -112,6 +119,7 @@ register_family(
         cases=lambda: (
             one_node(Pad(mode="reflect"), (2, 5, 6), np.array([0, 1, 2, 0, 3, 1]), constants=(1,)),
             one_node(Pad(), (1, 6, 5, 3), np.array([0, 0, 1, 2, 0, 0, 2, 1]), constants=(1,)),
+            one_node(Pad(), (2, 6, 5, 3), np.array([0, 0, 0, 0, 0, 7, 1, 0]), constants=(1,)),
         ),
     )
 )

@@ -10,6 +10,7 @@ from weft.core.passes.patterns.group_norm import fuse_group_norm
 from weft.core.passes.patterns.l2_norm import fuse_l2_norm
 from weft.core.passes.patterns.layer_norm import fuse_layer_norm
 from weft.core.passes.patterns.rms_norm import fuse_rms_norm
+from weft.core.passes.patterns.sum_norm import fuse_sum_norm
 
 __all__ = [
     "attend_in_place",
@@ -21,6 +22,7 @@ __all__ = [
     "fuse_l2_norm",
     "fuse_layer_norm",
     "fuse_rms_norm",
+    "fuse_sum_norm",
     "join_projections",
     "share_keys",
 ]

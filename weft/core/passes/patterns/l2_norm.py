@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Shape
 from weft.core.passes.dead import without_dead_nodes
@@ -27,18 +25,12 @@ def fuse_l2_norm(graph: Graph, context: PassContext) -> Graph:
     reader = Reader(without_dead_nodes(graph))
     for quotient in reader.nodes("Div"):
         x, divisor = quotient.inputs
-        least, norm = _limited(reader, _spread(reader, divisor))
+        least, norm = _limited(reader, reader.unspread(divisor))
         axes = _norm_of(reader, norm, x)
         if len(axes) == 1 and reader.dims(quotient.outputs[0]) == reader.dims(x) and reader.is_read_once(divisor):
             op = make("weft::L2Normalization", axis=axes[0] - len(reader.dims(x)), least=least)
             reader.put(quotient, Node(quotient.name, op, (x,), quotient.outputs))
     return reader.finish() if reader.replaced else graph
-
-
-def _spread(reader: Reader, value: str) -> str:
-    """Return what an Expand, which a quotient does not need, makes a value of; the value if there is none."""
-    node = reader.maker(value, "Expand")
-    return node.inputs[0] if node and reader.is_read_once(node.inputs[0]) else value
 
 
 def _limited(reader: Reader, value: str) -> tuple[float, str]:
@@ -59,20 +51,11 @@ def _norm_of(reader: Reader, value: str, x: str) -> Shape:
     """Return the axes along which a value is the 2-norm of x, kept with size 1; none if it is no such norm."""
     root = reader.maker(value, "Sqrt")
     if root is None:
-        return _axes(reader, reader.maker(value, "ReduceL2"), x)
+        return reader.reduced(reader.maker(value, "ReduceL2"), x)
     total = root.inputs[0]
     if not reader.is_read_once(total):
         return ()
     node = reader.maker(total, "ReduceSum")
     if node is not None and reader.square_of(node.inputs[0]) == x:
-        return _axes(reader, node, node.inputs[0])
-    return _axes(reader, reader.maker(total, "ReduceSumSquare"), x)
-
-
-def _axes(reader: Reader, node: Node | None, x: str) -> Shape:
-    """Return the axes of x that a node reduces and keeps with size 1; none if it does not, or x is not of floats."""
-    if node is None or node.inputs[0] != x or not reader.graph.specs[x].dtype.is_float:
-        return ()
-    op: Any = node.op
-    given = reader.graph.input_constants(node)[1:]
-    return tuple(op.resolve(given[0] if given else None, len(reader.dims(x)))) if op.keepdims else ()
+        return reader.reduced(node, node.inputs[0])
+    return reader.reduced(reader.maker(total, "ReduceSumSquare"), x)

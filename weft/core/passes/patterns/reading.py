@@ -110,12 +110,21 @@ class Reader:
     def mean(self, value: str) -> tuple[str, Shape] | None:
         """Return x and the axes, if a value is the mean of x over axes that are kept with size 1."""
         node = self.maker(value, "ReduceMean")
-        if node is None or not self.graph.specs[node.inputs[0]].dtype.is_float:
-            return None
+        axes = self.reduced(node, node.inputs[0]) if node else ()
+        return (node.inputs[0], axes) if node and axes else None
+
+    def reduced(self, node: Node | None, x: str) -> Shape:
+        """Return the axes of x that a reduction keeps with size 1; none if it is none of x, or x is not of floats."""
+        if node is None or node.inputs[0] != x or not self.graph.specs[x].dtype.is_float:
+            return ()
         op: Any = node.op
         given = self.graph.input_constants(node)[1:]
-        axes = tuple(op.resolve(given[0] if given else None, len(self.dims(node.inputs[0]))))
-        return (node.inputs[0], axes) if axes and op.keepdims else None
+        return tuple(op.resolve(given[0] if given else None, len(self.dims(x)))) if op.keepdims else ()
+
+    def unspread(self, value: str) -> str:
+        """Return what an Expand, which a quotient does not need, makes a value of; the value if there is none."""
+        node = self.maker(value, "Expand")
+        return node.inputs[0] if node and self.is_read_once(node.inputs[0]) else value
 
     def square_of(self, value: str) -> str:
         """Return what a value is the square of; nothing if it is no square."""

@@ -1,0 +1,67 @@
+"""Add a padded value to a whole rather than a value to a part of it: residuals of blocks that get wider."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.core.graph.composite import Body
+from weft.core.graph.graph import Graph, Names, Node
+from weft.core.graph.symbolic import has_open_size
+from weft.core.passes.dead import without_dead_nodes
+from weft.core.passes.join_parts import part_of
+from weft.core.passes.manager import PassContext, graph_pass
+
+
+@graph_pass()
+def pad_partial_sums(graph: Graph, context: PassContext) -> Graph:
+    """Replace a Concat of x's first channels plus s, and the rest of x, by x plus s padded with zeros.
+
+    x is an image. No other node may read the parts or their sum. So x need not be divided, and what makes it adds.
+    """
+    makers, readers = graph.producers(), graph.readers()
+    found = {n.name: each for n in graph.nodes if (each := _sum(graph, makers, readers, n)) is not None}
+    if not found:
+        return graph
+    out, names = graph.copy(), Names(graph)
+    out.nodes = []
+    for node in graph.nodes:
+        if node.name not in found:
+            out.nodes.append(node)
+            continue
+        whole, added = found[node.name].whole, found[node.name].added
+        make = Body(out, node.name, names)
+        dims, before = make.dims(whole), make.dims(added)
+        ends = make.ints(*(0 for _ in dims), *(size - own for size, own in zip(dims, before, strict=True)))
+        out.nodes += make.finish([make.add("Add", whole, make.add("Pad", added, ends))], node.outputs)
+    return without_dead_nodes(out)
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A value, and what is added to its first channels."""
+
+    whole: str
+    added: str
+
+
+def _sum(graph: Graph, makers: dict[str, Node], readers: dict[str, int], concat: Node) -> _Sum | None:
+    """Return what a Concat makes, if it is such a sum."""
+    if concat.op.type != "Concat" or len(concat.inputs) != 2 or any(readers[i] != 1 for i in concat.inputs):
+        return None
+    total, rest = concat.inputs
+    sums, dims = makers.get(total), graph.specs[total].dims
+    behind = part_of(graph, makers.get(rest), rest, concat)
+    if sums is None or sums.op.type != "Add" or behind is None or not graph.specs[total].dtype.is_float:
+        return None
+    whole = graph.specs[behind.value].dims
+    # Of images alone: what is stored element by element is joined without a launch.
+    if len(whole) < 4 or whole != graph.specs[concat.outputs[0]].dims or whole[1:2] == dims[1:2]:
+        return None
+    for first, added in (sums.inputs, sums.inputs[::-1]):
+        part = part_of(graph, makers.get(first), first, concat)
+        if part is None or part.value != behind.value or readers[first] != 1 or graph.specs[added].dims != dims:
+            continue
+        covers = (part.start, part.stop, behind.stop) == (0, behind.start, whole[1])
+        if covers and not has_open_size((whole[1], dims[1])):
+            return _Sum(behind.value, added)
+    return None
