@@ -40,9 +40,8 @@ def split(net: Net, x: str, count: int, axis: int) -> list[str]:
     return [first, *(f"{first}.{k}" for k in range(1, count))]
 
 
-def rotated(net: Net, x: str, cos: str | Array, sin: str | Array) -> str:
-    """Add a rotary embedding of (batch, heads, rows, elements): the second half of the elements before the first."""
-    size = net.shape(x)[-1]
+def rotated(net: Net, x: str, cos: str | Array, sin: str | Array, size: int = EACH) -> str:
+    """Add a rotary embedding of (batch, heads, rows, size): the second half of the elements before the first."""
     first, second = cut(net, x, 0, size // 2), cut(net, x, size // 2, size)
     around = net.add("Concat", net.add("Neg", second), first, axis=-1)
     return net.add("Add", net.add("Mul", x, cos), net.add("Mul", around, sin))

@@ -207,11 +207,15 @@ class _Siblings:
             return axis if every and axis_of(node, rank) != axis else None
         beside = [k for k, name in enumerate(node.inputs) if name and name not in self.rows]
         if kind in NORMS:
-            stacked = all(self._is_shared(nodes, k) or self._constants(*_operands(nodes, k)) for k in beside)
-            return axis if stacked and len(node.outputs) == 1 and axis_of(node, rank) > axis else None
-        # A slope of a PRelu need not broadcast.
-        fits = node.op.is_elementwise and kind != "PRelu" and all(self._is_shared(nodes, k) for k in beside)
-        return len(self.reader.dims(node.outputs[0])) - rank + axis if fits else None
+            inner = axis_of(node, rank)
+            # Kernels read as many parameters as there are elements from the first axis along which these vary.
+            stacks = prod(self.reader.dims(node.inputs[0])[axis + 1 : inner]) == 1
+            fits = [self._is_shared(nodes, k) or (stacks and self._constants(*_operands(nodes, k))) for k in beside]
+            return axis if all(fits) and len(node.outputs) == 1 and inner > axis else None
+        # The slopes of a PRelu need not broadcast.
+        if not node.op.is_elementwise or kind == "PRelu" or not all(self._is_shared(nodes, k) for k in beside):
+            return None
+        return len(self.reader.dims(node.outputs[0])) - rank + axis
 
     def _axis_of_reshaped(self, nodes: Sequence[Node]) -> int | None:
         """Return the last axis in front of which there is as much as in front of that of the parts."""
