@@ -97,6 +97,16 @@ def test_parts_of_what_is_rotated_are_read_where_they_lie(rotary: Rotary, batch:
     assert planned_kernels(graph, "high")[1:-1] == ["normalize_lines", "elementwise", "attention"]
 
 
+@pytest.mark.parametrize("slices", [True, False])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("rotary", [rotated, in_pairs])
+def test_parts_of_one_product_are_read_where_they_lie(rotary: Rotary, batch: int, slices: bool) -> None:
+    """Even where the batch is the axis along which Q and K lie side by side."""
+    net = Net()
+    graph = net.finish(together(net, net.input("x", batch, ROWS, 64), rotary, slices=slices))
+    assert planned_kernels(graph, "high")[1:-1] == ["elementwise", "attention"]
+
+
 def together(net: Net, x: str, rotary: Rotary, *, slices: bool, normalized: bool = False) -> str:
     """Add an attention whose Q, K and V are slices, or parts of a Split, of one product, as in vision transformers."""
     batch, rows, width = net.shape(x)
@@ -177,6 +187,13 @@ def normalized_by_rows(net: Net, q: str, k: str) -> tuple[str, str]:
     return q, k
 
 
+def scales_of_norms(net: Net, q: str, k: str) -> tuple[str, str]:
+    """Parts that are what another value is scaled by."""
+    other = net.input("other", 2, 2, ROWS, EACH)
+    q, k = (net.add("RMSNormalization", other, net.add("Tanh", each)) for each in (q, k))
+    return q, k
+
+
 def by_head(net: Net, q: str, k: str) -> tuple[str, str]:
     """Tables that differ between heads."""
     cos, sin = net.random(2, ROWS, EACH), net.random(2, ROWS, EACH)
@@ -228,8 +245,8 @@ def over_the_heads(net: Net, q: str, k: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize(
     "steps",
-    [each_by_its_own, normalized_by_rows, by_head, in_another_order, by_what_q_is, capped, one_scaled, softened,
-     along_the_heads, over_the_heads],
+    [each_by_its_own, normalized_by_rows, scales_of_norms, by_head, in_another_order, by_what_q_is, capped, one_scaled,
+     softened, along_the_heads, over_the_heads],
 )  # fmt: skip
 def test_what_differs_or_gains_nothing_stays(steps: Callable[[Net, str, str], tuple[str, str]]) -> None:
     net = Net()

@@ -22,7 +22,7 @@ from weft.core.passes.patterns.reading import Reader, make
 ATTENTION = "weft::Attention"
 NORMS = ("RMSNormalization", "LayerNormalization")
 ROUNDS = 4
-"""What one round joined has parts that the next may join: where Q, K and V are normalized, Q and K are rotated."""
+"""A node that one round replaced keeps others that read it as they are, until the next."""
 
 
 @graph_pass(rounds=ROUNDS)
@@ -175,9 +175,9 @@ class _Siblings:
         return self._is_same(one, two) or (node.op.type in NORMS and self._constants(one, two) is not None)
 
     def _is_same(self, one: str, two: str) -> bool:
-        """Tell whether operands are one value, or constants of the same elements."""
+        """Tell whether operands are one value, or constants of the same bits."""
         held = None if one == two else self._constants(one, two)
-        return one == two or (held is not None and np.array_equal(held[0], held[1]))
+        return one == two or (held is not None and held[0].tobytes() == held[1].tobytes())
 
     def _constants(self, *names: str) -> list[Array] | None:
         """Return constants of one type and shape; None if these values are none."""
@@ -193,6 +193,8 @@ class _Siblings:
         node, kind = nodes[0], nodes[0].op.type
         read = [self.rows[i] for i in node.inputs if i in self.rows]
         rank, axis = len(self.reader.dims(read[0].values[0])), read[0].axis
+        if not (node.op.is_elementwise or kind == "Concat" or [i in self.rows for i in node.inputs].index(True) == 0):
+            return None
         if kind in RESHAPES:
             return self._axis_of_reshaped(nodes)
         if kind == "Transpose":
