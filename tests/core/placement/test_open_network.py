@@ -15,6 +15,7 @@ import weft
 from benchmarks.gpt2 import gpt2
 from benchmarks.minilm import Sizes
 from benchmarks.models import resnet50
+from tests.helpers.decoders import EACH, rotated
 from tests.helpers.nets import Net
 from tests.helpers.random_nets import SLOW
 from tests.helpers.run_length import examples
@@ -178,6 +179,26 @@ def test_sibling_products_over_open_rows() -> None:
     assert_serves(network, graph, {"x": (3, 9, 16)})
     prepared = prepare_network(bind(graph, {"x": (2, 5, 16)}), Precision.HIGH).graph
     assert [n.op.type for n in prepared.nodes[:2]] == ["MatMul", "Split"]
+
+
+def test_sibling_steps_over_open_rows() -> None:
+    """Q and K are normalized and rotated together for any number of rows."""
+    net = Net()
+    x, cos, sin = net.input("x", "n", "rows", 16), net.input("cos", "rows", EACH), net.input("sin", "rows", EACH)
+    parts = list[str]()
+    for heads in (4, 2, 2):
+        made = net.add("Reshape", net.add("MatMul", x, net.random(16, heads * EACH)), np.array([0, 0, heads, EACH]))
+        if len(parts) < 2:
+            made = net.add("RMSNormalization", made, net.random(EACH))
+        turned = net.add("Transpose", made, perm=(0, 2, 1, 3))
+        parts.append(rotated(net, turned, cos, sin) if len(parts) < 2 else turned)
+    graph = net.finish(net.add(ATTENTION, *parts))
+    shapes: dict[str, Shape] = {"x": (2, 5, 16), "cos": (5, EACH), "sin": (5, EACH)}
+    network = opened(graph, shapes)
+    assert network is not None
+    assert_serves(network, graph, {"x": (3, 9, 16), "cos": (9, EACH), "sin": (9, EACH)})
+    made_of = [n.op.type for n in prepare_network(bind(graph, shapes), Precision.HIGH).graph.nodes]
+    assert made_of.count("RMSNormalization") == made_of.count("Concat") == 1
 
 
 def one_op(row: Case) -> tuple[Graph, dict[str, Shape]]:

@@ -43,6 +43,7 @@ from weft.core.passes.residual_factors import join_residual_factors
 from weft.core.passes.scattered_slices import concat_scattered_slices
 from weft.core.passes.shifts import fold_shifts
 from weft.core.passes.sibling_products import join_sibling_products
+from weft.core.passes.sibling_steps import join_sibling_steps
 from weft.core.passes.squash import NO_MOVES_IN_A_ROW, squash_moves
 from weft.core.passes.stacked_sums import add_stacked_parts
 from weft.core.passes.transposes import (
@@ -113,6 +114,7 @@ PASSES: tuple[AnyPass, ...] = (
     attend_in_place,
     join_projections,
     join_sibling_products,
+    join_sibling_steps,
     # An attention reads what is before a reshape, which may have one reader left; operands may have been moved as
     # others already are.
     undo_reshapes,

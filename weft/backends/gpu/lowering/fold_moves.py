@@ -189,29 +189,31 @@ class _Folder:
         axis = next((a for a, size in enumerate(whole) if any(d[a] != size for d in dims)), None)
         if axis is None or 0 in whole:
             return None
-        for parts in (map(self._taken_from, node.inputs), map(self._lies, node.inputs)):
-            known = [part for part in parts if part is not None]
-            if len(known) != len(dims) or len({source for source, _ in known}) != 1:
-                continue
-            steps = [places.steps(d) for (_, places), d in zip(known, dims, strict=True)]
+        parts = [self._taken_from(name, size) for name, size in zip(node.inputs, map(prod, dims), strict=True)]
+        for source in parts[0]:
+            steps = [part[source].steps(d) for part, d in zip(parts, dims, strict=True) if source in part]
             found = [each for each in steps if each is not None]
             places = joined_places(dims, found, axis) if len(found) == len(dims) else None
             if places is not None:
-                return _Move(known[0][0], [places])
+                return _Move(source, [places])
         return None
 
-    def _taken_from(self, name: str) -> tuple[str, IndexMap] | None:
-        """Return of which value another one is a part, by the move that makes it, and where."""
-        maker = self.makers.get(name)
-        move = None if maker is None else self.moves.get(maker.name)
-        if maker is None or move is None or not self._is_linear(move.source):
-            return None
-        return move.source, move.maps[maker.outputs.index(name)]
+    def _taken_from(self, name: str, count: int) -> dict[str, IndexMap]:
+        """Return of which values another one of `count` elements is a part, the nearest first, and where it is in each.
 
-    def _lies(self, name: str) -> tuple[str, IndexMap] | None:
-        """Return in which value another one lies, and where."""
-        view = self.views.get(name)
-        return None if view is None or view.blocks else (view.root, view.places)
+        Moves make it of these, or it lies there.
+        """
+        found, at, view = dict[str, IndexMap](), IDENTITY, self.views.get(name)
+        made = name
+        while (maker := self.makers.get(made)) is not None and (move := self.moves.get(maker.name)) is not None:
+            if not self._is_linear(move.source):
+                break
+            at = at.then(move.maps[maker.outputs.index(made)]).of_first(count)
+            found[move.source] = at
+            made = move.source
+        if view is not None and not view.blocks:
+            found.setdefault(view.root, view.places)
+        return found
 
     def _is_linear(self, name: str) -> bool:
         layout = self.graph.layouts.get(name, Layout.NCHW)

@@ -1,0 +1,325 @@
+"""The same steps of adjacent parts of a value: which become one, what stays, the numbers, and launches on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.decoders import EACH, Rotary, cut, decoder, rotated, split, turned, with_attention
+from tests.helpers.launches import planned_kernels
+from tests.helpers.nets import Net, kinds
+from tests.helpers.random_nets import SLOW, assert_right
+from tests.helpers.rewrites import assert_identical, assert_same
+from tests.helpers.run_length import examples
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
+from weft.core.graph.limits import Budget, Limits
+from weft.core.passes import PassContext, run_passes
+from weft.core.passes.sibling_products import join_sibling_products
+from weft.core.passes.sibling_steps import join_sibling_steps
+
+ROWS = 5
+
+
+def in_pairs(net: Net, x: str, cos: str | Array, sin: str | Array) -> str:
+    """Add a rotary embedding of neighbours, which are unzipped and zipped."""
+    size = net.shape(x)[-1]
+    even, odd = cut(net, x, 0, size, 2), cut(net, x, 1, size, 2)
+    zipped = [net.add("Unsqueeze", each, np.array([-1])) for each in (net.add("Neg", odd), even)]
+    around = net.add("Reshape", net.add("Concat", *zipped, axis=-1), np.array(net.shape(x)))
+    return net.add("Add", net.add("Mul", x, cos), net.add("Mul", around, sin))
+
+
+def of_some(net: Net, x: str, cos: str | Array, sin: str | Array) -> str:
+    """Add a rotary embedding of the first half of the elements."""
+    half = EACH // 2
+    cos, sin = (each if isinstance(each, str) else each[..., :half] for each in (cos, sin))
+    return net.add("Concat", rotated(net, cut(net, x, 0, half), cos, sin, half), cut(net, x, half, EACH), axis=-1)
+
+
+def but_the_first(net: Net, x: str, cos: str | Array, sin: str | Array) -> str:
+    """Add a rotary embedding of all rows but the first, which is a class token."""
+    token, pixels = (net.add("Slice", x, np.array([a]), np.array([b]), np.array([2])) for a, b in ((0, 1), (1, ROWS)))
+    cos, sin = (each if isinstance(each, str) else each[..., 1:, :] for each in (cos, sin))
+    return net.add("Concat", token, rotated(net, pixels, cos, sin), axis=2)
+
+
+def by_halves(net: Net, x: str, cos: str | Array, sin: str | Array) -> str:
+    """Add a rotary embedding of what a Split takes apart."""
+    first, second = split(net, x, 2, -1)
+    around = net.add("Concat", net.add("Neg", second), first, axis=-1)
+    return net.add("Add", net.add("Mul", x, cos), net.add("Mul", around, sin))
+
+
+ROTARIES = [rotated, in_pairs, of_some, but_the_first, by_halves]
+
+
+def joined(graph: Graph) -> Graph:
+    """Return a graph whose sibling products and steps are joined."""
+    return join_sibling_steps(join_sibling_products(graph))
+
+
+def assert_joined(graph: Graph, *types: str) -> Graph:
+    """Fail unless all nodes of some types are one each; return the graph after the pass."""
+    before = join_sibling_products(graph)
+    after = join_sibling_steps(before)
+    assert {kind: kinds(after).count(kind) for kind in types} == dict.fromkeys(types, 1)
+    assert len(after.nodes) < len(before.nodes)
+    assert_identical(before, after)
+    assert str(join_sibling_steps(after)) == str(after)
+    return after
+
+
+@pytest.mark.parametrize("rotary", ROTARIES)
+@pytest.mark.parametrize(("groups", "shared"), [(2, 1), (2, 3), (1, 4)])
+def test_queries_and_keys_are_rotated_together(rotary: Rotary, groups: int, shared: int) -> None:
+    net = Net()
+    graph = net.finish(decoder(net, net.input("x", 2, ROWS, 16), groups, shared, rotary=rotary))
+    after = assert_joined(graph, "Neg")
+    assert kinds(after).count("Mul") == 2
+    attention = next(n for n in after.nodes if n.op.type == "weft::Attention")
+    split = after.producers()[attention.inputs[0]]
+    assert split.outputs == attention.inputs[:2], "they keep their names"
+    assert [after.specs[o].dims[1] for o in split.outputs] == [groups * shared, groups]
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("rotary", [rotated, by_halves])
+def test_parts_of_what_is_rotated_are_read_where_they_lie(rotary: Rotary, batch: int, rows: int) -> None:
+    net = Net()
+    x = net.input("x", batch, rows, 64)
+    graph = net.finish(decoder(net, x, 2, 2, normalized=True, rotary=rotary))
+    assert planned_kernels(graph, "high")[1:-1] == ["normalize_lines", "elementwise", "attention"]
+
+
+@pytest.mark.parametrize("slices", [True, False])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("rotary", [rotated, in_pairs])
+def test_parts_of_one_product_are_read_where_they_lie(rotary: Rotary, batch: int, slices: bool) -> None:
+    """Even where the batch is the axis along which Q and K lie side by side."""
+    net = Net()
+    graph = net.finish(together(net, net.input("x", batch, ROWS, 64), rotary, slices=slices))
+    assert planned_kernels(graph, "high")[1:-1] == ["elementwise", "attention"]
+
+
+def together(net: Net, x: str, rotary: Rotary, *, slices: bool, normalized: bool = False) -> str:
+    """Add an attention whose Q, K and V are slices, or parts of a Split, of one product, as in vision transformers."""
+    batch, rows, width = net.shape(x)
+    count, each = 2, 2 * EACH
+    made = net.add("MatMul", x, net.random(width, 3 * each, scale=width**-0.5))
+    parts = list[str]()
+    if slices:
+        for at in range(0, 3 * each, each):
+            part = net.add("Slice", made, np.array([at]), np.array([at + each]), np.array([-1]))
+            part = net.add("Reshape", part, np.array([batch, rows, count, EACH]))
+            if normalized and at < 2 * each:
+                part = net.add("LayerNormalization", part, net.random(EACH), net.random(EACH))
+            parts.append(turned(net, part))
+    else:
+        made = net.add("Reshape", made, np.array([batch, rows, 3, count, EACH]))
+        taken = split(net, net.add("Transpose", made, perm=(2, 0, 3, 1, 4)), 3, 0)
+        parts = [net.add("Squeeze", each, np.array([0])) for each in taken]
+    cos, sin = net.random(rows, EACH), net.random(rows, EACH)
+    q, k = (rotary(net, each, cos, sin) for each in parts[:2])
+    return with_attention(net, x, q, k, parts[2])
+
+
+@pytest.mark.parametrize(("slices", "normalized"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_parts_of_one_product_are_rotated_together(slices: bool, batch: int, normalized: bool) -> None:
+    net = Net()
+    x = net.input("x", batch, ROWS, 16)
+    graph = net.finish(together(net, x, but_the_first, slices=slices, normalized=normalized))
+    assert_joined(graph, "Neg", *(["LayerNormalization"] if normalized else []))
+
+
+def three(net: Net) -> tuple[str, list[str]]:
+    """Add an input, and three parts of one product of it, with two heads in front of the rows of each."""
+    x = net.input("x", 2, ROWS, 16)
+    made = net.add("Reshape", net.add("MatMul", x, net.random(16, 6 * EACH)), np.array([2, ROWS, 6, EACH]))
+    return x, split(net, turned(net, made), 3, 1)
+
+
+def test_scales_that_differ_are_stacked() -> None:
+    """Each head has the scale of its part, within the budget."""
+    net = Net()
+    graph = net.finish(decoder(net, net.input("x", 2, ROWS, 16), 2, 3, normalized=True))
+    after = assert_joined(graph, "RMSNormalization", "Neg")
+    norm = next(n for n in after.nodes if n.op.type == "RMSNormalization")
+    before = [graph.constants[n.inputs[1]] for n in graph.nodes if n.op.type == "RMSNormalization"]
+    scales = after.constants[norm.inputs[1]]
+    np.testing.assert_array_equal(scales, [*[before[0]] * 6, *[before[1]] * 2])
+
+
+def test_scales_are_stacked_within_the_budget() -> None:
+    net = Net()
+    graph = join_sibling_products(net.finish(decoder(net, net.input("x", 2, ROWS, 16), 40, 1, normalized=True)))
+    assert join_sibling_steps(graph, PassContext(Budget(Limits(folding_bytes=80 * EACH * 4 - 1)))) is graph
+    assert join_sibling_steps(graph, PassContext(Budget(Limits(folding_bytes=80 * EACH * 4)))) is not graph
+
+
+def test_steps_of_all_three() -> None:
+    """Q, K and V are normalized alike, and attention alone reads them."""
+    net = Net()
+    x, parts = three(net)
+    scale, factor = net.random(EACH), net.random(1)
+    q, k, v = (net.add("Mul", net.add("RMSNormalization", each, scale), factor) for each in parts)
+    after = assert_joined(net.finish(with_attention(net, x, q, k, v)), "RMSNormalization", "Split")
+    assert len(next(n for n in after.nodes if n.op.type == "Split").outputs) == 3
+
+
+
+
+def each_by_its_own(net: Net, q: str, k: str) -> tuple[str, str]:
+    """Tables that differ."""
+    tables = [(net.random(ROWS, EACH), net.random(ROWS, EACH)) for _ in range(2)]
+    return rotated(net, q, *tables[0]), rotated(net, k, *tables[1])
+
+
+def normalized_by_rows(net: Net, q: str, k: str) -> tuple[str, str]:
+    """Scales of which a kernel would read one for each element, because the rows are between heads and elements."""
+    q, k = (net.add("RMSNormalization", each, net.random(EACH)) for each in (q, k))
+    return q, k
+
+
+def scales_of_norms(net: Net, q: str, k: str) -> tuple[str, str]:
+    """Parts that are what another value is scaled by."""
+    other = net.input("other", 2, 2, ROWS, EACH)
+    q, k = (net.add("RMSNormalization", other, net.add("Tanh", each)) for each in (q, k))
+    return q, k
+
+
+def by_head(net: Net, q: str, k: str) -> tuple[str, str]:
+    """Tables that differ between heads."""
+    cos, sin = net.random(2, ROWS, EACH), net.random(2, ROWS, EACH)
+    return rotated(net, q, cos, sin), rotated(net, k, cos, sin)
+
+
+def in_another_order(net: Net, q: str, k: str) -> tuple[str, str]:
+    """Steps that are not the same."""
+    cos, sin = net.random(ROWS, EACH), net.random(ROWS, EACH)
+    return rotated(net, q, cos, sin), in_pairs(net, k, cos, sin)
+
+
+def by_what_q_is(net: Net, q: str, k: str) -> tuple[str, str]:
+    """A factor that is made of one of the parts."""
+    gate = net.add("Sigmoid", q)
+    return net.add("Mul", q, gate), net.add("Mul", k, gate)
+
+
+def capped(net: Net, q: str, k: str) -> tuple[str, str]:
+    """A single step: the product's parts would be split once more."""
+    return net.add("Tanh", q), net.add("Tanh", k)
+
+
+def one_scaled(net: Net, q: str, k: str) -> tuple[str, str]:
+    """A step of one part behind those of both, which the kernel computes with them."""
+    cos, sin = net.random(ROWS, EACH), net.random(ROWS, EACH)
+    return net.add("Tanh", rotated(net, q, cos, sin)), rotated(net, k, cos, sin)
+
+
+def softened(net: Net, q: str, k: str) -> tuple[str, str]:
+    """What else reads a result might compute the step."""
+    cos, sin = net.random(ROWS, EACH), net.random(ROWS, EACH)
+    return net.add("Softmax", rotated(net, q, cos, sin)), net.add("Softmax", rotated(net, k, cos, sin))
+
+
+def along_the_heads(net: Net, q: str, k: str) -> tuple[str, str]:
+    """Heads in reverse: the axis along which the parts lie side by side."""
+    cos, sin = net.random(ROWS, EACH), net.random(ROWS, EACH)
+    q, k = (net.add("Slice", each, *(np.array([n]) for n in (-1, -3, 1, -1))) for each in (q, k))
+    return rotated(net, q, cos, sin), rotated(net, k, cos, sin)
+
+
+def over_the_heads(net: Net, q: str, k: str) -> tuple[str, str]:
+    """Norms over the heads, too."""
+    scale = net.random(1)
+    q, k = (net.add("RMSNormalization", net.add("Sigmoid", each), scale, axis=1) for each in (q, k))
+    return q, k
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [each_by_its_own, normalized_by_rows, scales_of_norms, by_head, in_another_order, by_what_q_is, capped, one_scaled,
+     softened, along_the_heads, over_the_heads],
+)  # fmt: skip
+def test_what_differs_or_gains_nothing_stays(steps: Callable[[Net, str, str], tuple[str, str]]) -> None:
+    net = Net()
+    x, (q, k, v) = three(net)
+    graph = net.finish(with_attention(net, x, *steps(net, q, k), v))
+    assert join_sibling_steps(graph) is graph
+
+
+def test_keys_that_are_kept_for_later_stay_apart() -> None:
+    """They are written where they must lie: as an output of the network, or behind earlier ones."""
+    for cached in (True, False):
+        net = Net()
+        x = net.input("x", 2, ROWS, 16)
+        y = decoder(net, x, 2, 1)
+        keys = next(n for n in net.graph.nodes if n.op.type == "weft::Attention").inputs[1]
+        kept = net.add("Concat", net.input("past", 2, 2, 7, EACH), keys, axis=2) if cached else keys
+        before = join_sibling_products(net.finish(y, kept))
+        assert join_sibling_steps(before) is before
+
+
+def test_parts_that_others_read_as_well() -> None:
+    """What is rotated may be read from before that, and V where it was."""
+    net = Net()
+    y = decoder(net, net.input("x", 2, ROWS, 16), 2, 1)
+    unrotated = [n.outputs[0] for n in net.graph.nodes if n.op.type == "Transpose"][:3]
+    assert_joined(net.finish(y, *unrotated), "Neg")
+
+
+def test_parts_that_are_not_side_by_side_stay() -> None:
+    net = Net()
+    x, (q, v, k) = three(net)
+    cos, sin = net.random(ROWS, EACH), net.random(ROWS, EACH)
+    q, k = (rotated(net, each, cos, sin) for each in (q, k))
+    graph = net.finish(with_attention(net, x, q, k, v))
+    assert join_sibling_steps(graph) is graph
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
+@pytest.mark.parametrize("precision", ["high", "low"])
+def test_devices_compute_the_same(device: str, precision: str) -> None:
+    net = Net()
+    x = decoder(net, net.input("x", 2, ROWS, 16), 2, 3, normalized=True)
+    graph = net.finish(together(net, x, but_the_first, slices=False))
+    assert "Neg" not in kinds(run_passes(graph)), "it is in the table of sines"
+    assert_right(graph, device, precision, 1e-5 if precision == "high" else 5e-3)
+
+
+@st.composite
+def rotations(draw: st.DrawFn) -> Graph:
+    """Draw layers with rotary embeddings, whose inner values may be outputs."""
+    net = Net(draw(st.integers(0, 100)))
+    x = net.input("x", draw(st.integers(1, 2)), ROWS, 8)
+    for _ in range(draw(st.integers(1, 2))):
+        rotary, normalized = draw(st.sampled_from(ROTARIES)), draw(st.booleans())
+        if draw(st.booleans()):
+            x = together(net, x, rotary, slices=normalized or draw(st.booleans()), normalized=normalized)
+        else:
+            groups, shared = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+            x = decoder(net, x, groups, shared, rotary=rotary, normalized=normalized)
+    others = draw(st.lists(st.sampled_from([n.outputs[0] for n in net.graph.nodes]), max_size=2))
+    return net.finish(*dict.fromkeys([x, *others]))
+
+
+@given(graph=rotations())
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=SLOW)
+def test_numbers_are_kept_and_no_node_is_added(graph: Graph) -> None:
+    before = str(graph)
+    products = join_sibling_products(graph)
+    steps = join_sibling_steps(products)
+    assert len(steps.nodes) <= len(products.nodes)
+    assert_identical(products, steps)
+    assert str(join_sibling_steps(steps)) == str(steps)
+    after = run_passes(graph)
+    assert_same(graph, after, 2e-5)
+    assert str(run_passes(after)) == str(after)
+    assert str(graph) == before, "a pass leaves the graph that it was given"

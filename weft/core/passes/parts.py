@@ -1,0 +1,48 @@
+"""Parts of values: which indices of an axis a Split or a Slice takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.core.graph.graph import Graph, Node
+from weft.core.graph.symbolic import known
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Indices from `start` up to `stop` of a value along one axis."""
+
+    value: str
+    start: int
+    stop: int
+
+
+def axis_of(node: Node, rank: int) -> int:
+    """Return the axis of an op that has one, counted from the first."""
+    op: Any = node.op
+    return int(op.axis) % max(rank, 1)
+
+
+def part_of(graph: Graph, maker: Node | None, name: str, axis: int) -> Part | None:
+    """Return of what value an output of a Split, or a Slice with step 1, is a part along an axis; None if of none."""
+    rank = len(graph.specs[name].dims)
+    if maker is None or maker.op.type not in ("Split", "Slice"):
+        return None
+    source = maker.inputs[0]
+    if len(graph.specs[source].dims) != rank:
+        return None
+    if maker.op.type == "Split":
+        if axis_of(maker, rank) != axis:
+            return None
+        before = maker.outputs[: maker.outputs.index(name)]
+        start = sum(graph.specs[each].dims[axis] for each in before if each)
+        return None if "" in before else Part(source, start, start + graph.specs[name].dims[axis])
+    constants = [known(graph.constants.get(each)) for each in maker.inputs[1:]]
+    if any(value is None for value, each in zip(constants, maker.inputs[1:], strict=True) if each):
+        return None
+    spans: Sequence[tuple[int, int, int]] = maker.op.spans(graph.specs[source].dims, constants)  # type: ignore[attr-defined]
+    others = [a for a, size in enumerate(graph.specs[source].dims) if a != axis and spans[a] != (0, size, 1)]
+    start, stop, step = spans[axis]
+    return Part(source, start, stop) if not others and step == 1 and start < stop else None
