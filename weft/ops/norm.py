@@ -279,12 +279,17 @@ class RMSNormalization(Op):
 
 
 @decomposition("RMSNormalization")
-def _scaled_in_another_type(op: RMSNormalization, make: Body, node: Node) -> Sequence[str]:
-    """Return a normalization in the wider of the two types, or in float32, and a conversion."""
+def _rms_norm(op: RMSNormalization, make: Body, node: Node) -> Sequence[str]:
+    """Return a normalization in the wider of two types, or in float32, and a conversion; the parts if both are one."""
     x, scale = node.inputs
     types = make.dtype(x), make.dtype(scale)
     if types[0] is types[1]:
-        return []
+        if types[0] is not DType.FLOAT32:
+            return []  # as of LayerNormalization
+        rank = len(make.dims(x))
+        mean = make.add("ReduceMean", make.add("Mul", x, x), make.constant(np.arange(op.axis % rank, rank)))
+        root = make.add("Sqrt", make.add("Add", mean, make.number(op.epsilon, x)))
+        return [make.add("Mul", make.add("Div", x, root), scale)]
     wide = DType.FLOAT64 if DType.FLOAT64 in types else DType.FLOAT32
     normalized = make.all(op.type, make.cast(x, wide), make.cast(scale, wide), made=1, **op.attributes())
     return [make.cast(normalized[0], types[1])]
@@ -395,12 +400,22 @@ class L2Normalization(Op):
         return np.asarray(wide / np.maximum(norm, _scalar(self.least, norm))).astype(x.dtype, copy=False)
 
 
+@decomposition("weft::L2Normalization")
+def _l2_norm(op: L2Normalization, make: Body, node: Node) -> Sequence[str]:
+    (x,) = node.inputs
+    if make.dtype(x) is not DType.FLOAT32:
+        return []  # float16 holds no large squares
+    norm = make.add("ReduceL2", x, make.ints(op.axis))
+    return [make.add("Div", x, make.add("Max", norm, make.number(op.least, x)))]
+
+
 @register_op
 @op_dataclass
 class SumNormalization(Op):
     """The tensor divided by `epsilon` plus its sum along one axis, or plus its mean where `mean` is 1.
 
-    Elements count with their sign, so that a sum may be 0: what is divided by that is infinite or NaN.
+    Elements count with their sign, so that a sum may be 0: what is divided by that is infinite or NaN. GPUs multiply by
+    the reciprocal, which fp32 does not hold of sums below 2**-128: there such sums count as 0.
     """
 
     type: ClassVar[str] = "weft::SumNormalization"
@@ -422,6 +437,15 @@ class SumNormalization(Op):
         wide = widen(x)
         total = _mean(wide, (self.axis,)) if self.mean else wide.sum(axis=self.axis, keepdims=True)
         return np.asarray(wide / (total + _scalar(self.epsilon, total))).astype(x.dtype, copy=False)
+
+
+@decomposition("weft::SumNormalization")
+def _sum_norm(op: SumNormalization, make: Body, node: Node) -> Sequence[str]:
+    (x,) = node.inputs
+    if make.dtype(x) is not DType.FLOAT32:
+        return []  # float16 holds no large sums
+    total = make.add("ReduceMean" if op.mean else "ReduceSum", x, make.ints(op.axis))
+    return [make.add("Div", x, make.add("Add", total, make.number(op.epsilon, x)))]
 
 
 @register_op

@@ -138,7 +138,19 @@ def _the_greatest(net: Net, x: str) -> str:
     return net.add("Div", x, net.add("ReduceMax", x, np.array([-1])))
 
 
-STAYS = [_several_axes, _of_another_value, _sum_over_x, _without_axes, _a_number_of_each_row, _the_greatest]
+def _a_number_without_reciprocal(net: Net, x: str) -> str:
+    return normalized(net, x, epsilon=1e-39)
+
+
+STAYS = [
+    _several_axes,
+    _of_another_value,
+    _sum_over_x,
+    _without_axes,
+    _a_number_of_each_row,
+    _the_greatest,
+    _a_number_without_reciprocal,
+]
 
 
 @pytest.mark.parametrize("build", STAYS)

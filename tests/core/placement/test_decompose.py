@@ -47,6 +47,12 @@ def norm(shift: bool) -> Graph:
     return net.finish(net.add("LayerNormalization", x, *parameters, axis=1, epsilon=0.01, name="y"))
 
 
+def norm_of_one_axis(kind: str, **attributes: Any) -> Graph:
+    net = Net()
+    scale = [net.random(5)] if kind == "RMSNormalization" else []
+    return net.finish(net.add(kind, net.input("x", 2, 3, 5), *scale, **attributes, name="y"))
+
+
 def attention(heads: int, packed: int, mask: bool, **more: Any) -> Graph:
     net = Net()
     if packed:
@@ -69,6 +75,11 @@ def choice() -> Graph:
 GRAPHS = {
     "Gelu": [gelu("none"), gelu("tanh")],
     "LayerNormalization": [norm(True), norm(False)],
+    "RMSNormalization": [norm_of_one_axis("RMSNormalization", epsilon=0.01)],
+    "weft::L2Normalization": [norm_of_one_axis("weft::L2Normalization", axis=k, least=0.9) for k in (1, -1)],
+    "weft::SumNormalization": [
+        norm_of_one_axis("weft::SumNormalization", axis=k, mean=1 + k, epsilon=9.0) for k in (-1, 0)
+    ],
     "weft::CompareSelect": [choice()],
     "weft::Attention": [
         attention(0, 0, False), attention(2, 0, True), attention(2, 1, True), attention(2, 1, False),
@@ -90,7 +101,7 @@ def test_the_parts_do_the_work_of_the_whole(kind: str, graph: Graph) -> None:
 
 @pytest.mark.parametrize(("kind", "graph"), EACH)
 def test_what_the_device_takes_or_takes_no_part_of_stays_whole(kind: str, graph: Graph) -> None:
-    for knows in (Knows(), Knows(kind, "MatMul", "Mul", "Where")):
+    for knows in (Knows(), Knows(kind, "MatMul", "Mul", "Where", "Div")):
         after, notes = decompose_refused(graph, backends(a=knows, b=Knows()))
         assert (after.nodes, notes) == (graph.nodes, [])
         assert after.constants.keys() == graph.constants.keys()

@@ -39,9 +39,7 @@ from weft.core.passes.patterns import (
     share_keys,
 )
 from weft.core.passes.properties import Property
-from weft.core.passes.residual_factors import join_residual_factors
 from weft.core.passes.scattered_slices import concat_scattered_slices
-from weft.core.passes.shifts import fold_shifts
 from weft.core.passes.sibling_products import join_sibling_products
 from weft.core.passes.sibling_steps import join_sibling_steps
 from weft.core.passes.squash import NO_MOVES_IN_A_ROW, squash_moves
@@ -122,9 +120,6 @@ PASSES: tuple[AnyPass, ...] = (
     # Once the moves between them are gone, pads and batch norms are next to what they fold into.
     fold_pads,
     fold_batch_norm,
-    # What a residual leaves of its other terms is next to the convolution that reads it.
-    join_residual_factors,
-    fold_shifts,
     remove_dead_nodes,
 )
 """The standard passes. Run on their own result they change nothing."""

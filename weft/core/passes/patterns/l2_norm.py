@@ -6,10 +6,7 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Shape
 from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.patterns.reading import Reader, make
-
-LEAST = 2.0**-126
-"""Kernels have no reciprocal of less in fp32."""
+from weft.core.passes.patterns.reading import LEAST, Reader, make
 
 
 @graph_pass()

@@ -38,6 +38,10 @@ def is_about(number: float, wanted: float) -> bool:
     return isclose(number, wanted, rel_tol=3e-7)
 
 
+LEAST = 2.0**-126
+"""Kernels have no reciprocal of less in fp32."""
+
+
 class Reader:
     """A graph with the producers and readers of its values, and the nodes that will replace others."""
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from weft.core.graph.graph import Graph, Node
 from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.patterns.reading import LEAST, Reader, make
 
 
 @graph_pass()
 def fuse_sum_norm(graph: Graph, context: PassContext) -> Graph:
     """Replace x / (sum or mean of x along one axis, and a number) by a `weft::SumNormalization`.
 
-    The number may be absent. No part may have another reader.
+    The number may be absent, but is no smaller than what fp32 has a reciprocal of. No part may have another reader.
     """
     if not Reader.has(graph, "ReduceSum", "ReduceMean"):
         return graph
@@ -23,6 +23,8 @@ def fuse_sum_norm(graph: Graph, context: PassContext) -> Graph:
         epsilon, total = _raised(reader, reader.unspread(divisor))
         reduction = reader.maker(total, "ReduceSum", "ReduceMean")
         axes = reader.reduced(reduction, x)
+        if not (epsilon == 0 or epsilon >= LEAST):
+            continue
         if len(axes) == 1 and reader.dims(quotient.outputs[0]) == reader.dims(x) and reader.is_read_once(divisor):
             mean = int(reduction is not None and reduction.op.type == "ReduceMean")
             op = make("weft::SumNormalization", axis=axes[0] - len(reader.dims(x)), mean=mean, epsilon=epsilon)
