@@ -1,13 +1,14 @@
 """PyTorch's side of the measurement: cuDNN and cuBLAS, eager, as a CUDA graph, and compiled in a CUDA graph.
 
 Host to host: a numpy array is copied into pinned memory, from there to the device; the result comes back to pinned
-memory, where the caller reads it until the next run. `pinned_ms` is the same without the first copy, as if the
-caller's array lay in pinned memory. The cast to fp16 and the change of layout are part of the network (and of its
-graph), as they are in Weft's. In graphs batch norms are folded into convolutions, as Weft does it; eager networks are
-torchvision's, layer for layer. Device: CUDA events around five replays queued behind each other, a fifth of it;
-transfers do not count.
-cuDNN searches for the fastest algorithms (`cudnn.benchmark`). TF32 is off but for the rows that say tf32. "compile" is
-`torch.compile` with `freezing`, whose kernels (Inductor's, by Triton) are captured in a graph.
+memory, where the caller reads it until the next run. `pinned_ms` is the same without the first copy, as if the caller's
+array lay in pinned memory: in fp16, if the network computes in fp16, as are Weft's own arrays. Otherwise the cast to
+fp16 is part of the network (and of its graph), and so is the change of layout, as they are in Weft's. In graphs batch
+norms are folded into convolutions, as Weft does it; eager networks are torchvision's, layer for layer. Device: CUDA
+events around five replays queued behind each other, a fifth of it; transfers do not count. cuDNN searches for the
+fastest algorithms (`cudnn.benchmark`) when a row is taken: others may use the GPU before. TF32 is off but for the rows
+that say tf32. "compile" is `torch.compile` with `freezing`, whose kernels (Inductor's, by Triton) are captured in a
+graph.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -97,14 +99,31 @@ def _prepared(case: Workload, row: Row, way: str, variant: str, counts: Counts) 
 
     threads = torch.get_num_threads()  # a compiled network is compiled anew where this number is another
     dtype = torch.float16 if row.precision == "fp16" else torch.float32
-    side = _Side(case, dtype, variant, fold=way != "eager", compiled=way == "compile")
+    compiled = way == "compile"
+    make = partial(_Side, case, dtype, variant, fold=way != "eager", compiled=compiled)
+    side = make()
+    kept = make(edges=dtype) if dtype is torch.float16 else side
     # The compiler folds constants without gradients, and not in inference mode.
-    mode = torch.no_grad if way == "compile" else torch.inference_mode
-    if way == "compile":
-        _set_precision(row.precision, search=False)  # cuDNN searches when the row is timed: others may use the GPU now
+    mode = torch.no_grad if compiled else torch.inference_mode
+
+    def compute() -> None:
+        torch.set_num_threads(threads)
         with mode():
-            side.compute()
+            for each in {side, kept}:
+                each.compute()
+
+    if compiled:
+        _set_precision(row.precision, search=False)
+        # cuDNN would use what it takes here without a search for ever, but it remembers that by thread.
+        with ThreadPoolExecutor(1) as other:
+            other.submit(compute).result()
         torch.cuda.empty_cache()
+
+    def captured(side: _Side) -> Callable[[], None]:
+        if way == "eager":
+            return side.compute
+        with _threads(threads):
+            return side.captured()
 
     def take() -> Row:
         _set_precision(row.precision)
@@ -114,12 +133,14 @@ def _prepared(case: Workload, row: Row, way: str, variant: str, counts: Counts) 
                     row.more["gflop"] = side.flops() / 1e9
                 except Exception as e:  # the times do not depend on PyTorch's count of operations
                     row.note = f"operations are not counted: {e}"
-            with _threads(threads):
-                start = side.compute if way == "eager" else side.captured()
+            start = captured(side)
             row.compare(side.run(start), case)
             _host_times(row, lambda: side.run(start), case, counts)
-            row.more["pinned_ms"], _ = timed(lambda: side.run(start, pinned=True), counts.at_once)
             row.device_ms, row.device_p90_ms = middle(list(_device_times(start, counts)))
+            if kept is not side:
+                start = captured(kept)
+            row.compare(kept.run(start), case)
+            row.more["pinned_ms"], _ = timed(lambda: kept.run(start, pinned=True), replace(counts, wake=None))
         return row
 
     return take
@@ -181,16 +202,20 @@ def _device_times(start: Callable[[], object], counts: Counts) -> Iterator[float
 class _Side:
     """A network on the device with its inputs and outputs, there and in pinned memory."""
 
-    def __init__(self, case: Workload, dtype: Any, variant: str, fold: bool, compiled: bool = False) -> None:
+    def __init__(
+        self, case: Workload, dtype: Any, variant: str, fold: bool, compiled: bool = False, edges: Any = None
+    ) -> None:
         import torch
 
-        self._counted = self._network = torch_side(case, fold).to("cuda", dtype, variant)
+        edges = edges or torch.float32
+        self._counted = self._network = torch_side(case, fold).to("cuda", dtype, variant, edges)
         if compiled:
             self._network = torch.compile(self._network, options={"freezing": True})
         self._arrays = list(case.inputs.values())
-        self._pinned = [torch.from_numpy(a).pin_memory() for a in self._arrays]
+        tensors = map(torch.from_numpy, self._arrays)
+        self._pinned = [(t.to(edges) if t.is_floating_point() else t).pin_memory() for t in tensors]
         self._inputs = [t.cuda() for t in self._pinned]
-        self._results = [torch.empty(o.shape, dtype=torch.float32).pin_memory() for o in case.outputs]
+        self._results = [torch.empty(o.shape, dtype=edges).pin_memory() for o in case.outputs]
         self._outputs: list[Any] = []
 
     def compute(self) -> None:

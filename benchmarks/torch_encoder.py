@@ -28,24 +28,24 @@ class TorchEncoder:
         for name, weight in self._weights.items():
             if name.startswith("encoder") and weight.dim() == 2:
                 self._weights[name] = weight.T.contiguous()
-        self._heads, self._masked = heads, True
+        self._heads, self._masked, self._edges = heads, True, torch.float32
         self._layers = sum(name.endswith("attention.query.weight") for name in self._weights)
 
-    def to(self, device: str, dtype: Any, variant: str) -> TorchEncoder:
-        """Move the weights to a device and a type."""
+    def to(self, device: str, dtype: Any, variant: str, edges: Any = torch.float32) -> TorchEncoder:
+        """Move the weights to a device and a type; `edges` is the type of the output."""
         self._weights = {name: w.to(device, dtype) for name, w in self._weights.items()}
-        self._masked = variant == "masked"
+        self._masked, self._edges = variant == "masked", edges
         return self
 
     def __call__(self, ids: Any, mask: Any, types: Any) -> list[Any]:
-        """Return the last hidden states, as fp32."""
+        """Return the last hidden states."""
         w = self._weights
         x = F.embedding(ids, w["embeddings.words"]) + F.embedding(types, w["embeddings.types"])
         x = self._norm(x + w["embeddings.positions"][: ids.shape[1]], "embeddings.LayerNorm")
         kept = mask[:, None, None, :].bool() if self._masked else None
         for number in range(self._layers):
             x = self._layer(x, kept, f"encoder.layer.{number}")
-        return [x.float()]
+        return [x.to(self._edges)]
 
     def _layer(self, x: Any, mask: Any, at: str) -> Any:
         parts = [self._linear(x, f"{at}.attention.{part}") for part in ("query", "key", "value")]

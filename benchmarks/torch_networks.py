@@ -34,35 +34,38 @@ class TorchNetwork:
         graph = model.graph
         self._names = [i.name for i in graph.input]
         self._outputs = [o.name for o in graph.output]
-        self._type, self._order = torch.float32, torch.contiguous_format
+        self._type, self._order, self._edges = torch.float32, torch.contiguous_format, torch.float32
         self._weights = {t.name: torch.from_numpy(numpy_helper.to_array(t).copy()) for t in graph.initializer}
         uses = Counter(name for node in graph.node for name in node.input)
         free = {node.output[0] for node in graph.node if uses[node.output[0]] == 1}
         steps = enumerate(graph.node)
         self._steps = [(n.output[0], _step(n, free, self._weights), _last(i, graph)) for i, n in steps]
 
-    def to(self, device: str, dtype: Any, variant: str) -> TorchNetwork:
-        """Move the weights to a device and a type; for the variant "channels-last" to that layout too."""
+    def to(self, device: str, dtype: Any, variant: str, edges: Any = torch.float32) -> TorchNetwork:
+        """Move the weights to a device and a type; for the variant "channels-last" to that layout too.
+
+        `edges` is the type of the outputs.
+        """
         order = torch.channels_last if variant == "channels-last" else torch.contiguous_format
         for name, weight in self._weights.items():
             moved = weight.to(device, dtype)
             self._weights[name] = moved.contiguous(memory_format=order) if moved.dim() == 4 else moved
-        self._type, self._order = dtype, order
+        self._type, self._order, self._edges = dtype, order, edges
         return self
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        """Return the outputs in order, as fp32; the inputs are fp32 pictures in NCHW."""
+        """Return the outputs in order; the inputs are pictures in NCHW, of any type of float."""
         taken = [x.to(self._type, memory_format=self._order) for x in inputs]
         values = {**self._weights, **dict(zip(self._names, taken, strict=True))}
         for name, step, done in self._steps:
             values[name] = step(values)
             for old in done:
                 del values[old]
-        return [values[name].float() for name in self._outputs]
+        return [values[name].to(self._edges) for name in self._outputs]
 
 
 class TorchModule(torch.nn.Module):
-    """A module of PyTorch as the measurement runs it: fp32 pictures or sound, or token ids in, fp32 tensors out."""
+    """A module of PyTorch as the measurement runs it: pictures or sound of any float, or token ids in, tensors out."""
 
     def __init__(self, module: Any, fold: bool = False, pictures: bool = True) -> None:
         super().__init__()
@@ -73,12 +76,15 @@ class TorchModule(torch.nn.Module):
                 self._inner = fuse(self._inner)
             except Exception as e:  # what cannot be traced keeps its batch norms
                 warnings.warn(f"batch norms are not folded: {e}", stacklevel=2)
-        self._type = torch.float32
+        self._type = self._edges = torch.float32
         self._orders: dict[int, Any] = {}
 
-    def to(self, device: str, dtype: Any, variant: str) -> TorchModule:
-        """Move the weights to a device and a type; for the variant "channels-last" to that layout too."""
-        self._type, last = dtype, variant == "channels-last"
+    def to(self, device: str, dtype: Any, variant: str, edges: Any = torch.float32) -> TorchModule:
+        """Move the weights to a device and a type; for the variant "channels-last" to that layout too.
+
+        `edges` is the type of the outputs.
+        """
+        self._type, self._edges, last = dtype, edges, variant == "channels-last"
         self._orders = {4: torch.channels_last, 5: torch.channels_last_3d} if last else {}
         self._inner = self._inner.to(device, dtype)
         for tensor in (*self._inner.parameters(), *self._inner.buffers()):
@@ -89,7 +95,7 @@ class TorchModule(torch.nn.Module):
     def forward(self, *inputs: Any) -> list[Any]:
         """Return the outputs in order."""
         answer = self._inner(*map(self._taken, inputs))
-        return [y.float() for y in (answer if isinstance(answer, tuple) else (answer,))]
+        return [y.to(self._edges) for y in (answer if isinstance(answer, tuple) else (answer,))]
 
     def _taken(self, x: Any) -> Any:
         if not x.is_floating_point():
