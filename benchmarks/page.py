@@ -2,8 +2,8 @@
 
     python -m benchmarks.page results.json > page.md
 
-A ratio is the fastest peer's time over Weft's, so above 1 Weft is faster. Rows with a wrong output count for nobody,
-and what was not measured is "-", with the reasons below. At batch 1 times are from host array to host array, above it
+A ratio is the fastest peer's time over Weft's, so above 1 Weft is faster. Rows with a wrong output count for nobody;
+they and what was not measured are "-", with the reasons below. At batch 1 times are from host array to host array, above it
 those of the device; a second table has them host to host with arrays that the caller keeps in pinned memory: Weft's are
 the session's own, PyTorch's its pinned tensors.
 """
@@ -45,7 +45,7 @@ def kept(row: Row) -> float | None:
 def page(found: dict[str, Any]) -> str:
     """Return the whole page as Markdown."""
     rows = [Row(**row) for row in found["rows"]]
-    wrong = {id(row) for row, _ in wrong_rows(rows)}
+    wrong = {id(row): why for row, why in wrong_rows(rows)}
     right = [row for row in rows if id(row) not in wrong]
     lines = [f"# {found['date']}: networks on one device", "", f"    {found['command']}", "", *found["devices"], ""]
     lines += [f"A trial with {found['trial']}.", ""] if "trial" in found else []
@@ -57,7 +57,9 @@ def page(found: dict[str, Any]) -> str:
             here = [r for r in right if r.batch == batch]
             lines += ["", f"## Batch {batch}, {title}, ms", "", *_table(here, time), *_untuned(here, time)]
     reasons = [f"- {what}: {why}" for what, why in found["absent"].items()]
-    return "\n".join([*lines, "", "## Not measured", "", *(reasons or ["Nothing."])]) + "\n"
+    lines += ["", "## Not measured", "", *(reasons or ["Nothing."])]
+    uncounted = [f"- {r.network} x{r.batch} {r.who} {r.precision}: {wrong[id(r)]}" for r in rows if id(r) in wrong]
+    return "\n".join([*lines, "", "## Measured, but not counted", "", *(uncounted or ["Nothing."])]) + "\n"
 
 
 def _table(rows: Sequence[Row], time: Time) -> Iterator[str]:

@@ -1,9 +1,9 @@
-"""The error that a network has in fp16 at least: `python -m benchmarks.rounding --networks shufflenet_v2_x1_0`.
+"""About the error that fp16 itself leaves: `python -m benchmarks.rounding --networks shufflenet_v2_x1_0`.
 
 ONNX Runtime computes the network in fp32 on the CPU, with batch norms folded, and once each with its weights, its
 values and both rounded to fp16. A value is rounded where a device that fuses would write it to memory: not if it is
-moved only, and not if its one reader is an element-wise node. Sums and everything between are fp32. What is left is the
-error of the format with these weights: a device that keeps its values in fp16 has about that error or more.
+moved only, and not if its one reader is an element-wise node. Sums and everything between are fp32. What is left is an
+estimate, from one input, of the format's error with these weights: devices write other values, too, and fewer.
 """
 
 from __future__ import annotations
