@@ -3,9 +3,9 @@
     python -m benchmarks.page results.json > page.md
 
 A ratio is the fastest peer's time over Weft's, so above 1 Weft is faster. Rows with a wrong output count for nobody;
-they and what was not measured are "-", with the reasons below. At batch 1 times are from host array to host array, above it
-those of the device; a second table has them host to host with arrays that the caller keeps in pinned memory: Weft's are
-the session's own, PyTorch's its pinned tensors.
+they and what was not measured are "-", with the reasons below. At batch 1 times are from host array to host array,
+above it those of the device; a second table has them host to host with arrays that the caller keeps in pinned memory:
+Weft's are the session's own, PyTorch's its pinned tensors.
 """
 
 from __future__ import annotations
