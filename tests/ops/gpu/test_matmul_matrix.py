@@ -168,8 +168,8 @@ def _constant_product(m: int, n: int, k: int) -> ProductProblem:
 @pytest.mark.parametrize(
     ("m", "n", "k", "algorithm"),
     [
-        (512, 256, 49, "matmul_matrix"), (512, 49, 256, "matmul_matrix"), (49, 3, 1, "matmul"),
-        (512, 256, 48, "product as a convolution"), (4, 49, 256, "matmul_rows"),
+        (512, 256, 49, "matmul_matrix"), (512, 49, 256, "matmul_matrix"), (128, 50257, 768, "matmul_matrix"),
+        (49, 3, 1, "matmul"), (512, 256, 48, "product as a convolution"), (4, 49, 256, "matmul_rows"),
     ],
 )  # fmt: skip
 def test_constants_of_odd_widths_are_multiplied_by_the_kernel_that_is_estimated_to_be_faster(
