@@ -1,6 +1,7 @@
-"""Products of two computed matrices on matrix units: fp16 in tiles of 16 x 16, summed in fp32.
+"""Products of two matrices on matrix units: fp16 in tiles of 16 x 16, summed in fp32.
 
-Those of constant weights are convolutions, whose kernels have them packed.
+Most of those with constant weights are convolutions, whose kernels have them packed. The others, as those of odd
+widths, come here, where a constant matrix is read like a computed one.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from math import prod
 
 from weft.core.contract.session_config import Precision
 from weft.core.graph.dtypes import DType
+from weft.core.graph.tensor import TensorSpec
 from weft.kernels.chooser import Algorithm, Candidate
 from weft.kernels.device_model import AlgorithmFigures
+from weft.kernels.launch import MAX_ELEMENTS
 from weft.kernels.self_test_cases import SelfTestCase, one_node
 from weft.kernels.source import SUBGROUP
 from weft.kernels.special import SpecialKernel, on_many_units, register_special
@@ -128,7 +131,10 @@ TILES = (*UNPARTED, *(replace(UNPARTED[k], parts=parts) for k in (3, 9) for part
 
 
 def _cases() -> Sequence[SelfTestCase]:
-    """Return products in each order of memory, with rows at multiples of 16 bytes and not, in slices and parts."""
+    """Return products in each order of memory, with rows at multiples of 16 bytes and not, in slices and parts.
+
+    The constant matrix of the last one is transposed.
+    """
     in_halves = partial(one_node, precision=Precision.LOW)
     scaled = Gemm(transA=1, transB=1, alpha=2.0, beta=-1.5)
     return [
@@ -138,13 +144,14 @@ def _cases() -> Sequence[SelfTestCase]:
         in_halves(scaled, (71, 35), (53, 71), (1, 53), prefer=repr(MatrixProductTile(1, 1, 1, 2, 4))),
         in_halves(MatMul(), (2, 20, 512), (512, 24), prefer=repr(MatrixProductTile(1, 1, 2, 2, 4, 4))),
         in_halves(MatMul(), (3, 150, 72), (3, 72, 136), prefer=repr(MatrixProductTile(2, 4, 4, 2))),
+        in_halves(MatMul(), (37, 40), (40, 49), constants=(1,), prefer=repr(MatrixProductTile(1, 1, 2, 2))),
     ]
 
 
 SPECIAL = register_special(
     SpecialKernel(
         "matmul_matrix",
-        "products of two computed matrices on matrix units",
+        "products of two matrices on matrix units",
         claimed=lambda caps: caps.matrix_units,
         cases=_cases,
         template="matmul_matrix",
@@ -175,6 +182,18 @@ class OperandLayout:
         inner, row, length = (along_k, side, p.k) if along else (side, along_k, size)
         whole = all(value % WIDE == 0 for value in (row, length, p.first[which], *batch))
         return cls(along, inner == 1 and whole and p.plain[which])
+
+
+def as_read(problem: ProductProblem) -> ProductProblem:
+    """Return the problem that the kernel solves: a constant matrix is one as any other.
+
+    It is transposed for that where 16 bytes can be fetched at once only then.
+    """
+    if not problem.weights:
+        return problem
+    orders = (problem.b_steps, (1, problem.k), (problem.n, 1))
+    ways = [replace(problem, b_steps=steps, weights=False) for steps in orders]
+    return next((way for way in ways if OperandLayout.of(way, 1).wide), ways[0])
 
 
 def legal_tiles(problem: ProductProblem) -> list[MatrixProductTile]:
@@ -245,7 +264,7 @@ class MatrixProduct(Algorithm[ProductProblem, ProductPlan, MatrixProductTile]):
     name = "matmul_matrix"
 
     def why_not(self, problem: ProductProblem) -> str | None:
-        """Refuse other types than fp16, constant weights, and products of nothing."""
+        """Refuse other types than fp16, constants beyond the range of an argument, and products of nothing."""
         p = problem
         if not SPECIAL.present(p.caps):
             return "the device has no matrix units, or the kernel is wrong there"
@@ -253,21 +272,34 @@ class MatrixProduct(Algorithm[ProductProblem, ProductPlan, MatrixProductTile]):
             return "a CPU gains nothing by it"
         if not p.halves:
             return "it is not in fp16"
-        if p.weights:
-            return "its second matrix is constant"
+        if p.weights and p.n * p.k >= min(p.caps.max_buffer_range // DType.FLOAT16.itemsize, MAX_ELEMENTS):
+            return "its constant matrix exceeds a kernel argument"
         return None if p.m * p.n * p.k * prod(p.batch) > 0 else "there is nothing to multiply"
 
     def candidates(self, problem: ProductProblem) -> Sequence[Candidate]:
         """Return the tiles by their estimates."""
-        us = {tile: microseconds(problem, tile) for tile in legal_tiles(problem)}
+        read = as_read(problem)
+        us = {tile: microseconds(read, tile) for tile in legal_tiles(read)}
         return [Candidate(tile, us[tile]) for tile in sorted(us, key=us.__getitem__)]
 
     def launch(self, plan: ProductPlan, tile: MatrixProductTile) -> None:
         """Launch a work-group for each tile, or for all parts of its sums, and a reduction."""
+        plan = _as_read(plan)
         if tile.parts > 1:
             launch_parts(plan, tile.parts, lambda part: _launch(part, tile, epilogue=False))
         else:
             _launch(plan, tile)
+
+
+def _as_read(plan: ProductPlan) -> ProductPlan:
+    """Return a plan with the second matrix as the kernel reads it, which is stored anew only if it is transposed."""
+    p, read = plan.problem, as_read(plan.problem)
+    if read.b_steps == p.b_steps:
+        return replace(plan, problem=read)
+    matrix, along = plan.matrix(), read.b_steps == (1, p.k)
+    spec = TensorSpec((p.n, p.k) if along else (p.k, p.n), plan.b.dtype)
+    b = plan.k.constant("transposed", (matrix if along else matrix.T).copy, spec=spec)
+    return replace(plan, problem=read, b=b)
 
 
 def _launch(plan: ProductPlan, tile: MatrixProductTile, *, epilogue: bool = True) -> None:
