@@ -1,4 +1,4 @@
-## Products of two computed matrices in fp16 on cooperative matrices, summed in fp32, with any strides. A subgroup of 32
+## Products of two matrices in fp16 on cooperative matrices, summed in fp32, with any strides. A subgroup of 32
 ## holds ${fm} x ${fn} tiles of 16 x 16 sums; ${sm} x ${sn} subgroups make a group's tile; ${lz} slices take turns with steps of ${depth} along
 ## K and are summed at the end. Meanwhile the operands of the next step are fetched into registers. `batch` axes of
 ## products have steps of their own, as in `matmul.mako`. The order of sums in an item is NVIDIA's, as in

@@ -1,4 +1,4 @@
-## Products of two computed matrices in fp16 on NVIDIA's matrix units (mma.sync, from sm_80 on), summed in fp32: see the
+## Products of two matrices in fp16 on NVIDIA's matrix units (mma.sync, from sm_80 on), summed in fp32: see the
 ## GLSL twin. Fragments are those of m16n8k16 (PTX ISA, mma).
 <%
 rows, cols, items = 16 * fm * sm, 16 * fn * sn, 32 * sm * sn
