@@ -16,6 +16,7 @@ from tests.helpers.nets import Net, feeds, kinds
 from tests.helpers.random_nets import SLOW
 from tests.helpers.rewrites import assert_same
 from tests.helpers.run_length import examples
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
@@ -396,6 +397,68 @@ def test_a_cap_outlives_what_is_done_to_an_attention(heads: int) -> None:
             np.testing.assert_allclose(session.run(feeds(graph))[0], want, rtol=1e-4, atol=1e-5)
 
 
+# -- numbers in place of scores ------------------------------------------------------------------------------
+
+LOWEST = float(np.finfo(np.float32).min)
+
+
+def filled(net: Net, fill: Array, hidden: Array | str, *, hides: bool = True, masks: int = 0) -> str:
+    """Add an attention with a number in place of scores where `hidden` is `hides`; masks are added before."""
+    q, k, v = (net.input(name, *shape[1:]) for name, shape in WINDOWS.items())
+    scores = net.add("MatMul", q, net.add("Transpose", k, perm=(0, 1, 3, 2)))
+    for _ in range(masks):
+        scores = net.add("Add", scores, net.random(4, 1, 7))
+    scores = net.add("Where", hidden, *((fill, scores) if hides else (scores, fill)))
+    return net.add("MatMul", net.add("Softmax", scores, axis=-1), v)
+
+
+def later(blind: bool = True) -> Array:
+    """Return which of seven keys five queries may not see; a `blind` query at the end sees none."""
+    hidden = np.triu(np.ones((1, 1, 5, 7), bool), 2)
+    hidden[..., -1, :] |= blind
+    return hidden
+
+
+@pytest.mark.parametrize("hides", [True, False])
+@pytest.mark.parametrize("masks", [0, 1, 2])
+@pytest.mark.parametrize("fill", [number(LOWEST), np.full((1, 1), -np.inf, np.float32)])
+def test_the_lowest_number_in_place_of_scores_is_a_mask(fill: Array, masks: int, hides: bool) -> None:
+    net = Net()
+    graph = net.finish(filled(net, fill, later(blind=fill.item() == LOWEST) == hides, hides=hides, masks=masks))
+    after = fuse_attention(graph)
+    assert kinds(after) == ["weft::Attention"]
+    assert_same(graph, after)
+    assert after.nodes[0].op.attributes()["lowest_hides"] == int(fill.item() == LOWEST)
+    assert after.constants[after.nodes[0].inputs[3]].shape == (1, 4 if masks else 1, 5, 7)
+    with weft.load(graph, "opencl", precision="low") as session:
+        (want,) = outputs(graph, feeds(graph))
+        np.testing.assert_allclose(session.run(feeds(graph))[0], want, rtol=1e-2, atol=1e-2)
+
+
+def test_layers_share_the_mask_that_is_made_for_them() -> None:
+    net = Net()
+    hidden, slopes = net.constant(later()), net.constant(net.random(4, 1, 7))
+    low, x = net.constant(number(LOWEST)), net.input("x", 1, 4, 5, 8)
+    more = net.input("keys", 1, 4, 7, 8)
+    for _ in range(2):
+        scores = net.add("MatMul", x, net.add("Transpose", more, perm=(0, 1, 3, 2)))
+        scores = net.add("Where", hidden, low, net.add("Add", scores, slopes))
+        x = net.add("MatMul", net.add("Softmax", scores, axis=-1), more)
+    graph = net.finish(x)
+    after = fuse_attention(graph)
+    assert kinds(after) == ["weft::Attention"] * 2 and len({node.inputs[3] for node in after.nodes}) == 1
+    assert_same(graph, after)
+
+
+@pytest.mark.parametrize("what", ["a high number", "several numbers", "a condition of the run"])
+def test_other_choices_of_scores_stay(what: str) -> None:
+    net = Net()
+    fill = np.full((5, 1) if what == "several numbers" else (), -1e4 if what == "a high number" else LOWEST, np.float32)
+    hidden = net.input("hidden", 1, 1, 5, 7, dtype=DType.BOOL) if what == "a condition of the run" else later()
+    graph = net.finish(filled(net, fill, hidden))
+    assert fuse_attention(graph).nodes == graph.nodes
+
+
 # -- all of them ---------------------------------------------------------------------------------------------
 
 
@@ -404,6 +467,10 @@ def forms(draw: st.DrawFn) -> Graph:
     """Draw an attention of windows, with its parts in any form; values inside may be outputs, too."""
     net = Net(draw(st.integers(0, 100)))
     if draw(st.booleans()):
+        low, hides = draw(st.sampled_from([LOWEST, -np.inf, -1e4])), draw(st.booleans())
+        hidden = later(blind=low > -np.inf) == hides
+        y = filled(net, number(low), hidden, hides=hides, masks=draw(st.integers(0, 2)))
+    elif draw(st.booleans()):
         x = net.input("x", draw(st.integers(1, 4)), draw(st.integers(1, 3)), 8)
         y = rows_first(net, x, draw(st.sampled_from([1, 2])))
     elif draw(st.booleans()):

@@ -346,9 +346,83 @@ def test_a_batch_norm_makes_a_gemm_of_a_product_of_matrices() -> None:
     ]
 
 
+def test_a_batch_norm_of_flattened_rows_goes_into_the_product_of_a_stack() -> None:
+    net = Net()
+    product = net.add("MatMul", net.input("x", 2, 3, 4), net.random(4, 5), name="m")
+    rows = net.add("Reshape", product, np.array([6, 5]), name="rows")
+    graph = net.finish(net.add("Reshape", norm(net, rows, "n"), np.array([2, 3, 5]), name="y"))
+    assert text(alone("fold_batch_norm", graph)) == [
+        "m.normed = MatMul()(x, n_m.weight)",
+        "m.normed.1 = Add()(m.normed, n_m.bias)",
+        "n = Reshape(allowzero=0)(m.normed.1, c.1)",
+        "y = Reshape(allowzero=0)(n, c.6)",
+    ]
+    assert kinds(run_passes(graph)) == ["MatMul", "Add"]
+
+
+def after_moves_and_sums_of_an_image() -> Graph:
+    net = Net()
+    image = net.add("Add", net.conv(net.input("x", 2, 4, 5, 3), 8, 3), net.random(8, 1, 1))
+    rows = net.add("Flatten", net.add("Transpose", image, perm=(0, 2, 3, 1)), axis=3)
+    return net.finish(norm(net, net.add("Add", net.random(1), rows), "y"))
+
+
+def after_a_biased_product_with_the_channels_first() -> Graph:
+    net = Net()
+    biased = net.add("Add", net.random(5), net.add("MatMul", net.input("x", 2, 3, 4), net.random(4, 5)))
+    return net.finish(norm(net, net.add("Transpose", biased, perm=(0, 2, 1)), "y"))
+
+
+def after_a_product_with_matrices_of_each_image() -> Graph:
+    net = Net()
+    product = net.add("MatMul", net.input("x", 2, 3, 4), net.random(2, 4, 5))
+    return net.finish(norm(net, net.add("Reshape", product, np.array([6, 5])), "y"))
+
+
+@pytest.mark.parametrize(
+    ("make", "left"),
+    [
+        (after_moves_and_sums_of_an_image, ["Conv", "Transpose", "Flatten"]),
+        (after_a_biased_product_with_the_channels_first, ["MatMul", "Add", "Transpose"]),
+        (after_a_product_with_matrices_of_each_image, ["MatMul", "Add", "Reshape"]),
+    ],
+)
+def test_a_batch_norm_goes_past_moves_and_sums(make: Any, left: list[str]) -> None:
+    assert kinds(alone("fold_batch_norm", make())) == left
+
+
 def of_a_stack() -> Graph:
     net = Net()
     return net.finish(norm(net, net.add("MatMul", net.input("x", 2, 3, 4), net.random(4, 5)), "y"))
+
+
+def of_divided_columns() -> Graph:
+    net = Net()
+    product = net.add("MatMul", net.input("x", 2, 3, 4), net.random(4, 10))
+    return net.finish(norm(net, net.add("Reshape", product, np.array([12, 5])), "y"))
+
+
+def of_rows_that_another_reads() -> Graph:
+    net = Net()
+    rows = net.add("Reshape", net.add("MatMul", net.input("x", 2, 3, 4), net.random(4, 5)), np.array([6, 5]))
+    return net.finish(norm(net, rows, "y"), rows)
+
+
+def of_a_product_that_another_reads() -> Graph:
+    net = Net()
+    product = net.add("MatMul", net.input("x", 2, 3, 4), net.random(4, 5))
+    return net.finish(norm(net, net.add("Reshape", product, np.array([6, 5])), "y"), product)
+
+
+def of_a_sum_for_each_row() -> Graph:
+    net = Net()
+    summed = net.add("Add", net.add("MatMul", net.input("x", 2, 3, 4), net.random(4, 5)), net.random(3, 5))
+    return net.finish(norm(net, net.add("Reshape", summed, np.array([6, 5])), "y"))
+
+
+def of_a_product_with_a_vector() -> Graph:
+    net = Net()
+    return net.finish(norm(net, net.add("MatMul", net.input("x", 2, 3, 4), net.random(4)), "y"))
 
 
 def of_rows() -> Graph:
@@ -369,7 +443,19 @@ def of_a_factor_that_is_none() -> Graph:
     return net.finish(net.add("BatchNormalization", conv, ones, ones, ones, -ones, name="y"))
 
 
-@pytest.mark.parametrize("make", [of_a_stack, of_rows, of_computed_weights])
+STAYING = (
+    of_a_stack,
+    of_divided_columns,
+    of_rows_that_another_reads,
+    of_a_product_that_another_reads,
+    of_a_sum_for_each_row,
+    of_a_product_with_a_vector,
+    of_rows,
+    of_computed_weights,
+)
+
+
+@pytest.mark.parametrize("make", STAYING)
 def test_a_batch_norm_stays_where_weights_cannot_do_its_work(make: Any) -> None:
     graph = make()
     assert text(alone("fold_batch_norm", graph)) == text(graph)

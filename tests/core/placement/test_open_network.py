@@ -427,6 +427,22 @@ def test_reshapes_that_undo_each_other_are_undone_for_open_sizes() -> None:
         assert_serves(network, graph, {"x": (a, 2, b)})
 
 
+def test_batch_norms_of_flattened_rows_over_open_sizes() -> None:
+    """A batch norm of the rows of a product goes into its weights for any number of rows."""
+    net = Net()
+    product = net.add("MatMul", net.input("x", "n", "rows", 4), net.random(4, 5))
+    rows = net.add("Reshape", product, np.array([-1, 5]))
+    normed = net.add("BatchNormalization", rows, *(net.random(5) for _ in range(3)), net.random(5) ** 2)
+    graph = net.finish(net.add("Reshape", normed, net.add("Shape", product)))
+    network = opened(graph, {"x": (2, 3, 4)})
+    assert network is not None
+    # Five rows are as many as there are columns.
+    for n, count in ((4, 9), (2, 5), (5, 2)):
+        assert_serves(network, graph, {"x": (n, count, 4)})
+    prepared = prepare_network(bind(graph, {"x": (2, 3, 4)}), Precision.HIGH).graph
+    assert [n.op.type for n in prepared.nodes] == ["MatMul", "Add"]
+
+
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=SLOW)
 @given(of_open_sizes(), st.data())
 def test_prepared_once_is_what_each_size_gives(made: tuple[Graph, dict[str, int]], data: st.DataObject) -> None:

@@ -85,6 +85,8 @@ PASSES: tuple[AnyPass, ...] = (
     concat_scattered_slices,
     add_stacked_parts,
     remove_identities,
+    # Early: what is left around it are moves, which then meet, and patterns find the product.
+    fold_batch_norm,
     # Moves are made around the one op: around a comparison and a Where they need not agree.
     fuse_compare_select,
     fold_negations,
@@ -117,9 +119,8 @@ PASSES: tuple[AnyPass, ...] = (
     # others already are.
     undo_reshapes,
     squash_moves,
-    # Once the moves between them are gone, pads and batch norms are next to what they fold into.
+    # Once the moves between them are gone, pads are next to what they fold into.
     fold_pads,
-    fold_batch_norm,
     remove_dead_nodes,
 )
 """The standard passes. Run on their own result they change nothing."""

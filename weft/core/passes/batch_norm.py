@@ -11,23 +11,18 @@ import numpy as np
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Op, find_op
+from weft.core.graph.symbolic import known
 from weft.core.host.threads import in_threads
 from weft.core.passes.manager import PassContext, graph_pass
+from weft.core.passes.moves import axis_before, is_move
 from weft.core.passes.properties import Property
+from weft.errors import WeftError
 
 FOLDING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-"""The ops that multiply by weights, their second input, and can add a bias, the third."""
-
-
-def _behind(graph: Graph) -> dict[str, Node]:
-    """Return the batch norms that are the only reader of a value, by that value."""
-    readers = graph.readers()
-    return {n.inputs[0]: n for n in graph.nodes if n.op.type == "BatchNormalization" and readers[n.inputs[0]] == 1}
-
+"""The ops that multiply by weights, their second input."""
 
 BATCH_NORMS_FOLDED = Property(
-    "no batch norm that the weights before it could hold",
-    lambda graph: [f.norm.name for f in _folds(graph, list(_behind(graph).values()), graph.producers())],
+    "no batch norm that the weights before it could hold", lambda graph: [f.norm.name for f in _folds(graph, set())]
 )
 
 
@@ -35,36 +30,34 @@ BATCH_NORMS_FOLDED = Property(
 def fold_batch_norm(graph: Graph, context: PassContext) -> Graph:
     """Move the factors and shifts of every batch norm into the weights and biases before it.
 
-    It folds into Conv, ConvTranspose, Gemm and the MatMul of two matrices, which becomes a Gemm, if the batch norm is
-    the only reader, all parameters are constants, and the new ones are finite and within the budget. New weights are
-    computed in float64 and rounded once.
+    It folds into Conv, ConvTranspose, Gemm, the MatMul of two matrices, which becomes a Gemm, and the MatMul of stacks,
+    which an Add follows then. Between may be transposes, reshapes that keep the axis of the channels, and Adds of a
+    constant to each channel. No other node may read a value before the batch norm, all parameters must be constants,
+    and the new ones finite and within the budget. New weights are computed in float64 and rounded once.
     """
     out, names, budget = graph.copy(), Names(graph), context.budget
-    behind, makers = _behind(graph), graph.producers()
-    merged: dict[str, Node] = {}
-    gone: set[str] = set()
-    norms = list(behind.values())
-    while folds := _folds(out, norms, makers):
-        norms = []
+    stay: set[str] = set()
+    while folds := _folds(out, stay):
         allowed = []
         for fold in folds:
             if budget.allows((), fold.weight.nbytes):
                 allowed.append(fold)
                 budget.spend(fold.weight.nbytes, budget.clock())
             else:
+                stay.add(fold.norm.name)
                 context.leave(fold.norm.name, "its new weights would go beyond the limits of folding")
         began, nbytes = budget.clock(), sum(fold.weight.nbytes for fold in allowed)
         computed = in_threads(_computed, allowed, nbytes)
         budget.spend(0, began)
+        placed: dict[str, list[Node]] = {}
         for fold, parts in zip(allowed, computed, strict=True):
             if parts is None:
+                stay.add(fold.norm.name)
                 context.leave(fold.norm.name, "its new weights or biases would not be finite")
                 continue
-            node = _merged(out, fold, parts, names)
-            merged[node.name] = makers[node.outputs[0]] = node
-            gone.add(fold.norm.name)
-            norms += [behind[o] for o in node.outputs if o in behind]
-    out.nodes = [merged.get(n.name, n) for n in graph.nodes if n.name not in gone]
+            placed |= {each.name: [] for each in (*fold.between, fold.norm)}
+            placed[fold.node.name] = _merged(out, fold, parts, names)
+        out.nodes = [new for node in out.nodes for new in placed.get(node.name, [node])]
     return out
 
 
@@ -73,6 +66,8 @@ class _Fold:
     """A batch norm and the node before it, which takes over its work."""
 
     node: Node
+    between: tuple[Node, ...]
+    """The moves and Adds that the node's result goes through, in order."""
     norm: Node
     weight: Array
     spread: Array
@@ -80,33 +75,69 @@ class _Fold:
     bias: Array
 
 
-def _folds(graph: Graph, norms: list[Node], makers: Mapping[str, Node]) -> list[_Fold]:
-    """Return which of these batch norms can be folded now; each is the only reader of its input."""
-    found = []
-    for norm in norms:
-        node = makers.get(norm.inputs[0])
-        if node and node.op.type in FOLDING:
-            fold = _fold(graph, node, norm)
-            found += [fold] if fold else []
-    return found
+def _folds(graph: Graph, stay: set[str]) -> list[_Fold]:
+    """Return which batch norms can be folded now, but for those that stay, by name."""
+    norms = [n for n in graph.nodes if n.op.type == "BatchNormalization" and n.name not in stay]
+    if not norms:
+        return []
+    makers, readers = graph.producers(), graph.readers()
+    return [fold for norm in norms if (fold := _fold(graph, makers, readers, norm)) is not None]
 
 
-def _fold(graph: Graph, node: Node, norm: Node) -> _Fold | None:
-    params, known = graph.input_constants(norm)[1:5], graph.input_constants(node)
-    given = [k for i, k in zip(node.inputs[1:], known[1:], strict=True) if i]
-    if any(p is None for p in (*params, *given)):
+def _fold(graph: Graph, makers: Mapping[str, Node], readers: Mapping[str, int], norm: Node) -> _Fold | None:
+    params = [np.asarray(p, np.float64) for p in graph.input_constants(norm)[1:5] if p is not None]
+    if len(params) < 4:
         return None
-    weight, old = known[1], known[2] if len(known) > 2 else None
-    assert weight is not None
+    scale, shift, mean, var = params
+    value, axis, added, between = norm.inputs[0], 1, np.zeros(scale.size), list[Node]()
+    while (node := makers.get(value)) is not None and node.op.type not in FOLDING and readers[value] == 1:
+        above = _above(graph, node, axis)
+        if above is None:
+            return None
+        value, axis = above[:2]
+        added = added + above[2]
+        between.append(node)
+    if node is None or readers[value] != 1 or axis != _channel_axis(graph, node):
+        return None
+    held = graph.input_constants(node)
+    weight, old = held[1], held[2] if len(held) > 2 else None
+    if weight is None or (old is None and any(node.inputs[2:])):
+        return None
     op: Any = norm.op
-    scale, shift, mean, var = (np.asarray(p, np.float64) for p in params)
     with np.errstate(all="ignore"):
         factor = scale / np.sqrt(var + op.epsilon)
-        spread = _spread(graph, node, weight.shape, factor)
-        bias = _vector(node, old, scale.size)
-        if spread is None or bias is None:
+        spread, bias = _spread(node, weight.shape, factor), _vector(node, old, scale.size)
+        if bias is None:
             return None
-        return _Fold(node, norm, weight, spread, ((bias - mean) * factor + shift).astype(weight.dtype))
+        total = ((bias + added - mean) * factor + shift).astype(weight.dtype)
+    return _Fold(node, tuple(reversed(between)), norm, weight, spread, total)
+
+
+def _above(graph: Graph, node: Node, axis: int) -> tuple[str, int, Array | float] | None:
+    """Return what a move or Add reads, where the channels are there, and what is added to them; None for other nodes.
+
+    `axis` is where they are in its result.
+    """
+    if is_move(node):
+        before = axis_before(graph, node, axis)
+        return None if before is None else (node.inputs[0], before, 0.0)
+    dims = graph.specs[node.outputs[0]].dims
+    for value, name in (node.inputs, node.inputs[::-1]) if node.op.type == "Add" else ():
+        constant = known(graph.constants.get(name))
+        if constant is None or value in graph.constants or graph.specs[value].dims != dims:
+            continue
+        full = (1,) * (len(dims) - constant.ndim) + constant.shape
+        if all(size == 1 for k, size in enumerate(full) if k != axis):
+            return value, axis, constant.astype(np.float64).reshape(-1)
+    return None
+
+
+def _channel_axis(graph: Graph, node: Node) -> int:
+    """Return which axis of a node's result has an index for each column or filter of its weights; -1 if none has."""
+    if node.op.type != "MatMul":
+        return 1
+    weights = graph.specs[node.inputs[1]].dims
+    return len(graph.specs[node.outputs[0]].dims) - 1 if len(weights) > 1 else -1
 
 
 def _computed(fold: _Fold) -> dict[str, Array] | None:
@@ -119,29 +150,42 @@ def _computed(fold: _Fold) -> dict[str, Array] | None:
     return parts if all(np.isfinite(part).all() for part in parts.values()) else None
 
 
-def _merged(graph: Graph, fold: _Fold, parts: Mapping[str, Array], names: Names) -> Node:
-    """Return the node that does the work of both; its weights join the graph."""
+def _merged(graph: Graph, fold: _Fold, parts: Mapping[str, Array], names: Names) -> list[Node]:
+    """Return the nodes that do the work of all; their weights and results join the graph."""
     node, added = fold.node, []
     for tag, value in parts.items():
         name = names.fresh(f"{node.name}.{tag}")
         graph.constants[name] = value
         graph.specs[name] = replace(graph.specs[node.inputs[1]], shape=value.shape)
         added.append(name)
-    return Node(node.name, _with_bias(node.op), (node.inputs[0], *added), fold.norm.outputs[:1])
+    weight, bias = added
+    x, result = node.inputs[0], fold.norm.outputs[0]
+    if node.op.type == "MatMul" and not len(graph.specs[x].dims) == len(graph.specs[weight].dims) == 2:
+        shift = Node(names.fresh(f"{fold.norm.name}.shift"), _make("Add"), (result, bias), node.outputs)
+        line = [replace(node, inputs=(x, weight)), shift]
+    else:
+        line = [replace(node, op=_with_bias(node.op), inputs=(x, weight, bias))]
+    line += [each for each in fold.between if is_move(each)]
+    made: list[Node] = []
+    for each in line:
+        # Other numbers than before have another name.
+        last = each is line[-1]
+        written = result if last else names.fresh(f"{each.outputs[0]}.normed")
+        graph.specs[written] = graph.specs[result if last else each.outputs[0]]
+        made.append(replace(each, inputs=(x, *each.inputs[1:]), outputs=(written,)))
+        x = written
+    return made
 
 
-def _spread(graph: Graph, node: Node, weight: Shape, factor: Array) -> Array | None:
-    """Return the factors of the channels as they multiply weights of that shape; None if they cannot."""
+def _spread(node: Node, weight: Shape, factor: Array) -> Array:
+    """Return the factors of the channels as they multiply weights of that shape."""
     op: Any = node.op
     if op.type == "Conv":
         return factor.reshape(-1, *[1] * (len(weight) - 1))
     if op.type == "ConvTranspose":
         groups = np.repeat(factor.reshape(op.group, -1), weight[0] // op.group, axis=0)
         return groups.reshape(*groups.shape, *[1] * (len(weight) - 2))
-    if op.type == "Gemm" and op.transB:
-        return factor[:, None]
-    matrices = len(weight) == len(graph.specs[node.inputs[0]].dims) == 2
-    return factor if matrices else None
+    return factor[:, None] if op.type == "Gemm" and op.transB else factor
 
 
 def _vector(node: Node, bias: Array | None, channels: int) -> Array | None:
@@ -156,10 +200,14 @@ def _vector(node: Node, bias: Array | None, channels: int) -> Array | None:
 
 
 def _with_bias(op: Op) -> Op:
-    """Return an op that computes the same and adds its third input unscaled."""
+    """Return an op that computes the same of two matrices, or convolves, and adds its third input unscaled."""
     if op.type == "Gemm":
         return replace(op, beta=1.0)  # type: ignore[call-arg]
-    gemm = find_op("Gemm")
-    if op.type != "MatMul" or gemm is None:
-        return op
-    return gemm()
+    return _make("Gemm") if op.type == "MatMul" else op
+
+
+def _make(kind: str) -> Op:
+    found = find_op(kind)
+    if found is None:
+        raise WeftError(f"no {kind} op is registered", fix="import weft.ops")
+    return found()

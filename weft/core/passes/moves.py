@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from weft.core.graph.dtypes import DType
@@ -44,6 +45,20 @@ def is_identity(order: Order) -> bool:
 def keeps_elements(dims: Shape, order: Order | None) -> bool:
     """Tell whether a move keeps the order of a tensor's elements, because it moves only axes of size 1."""
     return order is None or (moved := [axis for axis in order if dims[axis] != 1]) == sorted(moved)
+
+
+def axis_before(graph: Graph, node: Node, axis: int) -> int | None:
+    """Return which axis of what a transpose or reshape reads is this one of its result; None if it keeps no such axis.
+
+    A reshape does not if it divides the axis, or joins it with another.
+    """
+    if (order := order_of(graph, node)) is not None:
+        return order[axis]
+    before, after = graph.specs[node.inputs[0]].dims, graph.specs[node.outputs[0]].dims
+    behind = prod(after[axis + 1 :])
+    # From the last axis, behind which there is nothing: open sizes need not be compared for it.
+    places = (k for k in reversed(range(len(before))) if prod(before[k + 1 :]) == behind and before[k] == after[axis])
+    return next(places, None)
 
 
 def changes_nothing(graph: Graph, node: Node) -> bool:

@@ -16,6 +16,7 @@ from weft.core.passes.moves import RESHAPES, Order, compose, is_identity, keeps_
 from weft.core.passes.patterns.projections import join, joint_bytes, read_projection
 from weft.core.passes.patterns.reading import DEEPEST, Reader, make
 from weft.core.passes.patterns.scores import (
+    LOWEST,
     Part,
     Scores,
     in_order,
@@ -28,8 +29,6 @@ from weft.core.passes.patterns.scores import (
 )
 
 ATTENTION = "weft::Attention"
-LOWEST = -1e30
-"""A finite mask below this leaves nothing of a score, in float32."""
 HEADS_APART = (0, 2, 1, 3)
 """The order that takes (batch, rows, heads, elements) to (batch, heads, rows, elements), and back."""
 
@@ -42,9 +41,10 @@ def fuse_attention(graph: Graph, context: PassContext) -> Graph:
     """Replace softmax(scale * Q K^T + mask) V by one op, if only the product with V reads the softmax.
 
     The scale may be applied to Q, to K, or to their product; a constant factor for each row of the product, or for each
-    head, is given to Q. A tanh may cap the scores before the mask is added. A softmax that is NaN may be replaced by
-    zeros. Between the products the axes before the last two may be joined or divided. Keys, values and the result may
-    have a column for each pixel in place of a row, as in images; then they are transposed. There are no more nodes than
+    head, is given to Q. A tanh may cap the scores before the mask is added. Constants may tell where the lowest number,
+    or minus infinity, is in place of scores: they become a mask. A softmax that is NaN may be replaced by zeros.
+    Between the products the axes before the last two may be joined or divided. Keys, values and the result may have a
+    column for each pixel in place of a row, as in images; then they are transposed. There are no more nodes than
     before, if an Einsum counts as its product and moves.
     """
     if not Reader.has(graph, "Softmax"):

@@ -49,6 +49,8 @@ class Reader:
         self.given, self.graph = graph, graph.copy()
         self.replaced: dict[str, list[Node]] = {}
         self.names = Names(graph)
+        self.computed: dict[tuple[object, ...], str] = {}
+        """Constants that were made of others, by what they were made of."""
         self._makers = graph.producers()
         self._counts = graph.readers()
         self._readers: dict[str, list[Node]] = {}

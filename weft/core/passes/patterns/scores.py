@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -18,6 +18,8 @@ from weft.core.passes.moves import RESHAPES, Order, compose, is_identity, keeps_
 from weft.core.passes.patterns.reading import Reader, make
 from weft.core.passes.undo_reshapes import broadcast_reshape
 
+LOWEST = -1e30
+"""A finite mask below this leaves nothing of a score, in float32."""
 LONGEST = 16
 """Exporters write no more moves, factors and masks between the product and the softmax."""
 
@@ -66,10 +68,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class _Mask:
-    """What is added to scores of the shape `scores`."""
+    """What is added to scores of the shape `scores`, or bools that tell where a number is in place of them."""
 
     value: str
     scores: Shape
+    number: str = ""
+    hides: bool = True
+    """Which of the bools have the number."""
 
 
 @dataclass(slots=True)
@@ -111,10 +116,10 @@ class Scores:
                 continue
             tried.append(each)
             rows = self.added[0].scores[-2:] if self.added else ()
-            masks = [_mask(reader, mask, (*each, *rows), budget) for mask in self.added]
-            total = masks[:1]
-            for mask in masks[1:]:
-                total = [_sum(reader, total[0], mask, budget) if total[0] and mask else ""]
+            total: list[str] = []
+            for mask in self.added:
+                fitting = _mask(reader, mask, (*each, *rows), budget)
+                total = [_with(reader, total, mask, fitting, budget) if fitting and all(total) else ""]
             if all(total):
                 self.masks = total
                 return each
@@ -146,14 +151,15 @@ def read_scores(reader: Reader, value: str, masked: bool = True, depth: int = LO
     """Return the parts of the scores, if nothing else reads an intermediate value.
 
     Factors come before masks, and so does a cap, b * tanh(scores / a). Any a and b will do: it is the cap b of scores
-    that are b / a times as large. All masks but the first must be constants.
+    that are b / a times as large. All masks but the first must be constants, and so must what tells where the lowest
+    number is in place of scores.
     """
-    node = reader.maker(value, "MatMul", "Einsum", "Add", "Mul", "Div", "Tanh", *RESHAPES)
+    node = reader.maker(value, "MatMul", "Einsum", "Add", "Where", "Mul", "Div", "Tanh", *RESHAPES)
     if node is None or not reader.is_read_once(value) or not depth:
         return None
     if node.op.type in ("MatMul", "Einsum"):
         return _product(reader, node)
-    if node.op.type == "Add":
+    if node.op.type in ("Add", "Where"):
         return _masked(reader, node, depth) if masked else None
     if node.op.type in RESHAPES:
         found = read_scores(reader, node.inputs[0], masked, depth - 1) if keeps_rows(reader, node) else None
@@ -174,17 +180,32 @@ def read_scores(reader: Reader, value: str, masked: bool = True, depth: int = LO
     return replace(found, q=_times(reader, found.q, factor), count=found.count + 1)
 
 
-def _masked(reader: Reader, total: Node, depth: int) -> Scores | None:
+def _masked(reader: Reader, node: Node, depth: int) -> Scores | None:
     """Return the parts of scores and a mask."""
-    dims = reader.dims(total.outputs[0])
-    for rest, mask in (total.inputs, total.inputs[::-1]):
+    dims = reader.dims(node.outputs[0])
+    for rest, mask in _masks(reader, node):
         if reader.dims(rest) != dims:
             continue
-        found = read_scores(reader, rest, mask in reader.graph.constants, depth - 1)
+        found = read_scores(reader, rest, mask.value in reader.graph.constants, depth - 1)
         if found is not None:
-            added = [*found.added, _Mask(mask, dims)]
+            added = [*found.added, mask]
             return replace(found, count=found.count + 1, leads=[dims[:-2], *found.leads], added=added)
     return None
+
+
+def _masks(reader: Reader, node: Node) -> Iterator[tuple[str, _Mask]]:
+    """Yield what an Add or a Where may mask, with the mask."""
+    dims = reader.dims(node.outputs[0])
+    if node.op.type == "Add":
+        first, second = node.inputs
+        yield first, _Mask(second, dims)
+        yield second, _Mask(first, dims)
+        return
+    bools, *choices = node.inputs
+    for hides, (low, rest) in ((True, choices), (False, choices[::-1])):
+        number = reader.number(low)
+        if number is not None and number < LOWEST and bools in reader.graph.constants:
+            yield rest, _Mask(bools, dims, low, hides)
 
 
 # -- masks -----------------------------------------------------------------------------------------------
@@ -208,16 +229,29 @@ def _mask(reader: Reader, mask: _Mask, wanted: Shape, budget: Budget) -> str:
     return "" if made is None else _constant(reader, f"{mask.value}.apart", made, mask.value, budget, began)
 
 
-def _sum(reader: Reader, first: str, second: str, budget: Budget) -> str:
-    """Return the sum of two constants as a constant; "" if one is none, or the sum is too large."""
+def _with(reader: Reader, before: list[str], mask: _Mask, value: str, budget: Budget) -> str:
+    """Return the masks before with another, whose value fits; "" if one of several is no constant, or it is too large.
+
+    Layers share what is made of the same.
+    """
+    if not before and not mask.number:
+        return value
     constants = reader.graph.constants
-    if any(each not in constants or is_symbolic(constants[each]) for each in (first, second)):
+    parts = [*before, value]
+    if any(each not in constants or is_symbolic(constants[each]) for each in parts):
         return ""
-    dims = np.broadcast_shapes(constants[first].shape, constants[second].shape)
-    began = budget.clock()
-    if not budget.allows((), prod(dims) * constants[first].itemsize):
+    key, like = (*parts, mask.number, mask.hides), mask.number or value
+    if key in reader.computed:
+        return reader.computed[key]
+    began, last = budget.clock(), constants[value]
+    total = constants[before[0]] if before else np.zeros((), constants[like].dtype)
+    if not budget.allows((), prod(np.broadcast_shapes(total.shape, last.shape)) * total.itemsize):
         return ""
-    return _constant(reader, f"{first}.masks", constants[first] + constants[second], first, budget, began)
+    with np.errstate(over="ignore"):
+        low = constants[mask.number].reshape(()) if mask.number else None
+        made = total + last if low is None else np.where(last == mask.hides, low, total)
+    reader.computed[key] = _constant(reader, f"{parts[0]}.masks", made, like, budget, began)
+    return reader.computed[key]
 
 
 def _constant(reader: Reader, name: str, array: Array, like: str, budget: Budget, began: float) -> str:
