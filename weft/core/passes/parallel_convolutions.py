@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -16,6 +16,7 @@ from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.properties import Property
 
 SUMS = frozenset({"Add", "Sum"})
+"""The ops that make a sum."""
 
 PARALLEL_CONVOLUTIONS_JOINED = Property(
     "no sum of convolutions of the same image that one of them could compute",
@@ -27,10 +28,10 @@ PARALLEL_CONVOLUTIONS_JOINED = Property(
 def join_parallel_convolutions(graph: Graph, context: PassContext) -> Graph:
     """Replace a sum of convolutions of the same image by one convolution with the sum of their weights.
 
-    The largest kernel takes in others whose taps fall on pixels that it reads, so it stays as large as it is; and also
-    the image itself, the image times a constant for each channel, and its batch norm. Other terms of the sum stay. No
-    other node may read what goes, and weights and biases must be constants. Their sums are computed in float64 and
-    rounded once.
+    The largest kernel takes in others whose taps fall on pixels that it reads, so it stays as large as it is. No other
+    node may read the results, and weights and biases must be constants. Their sums are computed in float64 and rounded
+    once, so that they are as accurate as the parts. Other terms stay: the image itself and its batch norm are exact
+    factors, which float16 would round as weights, and are added as the convolution stores.
     """
     out, names, budget = graph.copy(), Names(graph), context.budget
     changed: dict[str, Node] = {}
@@ -59,7 +60,7 @@ def join_parallel_convolutions(graph: Graph, context: PassContext) -> Graph:
     return out
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Conv:
     """A convolution with constant weights."""
 
@@ -71,49 +72,35 @@ class _Conv:
     taps: tuple[range, ...]
     """The pixels that each axis of the kernel reads, from where the strides put the window."""
 
-    def places(self, taps: tuple[range, ...]) -> tuple[list[int], ...] | None:
-        """Return where in each axis of the kernel these taps lie; None if the kernel does not read some of them."""
-        if any(tap not in own for each, own in zip(taps, self.taps, strict=True) for tap in each):
-            return None
-        return tuple([own.index(tap) for tap in each] for each, own in zip(taps, self.taps, strict=True))
+    def holds(self, other: _Conv) -> bool:
+        """Tell whether this kernel could do the work of another one, too."""
+        mine, theirs = ((conv.node.inputs[0], conv.group, conv.strides) for conv in (self, other))
+        return mine == theirs and all(tap in own for each, own in zip(other.taps, self.taps, strict=True) for tap in each)
 
-    @property
-    def centre(self) -> tuple[range, ...]:
-        """Return the taps of a kernel that reads nothing but the pixel that it computes."""
-        return (range(1),) * len(self.taps)
-
-
-@dataclass(frozen=True)
-class _Scaled:
-    """An image times a factor for each channel, plus a shift."""
-
-    factor: Array
-    shift: Array | None
+    def places(self, other: _Conv) -> list[list[int]]:
+        """Return where in each axis of this kernel the taps of one lie that it holds."""
+        return [[own.index(tap) for tap in each] for each, own in zip(other.taps, self.taps, strict=True)]
 
 
 @dataclass(frozen=True)
 class _Join:
-    """A convolution, and the other terms of a sum that it takes in."""
+    """A convolution, and the others that it takes in."""
 
     host: _Conv
-    convs: list[_Conv] = field(default_factory=list)
-    scaled: list[_Scaled] = field(default_factory=list)
+    convs: list[_Conv]
 
     def computed(self) -> dict[str, Array]:
         """Return the new weights and bias by what their names end with."""
         host = self.host
         channels, per_group = host.weight.shape[:2]
-        weight, bias = host.weight.astype(np.float64), np.zeros(channels)
+        weight, total = host.weight.astype(np.float64), np.zeros(channels)
         with np.errstate(all="ignore"):
             for each in self.convs:
-                weight[np.ix_(range(channels), range(per_group), *host.places(each.taps) or ())] += each.weight
-            for scaled in self.scaled:
-                centre = (place[0] for place in host.places(host.centre) or ())
-                weight[(np.arange(channels), np.arange(channels) % per_group, *centre)] += scaled.factor
-            biases = [each.bias for each in (host, *self.convs)] + [each.shift for each in self.scaled]
-            given = [each for each in biases if each is not None]
-            bias = sum((each.astype(np.float64) for each in given), bias)
-            parts = {"weight": weight, "bias": bias} if given else {"weight": weight}
+                weight[np.ix_(range(channels), range(per_group), *host.places(each))] += each.weight
+            biases = [each.bias for each in (host, *self.convs) if each.bias is not None]
+            for bias in biases:
+                total += bias
+            parts = {"weight": weight, "bias": total} if biases else {"weight": weight}
             return {tag: part.astype(host.weight.dtype) for tag, part in parts.items()}
 
 
@@ -125,13 +112,13 @@ class _Sum:
     inner: dict[str, Node]
     """The nodes that make sums of some of the terms, by what they make; each before those that it reads."""
     joins: list[_Join]
-    taken: dict[str, Node | None]
-    """The terms that go, and what makes them, if nothing else reads them."""
+    taken: dict[str, Node]
+    """The convolutions that go, by what they make."""
 
 
 def _rewire(total: _Sum, changed: dict[str, Node], gone: set[str]) -> None:
     """Take the terms that go out of a sum; what is left of it makes the result."""
-    gone.update(node.name for node in total.taken.values() if node is not None)
+    gone.update(node.name for node in total.taken.values())
     left = dict.fromkeys(total.taken, "")
     for node in (*reversed(total.inner.values()), total.root):
         inputs = tuple(rest for value in node.inputs if (rest := left.get(value, value)))
@@ -156,8 +143,10 @@ def _sums(graph: Graph) -> Iterator[_Sum]:
             continue
         inner, terms = _terms(graph, root, makers, readers)
         inside.update(node.name for node in inner.values())
-        joins, taken = _joins(graph, root, terms, makers, readers)
+        alone = [makers[value] for value in terms if value in makers and readers[value] == 1]
+        joins = _joins([conv for node in alone if (conv := _conv(graph, node)) is not None])
         if joins:
+            taken = {conv.node.outputs[0]: conv.node for join in joins for conv in join.convs}
             yield _Sum(root, inner, joins, taken)
 
 
@@ -181,34 +170,16 @@ def _terms(
     return inner, terms
 
 
-def _joins(
-    graph: Graph, root: Node, terms: list[str], makers: dict[str, Node], readers: dict[str, int]
-) -> tuple[list[_Join], dict[str, Node | None]]:
-    """Return the convolutions of a sum that take in other terms, and these terms with the nodes that go with them."""
-    alone = {value: makers[value] for value in terms if value in makers and readers[value] == 1}
-    convs = [conv for node in alone.values() if (conv := _conv(graph, node)) is not None]
-    convs.sort(key=lambda conv: -prod(conv.weight.shape))
-    joins: list[_Join] = []
-    taken: dict[str, Node | None] = {}
-    for host in convs:
-        if host.node.outputs[0] in taken:
-            continue
-        join, image = _Join(host), host.node.inputs[0]
-        for conv in convs:
-            value = conv.node.outputs[0]
-            alike = conv.node.inputs[0] == image and (conv.group, conv.strides) == (host.group, host.strides)
-            if conv is not host and value not in taken and alike and host.places(conv.taps) is not None:
-                join.convs.append(conv)
-                taken[value] = conv.node
-        at_pixels = prod(host.strides) == 1 and host.places(host.centre) is not None
-        if at_pixels and graph.specs[image].dims == graph.specs[root.outputs[0]].dims:
-            rest = [value for value in terms if value not in taken]
-            found = {value: each for value in rest if (each := _scaled(graph, value, image, alone.get(value)))}
-            join.scaled.extend(found[value] for value in rest if value in found)
-            taken |= {value: alone.get(value) for value in found}
-        if join.convs or join.scaled:
-            joins.append(join)
-    return joins, taken
+def _joins(convs: list[_Conv]) -> list[_Join]:
+    """Return which of some convolutions take in others, and these."""
+    left = sorted(convs, key=lambda conv: -prod(conv.weight.shape))
+    joins = []
+    while left:
+        host, *left = left
+        if within := [conv for conv in left if host.holds(conv)]:
+            joins.append(_Join(host, within))
+            left = [conv for conv in left if conv not in within]
+    return joins
 
 
 def _conv(graph: Graph, node: Node) -> _Conv | None:
@@ -223,26 +194,3 @@ def _conv(graph: Graph, node: Node) -> _Conv | None:
     each = zip(window.kernel, window.dilations, window.begin, strict=True)
     taps = tuple(range(-begin, size * step - begin, step) for size, step, begin in each)
     return _Conv(node, weight, bias, op.group, window.strides, taps)
-
-
-def _scaled(graph: Graph, value: str, image: str, maker: Node | None) -> _Scaled | None:
-    """Return what a term makes of an image, if it is the image itself or scales its channels; `maker` only makes it."""
-    dims = graph.specs[image].dims
-    if value == image:
-        return _Scaled(np.ones(dims[1]), None)
-    if maker is None or image not in maker.inputs:
-        return None
-    if maker.op.type == "BatchNormalization" and maker.inputs[0] == image:
-        parameters = [known(graph.constants.get(i)) for i in maker.inputs[1:]]
-        if any(each is None for each in parameters):
-            return None
-        op: Any = maker.op
-        with np.errstate(all="ignore"):
-            return _Scaled(*op.factor_and_shift(parameters))
-    if maker.op.type != "Mul" or maker.inputs[0] == maker.inputs[1]:
-        return None
-    factor = known(graph.constants.get(maker.inputs[maker.inputs[0] == image]))
-    full = () if factor is None else (1,) * (len(dims) - factor.ndim) + factor.shape
-    if factor is None or full not in ((1,) * len(dims), (1, dims[1], *(1,) * (len(dims) - 2))):
-        return None
-    return _Scaled(np.broadcast_to(factor.reshape(-1), (dims[1],)), None)
