@@ -75,7 +75,8 @@ class _Conv:
     def holds(self, other: _Conv) -> bool:
         """Tell whether this kernel could do the work of another one, too."""
         mine, theirs = ((conv.node.inputs[0], conv.group, conv.strides) for conv in (self, other))
-        return mine == theirs and all(tap in own for each, own in zip(other.taps, self.taps, strict=True) for tap in each)
+        each = zip(self.taps, other.taps, strict=True)
+        return mine == theirs and all(set(taps) <= set(own) for own, taps in each)
 
     def places(self, other: _Conv) -> list[list[int]]:
         """Return where in each axis of this kernel the taps of one lie that it holds."""
