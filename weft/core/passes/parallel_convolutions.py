@@ -33,10 +33,13 @@ def join_parallel_convolutions(graph: Graph, context: PassContext) -> Graph:
     once, so that they are as accurate as the parts. Other terms stay: the image itself and its batch norm are exact
     factors, which float16 would round as weights, and are added as the convolution stores.
     """
+    sums = list(_sums(graph))
+    if not sums:
+        return graph
     out, names, budget = graph.copy(), Names(graph), context.budget
     changed: dict[str, Node] = {}
     gone: set[str] = set()
-    for each in _sums(graph):
+    for each in sums:
         nbytes = sum(join.host.weight.nbytes for join in each.joins)
         if not budget.allows((), nbytes):
             context.leave(each.root.name, "the new weights would go beyond the limits of folding")
@@ -137,6 +140,8 @@ def _rewire(total: _Sum, changed: dict[str, Node], gone: set[str]) -> None:
 
 def _sums(graph: Graph) -> Iterator[_Sum]:
     """Yield the sums of which convolutions could take in some terms."""
+    if not any(node.op.type == "Conv" for node in graph.nodes):
+        return
     makers, readers = graph.producers(), graph.readers()
     inside: set[str] = set()
     for root in reversed(graph.nodes):
