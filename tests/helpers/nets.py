@@ -117,7 +117,7 @@ def branching(channels: int = 6, size: int = 5, batch: int = 1) -> Graph:
     net = Net()
     x = net.input("x", batch, 3, size, size)
     stem = net.add("Relu", net.conv(x, channels, 3, pads=(1, 1, 1, 1), name="stem"), name="stem_relu")
-    left = net.conv(stem, channels, 1, name="left")
+    left = net.conv(x, channels, 1, name="left")
     right = net.conv(stem, channels, 3, pads=(1, 1, 1, 1), name="right")
     total = net.add("Add", left, right, name="total")
     both = net.add("Concat", stem, total, name="both", axis=1)

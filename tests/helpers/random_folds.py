@@ -1,4 +1,4 @@
-"""Random networks of pads, pools, convolutions, products and batch norms, with moves between, for property tests."""
+"""Random networks of pads, pools, convolutions, their sums, products and batch norms, with moves between, for tests."""
 
 from __future__ import annotations
 
@@ -94,9 +94,24 @@ def _normed(draw: Draw, net: Net, x: str) -> str:
     return _norm(draw, net, made)
 
 
+def _summed(draw: Draw, net: Net, x: str) -> str:
+    """Add a sum of convolutions of an image, of itself and of its norms, perhaps of others, in a drawn order."""
+    group = draw(st.sampled_from([1, net.shape(x)[1]]))
+    terms = [x] if draw(st.booleans()) else []
+    for _ in range(draw(st.integers(1, 3))):
+        pad = draw(st.integers(0, 1))
+        made = net.conv(x, net.shape(x)[1], 2 * pad + 1, bias=draw(st.booleans()), group=group, pads=(pad,) * 4)
+        terms.append(_norm(draw, net, made) if draw(st.booleans()) else made)
+    terms += [_norm(draw, net, x)] if draw(st.booleans()) else []
+    terms += [_unary(draw, net, draw(st.sampled_from(terms)))] if draw(st.integers(0, 3)) == 0 else []
+    while len(terms) > 1:
+        terms.append(net.add("Add", *(terms.pop(draw(st.integers(0, len(terms) - 1))) for _ in range(2))))
+    return terms[0]
+
+
 STEPS: tuple[Step, ...] = (
     *(_norm, _unary, _clip, _pad, _pad, _conv),
-    *(_turned, _normed, _normed, _product, _there_and_back),
+    *(_turned, _normed, _normed, _summed, _product, _there_and_back),
 )
 
 

@@ -257,6 +257,7 @@ def test_the_properties_that_the_standard_passes_ensure_hold_in_the_end() -> Non
     x = net.add("Cast", net.add("Identity", net.input("x", 1, 3, 6, 6)), to=DType.FLOAT64)
     y = net.conv(net.add("Pad", net.add("Cast", x, to=DType.FLOAT32), np.array([0, 0, 1, 1, 0, 0, 1, 1])), 4, 3)
     y = net.add("BatchNormalization", y, *(np.abs(net.random(4)) + 1 for _ in range(4)))
+    y = net.add("Add", net.conv(y, 4, 1), net.conv(y, 4, 1))
     y = net.add("Transpose", net.add("Transpose", y, perm=(0, 2, 3, 1)), perm=(0, 3, 1, 2))
     net.add("Transpose", y, perm=(1, 0, 2, 3), name="dead")
     graph = net.finish(net.add("Mul", y, net.add("Neg", np.ones((), np.float32)), name="y"))
@@ -265,4 +266,4 @@ def test_the_properties_that_the_standard_passes_ensure_hold_in_the_end() -> Non
     assert [p for p in properties if not list(p.broken_by(graph))] == [SHAPES_INFERRED]
     after = run_passes(graph)
     assert [p.name for p in properties if list(p.broken_by(after))] == []
-    assert kinds(after) == ["Conv", "Mul"]
+    assert kinds(after) == ["Conv", "Conv", "Mul"]

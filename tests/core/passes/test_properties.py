@@ -23,6 +23,7 @@ from weft.core.passes.constants import fold_constants
 
 EXACT = {p.name for p in PASSES} - {
     *("fold_pads", "fold_batch_norm", "add_stacked_parts", "add_biases_first"),
+    *("join_parallel_convolutions", "settle_convolutions"),
     *("fuse_gelu", "fuse_group_norm", "fuse_layer_norm", "fuse_rms_norm", "fuse_l2_norm", "fuse_sum_norm"),
     *("fuse_attention", "share_keys", "attend_in_place", "join_projections", "join_sibling_products"),
 }

@@ -24,6 +24,7 @@ from weft.core.passes.manager import (
 )
 from weft.core.passes.negations import fold_negations
 from weft.core.passes.pads import fold_pads
+from weft.core.passes.parallel_convolutions import join_parallel_convolutions
 from weft.core.passes.partial_sums import pad_partial_sums
 from weft.core.passes.patterns import (
     attend_in_place,
@@ -77,6 +78,15 @@ SETTLE_MOVES = PassGroup(
     ensures=(NO_MOVES_IN_A_ROW, NO_FREE_TRANSPOSES, NO_IDENTITIES),
 )
 
+SETTLE_CONVOLUTIONS = PassGroup(
+    "settle_convolutions",
+    "Fold what is around convolutions into them and join those of the same image until there is nothing left to do.",
+    # What was next to several convolutions or to their sum, a pad or a batch norm, is next to one once they are joined;
+    # and what a batch norm was between may then be joined, too.
+    (fold_pads, fold_batch_norm, join_parallel_convolutions),
+    rounds=16,  # two rounds are enough for real networks
+)
+
 PASSES: tuple[AnyPass, ...] = (
     fold_constants,
     # Early as well: a dead node that reads a value would keep the passes below from folding it.
@@ -121,6 +131,8 @@ PASSES: tuple[AnyPass, ...] = (
     squash_moves,
     # Once the moves between them are gone, pads are next to what they fold into.
     fold_pads,
+    join_parallel_convolutions,
+    SETTLE_CONVOLUTIONS,
     remove_dead_nodes,
 )
 """The standard passes. Run on their own result they change nothing."""
