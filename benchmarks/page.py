@@ -10,9 +10,9 @@ Weft's are the session's own, PyTorch's its pinned tensors.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,8 +115,9 @@ def _number(value: float | None, digits: int) -> str:
 
 def main() -> None:
     """Print the page of the file that the command line names."""
-    (path,) = sys.argv[1:]
-    print(page(json.loads(Path(path).read_text())), end="")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.page", description="Write a page of a measurement.")
+    parser.add_argument("results", type=Path, help="the JSON file that benchmarks.gpu wrote")
+    print(page(json.loads(parser.parse_args().results.read_text())), end="")
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ def slices(net: Net, x: str, at: int, end: int | None = None) -> list[str]:
 def widened(at: int = 6, *, split: bool = False, swapped: bool = False, dtype: DType = DType.FLOAT32) -> Graph:
     """Return an image to whose first channels another image is added."""
     net = Net()
-    x, s = net.input("x", *SHAPE, dtype=dtype), net.input("s", SHAPE[0], at, *SHAPE[2:], dtype=dtype)
-    x = net.add("Relu", x)
+    image, s = net.input("x", 2, 3, 5, 7, dtype=dtype), net.input("s", SHAPE[0], at, *SHAPE[2:], dtype=dtype)
+    x = net.add("Conv", image, net.random(SHAPE[1], 3, 1, 1).astype(dtype.numpy))
     if split:
         first = net.add("Split", x, np.array([at, SHAPE[1] - at]), axis=1, outputs=2)
         rest = f"{first}.1"
@@ -46,16 +46,16 @@ def widened(at: int = 6, *, split: bool = False, swapped: bool = False, dtype: D
 def test_a_value_is_padded_and_added(at: int, split: bool, swapped: bool) -> None:
     graph = widened(at, split=split, swapped=swapped)
     after = rewrite(graph)
-    assert kinds(after) == ["Relu", "Pad", "Add"]
+    assert kinds(after) == ["Conv", "Pad", "Add"]
     assert_same(graph, after, 0)
     assert rewrite(after) is after
-    assert kinds(run_passes(graph)) == ["Relu", "Pad", "Add"]
+    assert kinds(run_passes(graph)) == ["Conv", "Pad", "Add"]
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64])
 def test_each_float_type_is_found(dtype: DType) -> None:
     graph = widened(dtype=dtype)
-    assert kinds(rewrite(graph)) == ["Relu", "Pad", "Add"]
+    assert kinds(rewrite(graph)) == ["Conv", "Pad", "Add"]
     assert_same(graph, rewrite(graph), 0)
 
 
@@ -116,7 +116,14 @@ STAYS = [
 @pytest.mark.parametrize("build", STAYS)
 def test_what_is_nearly_such_a_sum_stays(build: Callable[[Net, str], tuple[str, ...]]) -> None:
     net = Net()
-    graph = net.finish(*build(net, net.add("Relu", net.input("x", *SHAPE))))
+    graph = net.finish(*build(net, net.conv(net.input("x", 2, 3, 5, 7), SHAPE[1])))
+    assert rewrite(graph) is graph
+
+
+def test_what_is_no_convolution_stays_divided() -> None:
+    net = Net()
+    first, rest = slices(net, net.add("Relu", net.input("x", *SHAPE)), 6)
+    graph = net.finish(net.add("Concat", net.add("Add", first, net.input("s", 2, 6, 5, 7)), rest, axis=1))
     assert rewrite(graph) is graph
 
 

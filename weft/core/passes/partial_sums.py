@@ -16,7 +16,8 @@ from weft.core.passes.parts import axis_of, part_of
 def pad_partial_sums(graph: Graph, context: PassContext) -> Graph:
     """Replace a Concat of x's first channels plus s, and the rest of x, by x plus s padded with zeros.
 
-    x is an image. No other node may read the parts or their sum. So x need not be divided, and what makes it adds.
+    x is an image that a convolution makes: it need not be divided, and the convolution adds as it stores. No other node
+    may read the parts or their sum.
     """
     makers, readers = graph.producers(), graph.readers()
     found = {n.name: each for n in graph.nodes if (each := _sum(graph, makers, readers, n)) is not None}
@@ -54,6 +55,9 @@ def _sum(graph: Graph, makers: dict[str, Node], readers: dict[str, int], concat:
         return None
     behind = part_of(graph, makers.get(rest), rest, 1)
     if sums is None or sums.op.type != "Add" or behind is None or not graph.specs[total].dtype.is_float:
+        return None
+    maker = makers.get(behind.value)
+    if maker is None or maker.op.type != "Conv":
         return None
     whole = graph.specs[behind.value].dims
     # Of images alone: what is stored element by element is joined without a launch.
