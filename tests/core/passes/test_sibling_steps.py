@@ -211,6 +211,7 @@ def in_parts(count: int, readers: int = 1) -> Graph:
     x = net.add("Tanh", net.input("x", 1, count, 2, EACH))
     factors, results = [net.random(1) for _ in range(readers)], list[str]()
     for part in split(net, x, count, 1):
+        factors.reverse()  # so that what reads a part first is not what reads the next one first
         made = [net.add("Sin", net.add("Mul", part, factor)) for factor in factors]
         results += [net.add("weft::Attention", each, each, each) for each in made]
     return net.finish(*results)
