@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
@@ -226,6 +227,17 @@ def test_few_parts_and_readers_are_joined() -> None:
         if after is not before:
             assert kinds(after).count("Sin") == readers
             assert_identical(before, after)
+
+
+def test_any_number_of_moves_is_followed_to_the_attention() -> None:
+    """However many more than Python calls may be nested."""
+    net = Net()
+    x, (q, k, v) = three(net)
+    q, k = (net.add("Cos", net.add("Sin", each)) for each in (q, k))
+    for _ in range(sys.getrecursionlimit() // 2 * 2):
+        q, k = (net.add("Transpose", each, perm=(0, 1, 3, 2)) for each in (q, k))
+    after = join_sibling_steps(net.finish(with_attention(net, x, q, k, v)))
+    assert kinds(after).count("Sin") == kinds(after).count("Cos") == 1
 
 
 @pytest.mark.parametrize("make", [in_parts, partial(in_parts, 2), partial(in_parts, readers=4)])
