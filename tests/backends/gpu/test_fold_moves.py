@@ -11,10 +11,12 @@ from hypothesis import given, settings
 
 import weft
 from tests.helpers.attention_of_images import Form, forms
+from tests.helpers.decoders import split
 from tests.helpers.gpu_plans import assert_plan_computes
 from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.moving_nets import moving_networks
 from tests.helpers.nets import Net, feeds
+from tests.helpers.python_calls import python_calls
 from tests.helpers.random_nets import SLOW
 from tests.helpers.run_length import examples
 from weft.conformance.cases.table import tolerance
@@ -36,6 +38,22 @@ def test_a_plan_with_moves_gives_the_numbers_of_the_network(graph: Graph) -> Non
 @settings(max_examples=examples(50), deadline=None, suppress_health_check=SLOW)
 def test_a_plan_in_fp16_gives_them_too(graph: Graph) -> None:
     assert_plan_computes(graph, "low", 0.05, drawn=True)
+
+
+def _swapped(count: int) -> Graph:
+    """Return a chain in which two halves change places again and again: all parts are of the value before them all."""
+    net = Net()
+    x = net.add("Tanh", net.input("x", 2, 6, 8))
+    for k in range(count):
+        first, second = split(net, x, 2, 1 + k % 2)
+        x = net.add("Concat", second, first, axis=1 + k % 2)
+    return net.finish(net.add("Tanh", x))
+
+
+def test_a_plan_of_a_long_chain_of_moves_takes_as_much_for_each_of_them() -> None:
+    short, long = _swapped(25), _swapped(100)
+    planned_kernels(short)  # the first plan imports
+    assert python_calls(lambda: planned_kernels(long)) < 5 * python_calls(lambda: planned_kernels(short))
 
 
 # -- what remains ------------------------------------------------------------------------------------------
@@ -116,6 +134,18 @@ def _two_paths(net: Net) -> str:
     return net.conv(net.add("Concat", first, second, net.conv(second, 8), axis=1), 4)
 
 
+def _zipped(net: Net) -> str:
+    """Neighbours are rotated; where they lie they have more digits than steps, but in the value before they do not."""
+    x = net.add("Relu", net.input("x", 2, 5, 3 * 16))
+    parts = net.add("Transpose", net.add("Reshape", x, np.array([2, 5, 3, 2, 8])), perm=(2, 0, 3, 1, 4))
+    two = net.add("Slice", parts, *map(np.array, ([0], [2], [0])))
+    heads = net.add("Reshape", two, np.array([4, 2, 5, 8]))
+    ends = [net.add("Slice", heads, *map(np.array, ([at], [8], [3], [2]))) for at in (1, 0)]
+    ends = [net.add("Unsqueeze", each, np.array([-1])) for each in ends]
+    around = net.add("Reshape", net.add("Concat", *ends, axis=4), np.array([4, 2, 5, 8]))
+    return net.add("Mul", net.add("Softmax", heads, axis=-1), around)
+
+
 REMAINS: dict[Callable[[Net], str], list[str]] = {
     _norm_between: ["elementwise", "normalize_lines"],
     _plain_windows: ["normalize_lines", "conv_gemm"],
@@ -126,6 +156,7 @@ REMAINS: dict[Callable[[Net], str], list[str]] = {
     _two_paths: ["relayout", *["conv_gemm"] * 3, "relayout"],
     _rows_and_images: ["normalize_lines", "conv_depthwise_tile", "softmax", "conv_gemm"],
     _joined: ["softmax", "elementwise", "matmul_rows"],
+    _zipped: ["elementwise", "softmax"],
 }
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import tracemalloc
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 from tests.helpers.decoders import EACH, Rotary, cut, decoder, rotated, split, turned, with_attention
 from tests.helpers.launches import planned_kernels
 from tests.helpers.nets import Net, kinds
+from tests.helpers.python_calls import python_calls
 from tests.helpers.random_nets import SLOW, assert_right
 from tests.helpers.rewrites import assert_identical, assert_same
 from tests.helpers.run_length import examples
@@ -20,7 +24,7 @@ from weft.core.graph.layout import Array
 from weft.core.graph.limits import Budget, Limits
 from weft.core.passes import PassContext, run_passes
 from weft.core.passes.sibling_products import join_sibling_products
-from weft.core.passes.sibling_steps import join_sibling_steps
+from weft.core.passes.sibling_steps import MOST, join_sibling_steps
 
 ROWS = 5
 
@@ -159,8 +163,28 @@ def test_scales_that_differ_are_stacked() -> None:
 def test_scales_are_stacked_within_the_budget() -> None:
     net = Net()
     graph = join_sibling_products(net.finish(decoder(net, net.input("x", 2, ROWS, 16), 40, 1, normalized=True)))
-    assert join_sibling_steps(graph, PassContext(Budget(Limits(folding_bytes=80 * EACH * 4 - 1)))) is graph
-    assert join_sibling_steps(graph, PassContext(Budget(Limits(folding_bytes=80 * EACH * 4)))) is not graph
+    nbytes = 80 * EACH * 4
+    allowed, refused = (PassContext(Budget(Limits(folding_bytes=nbytes - less))) for less in (0, 1))
+    assert join_sibling_steps(graph, allowed) is not graph
+    assert (allowed.budget.nbytes, allowed.left) == (nbytes, {})
+    assert join_sibling_steps(graph, refused) is graph
+    (name,) = refused.left
+    assert next(n for n in graph.nodes if n.name == name).op.type == "RMSNormalization"
+    assert refused.left[name] == "stacked scales would go beyond the limits of folding"
+
+
+def test_scales_that_the_budget_refuses_are_not_stacked_to_see_how_large_they_are() -> None:
+    net, heads = Net(), 1 << 14
+    x = net.add("Tanh", net.input("x", 1, 3 * heads, 1, EACH))
+    q, k, v = split(net, x, 3, 1)
+    q, k = (net.add("RMSNormalization", each, net.random(EACH)) for each in (q, k))
+    graph = net.finish(net.add("weft::Attention", q, k, v))
+    tracemalloc.start()
+    try:
+        assert join_sibling_steps(graph, PassContext(Budget(Limits(folding_bytes=0)))) is graph
+        assert tracemalloc.get_traced_memory()[1] < 2 * heads * EACH * 4 // 4
+    finally:
+        tracemalloc.stop()
 
 
 def test_steps_of_all_three() -> None:
@@ -173,6 +197,53 @@ def test_steps_of_all_three() -> None:
     assert len(next(n for n in after.nodes if n.op.type == "Split").outputs) == 3
 
 
+def test_norms_without_scales() -> None:
+    """Queries and keys of cosine attention."""
+    net = Net()
+    x, (q, k, v) = three(net)
+    cos, sin = net.random(ROWS, EACH), net.random(ROWS, EACH)
+    q, k = (rotated(net, net.add("weft::L2Normalization", each, least=1e-12), cos, sin) for each in (q, k))
+    assert_joined(net.finish(with_attention(net, x, q, k, v)), "weft::L2Normalization")
+
+
+def in_parts(count: int, readers: int = 1) -> Graph:
+    """Return a network of attentions that read parts of one value, each through nodes that all parts have."""
+    net = Net()
+    x = net.add("Tanh", net.input("x", 1, count, 2, EACH))
+    factors, results = [net.random(1) for _ in range(readers)], list[str]()
+    for part in split(net, x, count, 1):
+        factors.reverse()  # so that what reads a part first is not what reads the next one first
+        made = [net.add("Sin", net.add("Mul", part, factor)) for factor in factors]
+        results += [net.add("weft::Attention", each, each, each) for each in made]
+    return net.finish(*results)
+
+
+def test_few_parts_and_readers_are_joined() -> None:
+    """So the search stays short; real networks have fewer."""
+    for count, readers in ((MOST, 1), (MOST + 1, 1), (2, MOST), (2, MOST + 1)):
+        before = in_parts(count, readers)
+        after = join_sibling_steps(before)
+        assert (after is before) == (max(count, readers) > MOST)
+        if after is not before:
+            assert kinds(after).count("Sin") == readers
+            assert_identical(before, after)
+
+
+def test_any_number_of_moves_is_followed_to_the_attention() -> None:
+    """However many more than Python calls may be nested."""
+    net = Net()
+    x, (q, k, v) = three(net)
+    q, k = (net.add("Cos", net.add("Sin", each)) for each in (q, k))
+    for _ in range(sys.getrecursionlimit() // 2 * 2):
+        q, k = (net.add("Transpose", each, perm=(0, 1, 3, 2)) for each in (q, k))
+    after = join_sibling_steps(net.finish(with_attention(net, x, q, k, v)))
+    assert kinds(after).count("Sin") == kinds(after).count("Cos") == 1
+
+
+@pytest.mark.parametrize("make", [in_parts, partial(in_parts, 2), partial(in_parts, readers=4)])
+def test_the_search_takes_as_long_for_each_node_of_a_large_network(make: Callable[[int], Graph]) -> None:
+    few, many = make(50), make(200)
+    assert python_calls(lambda: join_sibling_steps(many)) < 5 * python_calls(lambda: join_sibling_steps(few))
 
 
 def each_by_its_own(net: Net, q: str, k: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Parts of values: which indices of an axis a Split or a Slice takes."""
+"""Parts of values: which indices of an axis a Split or a Slice takes, and the Split that makes several."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.core.graph.graph import Graph, Node
-from weft.core.graph.symbolic import known
+from weft.core.graph.symbolic import int_array, known
+from weft.core.passes.patterns.reading import Reader, make
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +47,10 @@ def part_of(graph: Graph, maker: Node | None, name: str, axis: int) -> Part | No
     others = [a for a, size in enumerate(graph.specs[source].dims) if a != axis and spans[a] != (0, size, 1)]
     start, stop, step = spans[axis]
     return Part(source, start, stop) if not others and step == 1 and start < stop else None
+
+
+def split(reader: Reader, name: str, value: str, parts: Sequence[str], axis: int) -> Node:
+    """Return a new node that splits a value along an axis into all of its parts."""
+    name = reader.names.fresh(name)
+    sizes = reader.add(f"{name}.sizes", int_array([reader.dims(part)[axis] for part in parts]))
+    return Node(name, make("Split", axis=axis, outputs=len(parts)), (value, sizes), tuple(parts))

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import PACK
-from weft.core.graph.symbolic import int_array
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES, is_move, keeps_elements, order_of
+from weft.core.passes.parts import split
 from weft.core.passes.patterns.projections import Projection, join, joint_bytes, read_projection
-from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.patterns.reading import Reader
 
 HEAVY = ("MatMul", "Gemm", "Conv", "Einsum", "weft::Attention")
 """Ops that begin another step of a network, if they do not read the value that siblings read."""
@@ -109,13 +109,7 @@ def _replace(reader: Reader, parts: list[Projection]) -> None:
     """Put the joint product, and the split of its result, in the place of the first product."""
     first = parts[0].nodes[0]
     made = join(reader, first.name, parts)
-    widths = reader.add(f"{first.name}.widths", int_array([part.width for part in parts]))
-    split = Node(
-        reader.names.fresh(f"{first.name}.parts"),
-        make("Split", axis=-1, outputs=len(parts)),
-        (made[-1].outputs[0], widths),
-        tuple(part.value for part in parts),
-    )
+    parted = split(reader, f"{first.name}.parts", made[-1].outputs[0], [part.value for part in parts], -1)
     for node in (node for part in parts for node in part.nodes):
         reader.put(node)
-    reader.put(first, *made, split)
+    reader.put(first, *made, parted)

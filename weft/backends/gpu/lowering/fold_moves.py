@@ -30,6 +30,8 @@ T = TypeVar("T")
 PACKED = (Layout.NC4HW4, Layout.NHWC4)
 MOST_ELEMENTS = 1 << 30
 """Kernels compute places with 32 bits: sums of digits times steps must stay far below."""
+MOST_MOVES = 3
+"""Exporters write no more moves between a value and a Concat of its parts: one that takes them, and reshapes."""
 
 
 @dataclass(frozen=True)
@@ -189,31 +191,46 @@ class _Folder:
         axis = next((a for a, size in enumerate(whole) if any(d[a] != size for d in dims)), None)
         if axis is None or 0 in whole:
             return None
-        parts = [self._taken_from(name, size) for name, size in zip(node.inputs, map(prod, dims), strict=True)]
-        for source in parts[0]:
-            steps = [part[source].steps(d) for part, d in zip(parts, dims, strict=True) if source in part]
+        for parts_of in (self._moved_together, self._lying_together):
+            source, maps = parts_of(node.inputs)
+            steps = [places.steps(d) for places, d in zip(maps, dims, strict=False)]
             found = [each for each in steps if each is not None]
             places = joined_places(dims, found, axis) if len(found) == len(dims) else None
             if places is not None:
                 return _Move(source, [places])
         return None
 
-    def _taken_from(self, name: str, count: int) -> dict[str, IndexMap]:
-        """Return of which values another one of `count` elements is a part, the nearest first, and where it is in each.
+    def _moved_together(self, names: Sequence[str]) -> tuple[str, Sequence[IndexMap]]:
+        """Return the nearest value that moves make all of these of, and where they are in it; ("", ()) if none is."""
+        first, *others = ([source for source, _ in self._behind(name)] for name in names)
+        nearest = next((each for each in first if all(each in sources for sources in others)), "")
+        return nearest, [self._taken_from(each, nearest) for each in names if nearest]
 
-        Moves make it of these, or it lies there.
-        """
-        found, at, view = dict[str, IndexMap](), IDENTITY, self.views.get(name)
-        made = name
-        while (maker := self.makers.get(made)) is not None and (move := self.moves.get(maker.name)) is not None:
-            if not self._is_linear(move.source):
+    def _lying_together(self, names: Sequence[str]) -> tuple[str, Sequence[IndexMap]]:
+        """Return the value in which all of these lie, and where; ("", ()) if none is."""
+        views = [view for name in names if (view := self.views.get(name)) is not None and not view.blocks]
+        if len(views) != len(names) or len({view.root for view in views}) > 1:
+            return "", ()
+        return views[0].root, [view.places for view in views]
+
+    def _taken_from(self, name: str, source: str) -> IndexMap:
+        """Return where a value is in one that moves make it of."""
+        at, count = IDENTITY, prod(self.graph.specs[name].dims)
+        for made_of, places in self._behind(name):
+            at = at.then(places).of_first(count)
+            if made_of == source:
                 break
-            at = at.then(move.maps[maker.outputs.index(made)]).of_first(count)
-            found[move.source] = at
-            made = move.source
-        if view is not None and not view.blocks:
-            found.setdefault(view.root, view.places)
-        return found
+        return at
+
+    def _behind(self, name: str) -> Iterator[tuple[str, IndexMap]]:
+        """Iterate over the moves that make a value, the last first: what each moves, and where its output is in it."""
+        for _ in range(MOST_MOVES):
+            maker = self.makers.get(name)
+            move = None if maker is None else self.moves.get(maker.name)
+            if maker is None or move is None or not self._is_linear(move.source):
+                break
+            yield move.source, move.maps[maker.outputs.index(name)]
+            name = move.source
 
     def _is_linear(self, name: str) -> bool:
         layout = self.graph.layouts.get(name, Layout.NCHW)
