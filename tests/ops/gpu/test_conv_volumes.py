@@ -56,7 +56,8 @@ def network(op: str, shape: tuple[int, ...], weight: tuple[int, ...], attributes
     x = net.input("x", *shape)
     out = weight[0] if op == "Conv" else weight[1]
     y = net.add(op, x, net.random(*weight, scale=0.2), net.random(out), **attributes)
-    added = net.add(op, x, net.random(*weight, scale=0.2), **attributes)
+    # Of another volume: convolutions of one would be one.
+    added = net.add(op, net.input("z", *shape), net.random(*weight, scale=0.2), **attributes)
     y = net.add("Relu", net.add("Add", y, added))
     return net.finish(net.add("Conv", y, net.random(7, out, 1, 3, 1, scale=0.2), pads=(0, 1, 0, 0, 1, 0), name="y"))
 

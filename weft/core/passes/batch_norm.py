@@ -31,9 +31,10 @@ def fold_batch_norm(graph: Graph, context: PassContext) -> Graph:
     """Move the factors and shifts of every batch norm into the weights and biases before it.
 
     It folds into Conv, ConvTranspose, Gemm, the MatMul of two matrices, which becomes a Gemm, and the MatMul of stacks,
-    which an Add follows then. Between may be transposes, reshapes that keep the axis of the channels, and Adds of a
-    constant to each channel. No other node may read a value before the batch norm, all parameters must be constants,
-    and the new ones finite and within the budget. New weights are computed in float64 and rounded once.
+    which an Add follows then. Between may be transposes, reshapes that keep the axis of the channels, Adds of a
+    constant to each channel, and other batch norms. No other node may read a value before the batch norm, all
+    parameters must be constants, and the new ones finite and within the budget. New weights are computed in float64 and
+    rounded once.
     """
     out, names, budget = graph.copy(), Names(graph), context.budget
     stay: set[str] = set()
@@ -67,7 +68,7 @@ class _Fold:
 
     node: Node
     between: tuple[Node, ...]
-    """The moves and Adds that the node's result goes through, in order."""
+    """What the node's result goes through, in order: moves, Adds and other batch norms."""
     norm: Node
     weight: Array
     spread: Array
@@ -76,51 +77,78 @@ class _Fold:
 
 
 def _folds(graph: Graph, stay: set[str]) -> list[_Fold]:
-    """Return which batch norms can be folded now, but for those that stay, by name."""
+    """Return which batch norms can be folded now, but for those that stay, by name; of several in a row the last."""
     norms = [n for n in graph.nodes if n.op.type == "BatchNormalization" and n.name not in stay]
     if not norms:
         return []
     makers, readers = graph.producers(), graph.readers()
-    return [fold for norm in norms if (fold := _fold(graph, makers, readers, norm)) is not None]
+    folds, seen = list[_Fold](), set[str]()
+    for norm in reversed(norms):
+        if norm.name not in seen and (fold := _fold(graph, makers, readers, norm, seen)) is not None:
+            folds.append(fold)
+    return folds[::-1]
 
 
-def _fold(graph: Graph, makers: Mapping[str, Node], readers: Mapping[str, int], norm: Node) -> _Fold | None:
-    params = [np.asarray(p, np.float64) for p in graph.input_constants(norm)[1:5] if p is not None]
-    if len(params) < 4:
+def _fold(
+    graph: Graph, makers: Mapping[str, Node], readers: Mapping[str, int], norm: Node, seen: set[str]
+) -> _Fold | None:
+    """Return how a batch norm folds; what is between, which folds with it or not at all, joins those that are seen."""
+    affine = _affine(graph, norm)
+    if affine is None:
         return None
-    scale, shift, mean, var = params
-    value, axis, added, between = norm.inputs[0], 1, np.zeros(scale.size), list[Node]()
+    factor, shift = affine
+    value, axis, between = norm.inputs[0], 1, list[Node]()
     while (node := makers.get(value)) is not None and node.op.type not in FOLDING and readers[value] == 1:
         above = _above(graph, node, axis)
         if above is None:
             return None
-        value, axis = above[:2]
-        added = added + above[2]
+        value, axis, own = above
+        with np.errstate(all="ignore"):
+            factor, shift = factor * own[0], shift + factor * own[1]
         between.append(node)
+        seen.add(node.name)
     if node is None or readers[value] != 1 or axis != _channel_axis(graph, node):
         return None
     held = graph.input_constants(node)
     weight, old = held[1], held[2] if len(held) > 2 else None
     if weight is None or (old is None and any(node.inputs[2:])):
         return None
+    bias = _vector(node, old, factor.size)
+    if bias is None:
+        return None
+    with np.errstate(all="ignore"):
+        total = (bias * factor + shift).astype(weight.dtype)
+    return _Fold(node, tuple(reversed(between)), norm, weight, _spread(node, weight.shape, factor), total)
+
+
+_Affine = tuple[Array, Array]
+"""What each channel is multiplied by, and what is added then, in float64."""
+
+
+def _affine(graph: Graph, norm: Node) -> _Affine | None:
+    """Return what a batch norm does to each channel; None if the run decides that."""
+    params = [np.asarray(p, np.float64) for p in graph.input_constants(norm)[1:5] if p is not None]
+    if len(params) < 4:
+        return None
+    scale, shift, mean, var = params
     op: Any = norm.op
     with np.errstate(all="ignore"):
         factor = scale / np.sqrt(var + op.epsilon)
-        spread, bias = _spread(node, weight.shape, factor), _vector(node, old, scale.size)
-        if bias is None:
-            return None
-        total = ((bias + added - mean) * factor + shift).astype(weight.dtype)
-    return _Fold(node, tuple(reversed(between)), norm, weight, spread, total)
+        return factor, shift - mean * factor
 
 
-def _above(graph: Graph, node: Node, axis: int) -> tuple[str, int, Array | float] | None:
-    """Return what a move or Add reads, where the channels are there, and what is added to them; None for other nodes.
+def _above(graph: Graph, node: Node, axis: int) -> tuple[str, int, _Affine] | None:
+    """Return what a move, Add or batch norm reads, where the channels are there, and what becomes of each.
 
-    `axis` is where they are in its result.
+    None for other nodes. `axis` is where the channels are in its result.
     """
+    one, none = np.ones(1), np.zeros(1)
     if is_move(node):
         before = axis_before(graph, node, axis)
-        return None if before is None else (node.inputs[0], before, 0.0)
+        return None if before is None else (node.inputs[0], before, (one, none))
+    if node.op.type == "BatchNormalization":
+        affine = _affine(graph, node) if axis == 1 else None
+        return None if affine is None else (node.inputs[0], axis, affine)
     dims = graph.specs[node.outputs[0]].dims
     for value, name in (node.inputs, node.inputs[::-1]) if node.op.type == "Add" else ():
         constant = known(graph.constants.get(name))
@@ -128,7 +156,7 @@ def _above(graph: Graph, node: Node, axis: int) -> tuple[str, int, Array | float
             continue
         full = (1,) * (len(dims) - constant.ndim) + constant.shape
         if all(size == 1 for k, size in enumerate(full) if k != axis):
-            return value, axis, constant.astype(np.float64).reshape(-1)
+            return value, axis, (one, constant.astype(np.float64).reshape(-1))
     return None
 
 
