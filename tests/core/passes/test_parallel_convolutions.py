@@ -92,6 +92,24 @@ def test_sums_of_many_terms_and_several_images() -> None:
     assert joined(build) == ["Relu", "Conv", "Conv", "Sum"]
 
 
+@pytest.mark.parametrize("form", ["(a+c)+d", "Sum(a, c, d)", "Sum(Sum(a, c))", "(a+Sum(c))+d"])
+def test_sums_that_only_broadcast_terms_are_left_of_become_smaller(form: str) -> None:
+    def build(net: Net, x: str) -> str:
+        c, d = net.input("c", CHANNELS, 1, 1), net.input("d", CHANNELS, 1, 1)
+        a = same(net, x, 1)
+        if form == "(a+c)+d":
+            inner = net.add("Add", net.add("Add", a, c), d)
+        elif form == "Sum(a, c, d)":
+            inner = net.add("Sum", a, c, d)
+        elif form == "Sum(Sum(a, c))":
+            inner = net.add("Sum", net.add("Sum", a, c))
+        else:
+            inner = net.add("Add", net.add("Add", a, net.add("Sum", c)), d)
+        return net.add("Add", inner, same(net, x, 3))
+
+    assert joined(build).count("Conv") == 1
+
+
 def test_a_long_sum_is_no_deep_recursion() -> None:
     def build(net: Net, x: str) -> str:
         r = net.add("Relu", x)

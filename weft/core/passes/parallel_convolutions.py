@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.graph.graph import Graph, Names, Node
+from weft.core.graph.graph import Graph, Names, Node, infer_node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.symbolic import has_open_size, known
 from weft.core.passes.manager import PassContext, graph_pass
@@ -56,7 +56,7 @@ def join_parallel_convolutions(graph: Graph, context: PassContext) -> Graph:
                 out.constants[name] = value
                 out.specs[name] = replace(graph.specs[node.inputs[1]], shape=value.shape)
             changed[node.name] = replace(node, inputs=(node.inputs[0], *added))
-        _rewire(each, changed, gone)
+        _rewire(out, each, changed, gone)
     if not changed:
         return graph
     out.nodes = [changed.get(node.name, node) for node in graph.nodes if node.name not in gone]
@@ -76,10 +76,8 @@ class _Conv:
     """The pixels that each axis of the kernel reads, from where the strides put the window."""
 
     def holds(self, other: _Conv) -> bool:
-        """Tell whether this kernel could do the work of another one, too."""
-        mine, theirs = ((conv.node.inputs[0], conv.group, conv.strides) for conv in (self, other))
-        each = zip(self.taps, other.taps, strict=True)
-        return mine == theirs and all(set(taps) <= set(own) for own, taps in each)
+        """Tell whether this kernel has the taps of another one of the same image, groups and strides."""
+        return all(set(taps) <= set(own) for own, taps in zip(self.taps, other.taps, strict=True))
 
     def places(self, other: _Conv) -> list[list[int]]:
         """Return where in each axis of this kernel the taps of one lie that it holds."""
@@ -120,8 +118,11 @@ class _Sum:
     """The convolutions that go, by what they make."""
 
 
-def _rewire(total: _Sum, changed: dict[str, Node], gone: set[str]) -> None:
-    """Take the terms that go out of a sum; what is left of it makes the result."""
+def _rewire(graph: Graph, total: _Sum, changed: dict[str, Node], gone: set[str]) -> None:
+    """Take the terms that go out of a sum; what is left of it makes the result.
+
+    Sums inside of it may be smaller, if what is left of them is broadcast.
+    """
     gone.update(node.name for node in total.taken.values())
     left = dict.fromkeys(total.taken, "")
     for node in (*reversed(total.inner.values()), total.root):
@@ -130,7 +131,8 @@ def _rewire(total: _Sum, changed: dict[str, Node], gone: set[str]) -> None:
             gone.add(node.name)
             left[node.outputs[0]] = "".join(inputs)
         elif inputs != node.inputs:
-            changed[node.name] = replace(node, inputs=inputs)
+            changed[node.name] = new = replace(node, inputs=inputs)
+            infer_node(graph, new)
     result = total.root.outputs[0]
     if (last := left.get(result, result)) != result:
         makers = {join.host.node.outputs[0]: join.host.node for join in total.joins} | total.inner
@@ -178,13 +180,16 @@ def _terms(
 
 def _joins(convs: list[_Conv]) -> list[_Join]:
     """Return which of some convolutions take in others, and these."""
-    left = sorted(convs, key=lambda conv: -prod(conv.weight.shape))
+    alike: dict[tuple[str, int, Shape], list[_Conv]] = {}
+    for conv in sorted(convs, key=lambda conv: -prod(conv.weight.shape)):
+        alike.setdefault((conv.node.inputs[0], conv.group, conv.strides), []).append(conv)
     joins = []
-    while left:
-        host, *left = left
-        if within := [conv for conv in left if host.holds(conv)]:
-            joins.append(_Join(host, within))
-            left = [conv for conv in left if conv not in within]
+    for left in alike.values():
+        while left:
+            host, *left = left
+            if within := [conv for conv in left if host.holds(conv)]:
+                joins.append(_Join(host, within))
+                left = [conv for conv in left if conv not in within]
     return joins
 
 

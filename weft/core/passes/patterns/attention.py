@@ -196,9 +196,9 @@ def _holds_lowest(reader: Reader, mask: str) -> bool:
         mask = mask if node is None else node.inputs[0]
     choice = reader.maker(mask, "Where")
     if choice is not None:
-        return any(number is not None and -inf < number < LOWEST for number in map(reader.number, choice.inputs[1:]))
+        return any(number is not None and -inf < number <= LOWEST for number in map(reader.number, choice.inputs[1:]))
     array = reader.graph.constants.get(mask)
-    return array is not None and not is_symbolic(array) and bool(((array > -inf) & (array < LOWEST)).any())
+    return array is not None and not is_symbolic(array) and bool(((array > -inf) & (array <= LOWEST)).any())
 
 
 def _without_nan(reader: Reader, shares: str) -> tuple[str, int]:

@@ -18,8 +18,8 @@ from weft.core.passes.moves import RESHAPES, Order, compose, is_identity, keeps_
 from weft.core.passes.patterns.reading import Reader, make
 from weft.core.passes.undo_reshapes import broadcast_reshape
 
-LOWEST = -1e30
-"""A finite mask below this leaves nothing of a score, in float32."""
+LOWEST = float(np.float32(-1e30))
+"""A finite mask of this or less leaves nothing of a score, in float32."""
 LONGEST = 16
 """Exporters write no more moves, factors and masks between the product and the softmax."""
 
@@ -204,7 +204,7 @@ def _masks(reader: Reader, node: Node) -> Iterator[tuple[str, _Mask]]:
     bools, *choices = node.inputs
     for hides, (low, rest) in ((True, choices), (False, choices[::-1])):
         number = reader.number(low)
-        if number is not None and number < LOWEST and bools in reader.graph.constants:
+        if number is not None and number <= LOWEST and bools in reader.graph.constants:
             yield rest, _Mask(bools, dims, low, hides)
 
 
