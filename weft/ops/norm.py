@@ -372,6 +372,13 @@ class LpNormalization(Op):
         return out.astype(x.dtype, copy=False)
 
 
+def _along_one_axis(inputs: Sequence[TensorSpec | None], axis: int) -> TensorSpec:
+    """Return the spec of what is normalized along an axis, and so of the result; ModelError if it has no such axis."""
+    x = float_spec(given(inputs, 0), 1)
+    one_axis(axis, len(x.dims))
+    return x
+
+
 @register_op
 @op_dataclass
 class L2Normalization(Op):
@@ -388,9 +395,7 @@ class L2Normalization(Op):
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
-        x = float_spec(given(inputs, 0), 1)
-        one_axis(self.axis, len(x.dims))
-        return (x,)
+        return (_along_one_axis(inputs, self.axis),)
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the output."""
@@ -427,9 +432,7 @@ class SumNormalization(Op):
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
-        x = float_spec(given(inputs, 0), 1)
-        one_axis(self.axis, len(x.dims))
-        return (x,)
+        return (_along_one_axis(inputs, self.axis),)
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the output."""

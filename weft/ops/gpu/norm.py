@@ -389,15 +389,19 @@ class LpNormOnGpu(_OneNormOnGpu):
         self._launch(op, k, inputs[0], outputs, term=term, factor=f"total == 0.0 ? 0.0 : 1.0 / {norm}")
 
 
-@gpu_op(L2Normalization)
-class L2NormOnGpu(_OneNormOnGpu):
-    """A norm that is less than a limit counts as that."""
+class _StoredAnywhere(_OneNormOnGpu):
+    """A norm whose result may lie in another value, or be wider."""
 
     any_place = True
 
     def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
         """Accept: the store converts to fp32."""
         return True
+
+
+@gpu_op(L2Normalization)
+class L2NormOnGpu(_StoredAnywhere):
+    """A norm that is less than a limit counts as that."""
 
     def launches(
         self,
@@ -412,14 +416,8 @@ class L2NormOnGpu(_OneNormOnGpu):
 
 
 @gpu_op(SumNormalization)
-class SumNormOnGpu(_OneNormOnGpu):
+class SumNormOnGpu(_StoredAnywhere):
     """A sum, or a mean, with a small number."""
-
-    any_place = True
-
-    def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
-        """Accept: the store converts to fp32."""
-        return True
 
     def launches(
         self,

@@ -20,11 +20,10 @@ def fuse_l2_norm(graph: Graph, context: PassContext) -> Graph:
         return graph
     # A dead node that reads a value in between would keep the parts.
     reader = Reader(without_dead_nodes(graph))
-    for quotient in reader.nodes("Div"):
-        x, divisor = quotient.inputs
-        least, norm = _limited(reader, reader.unspread(divisor))
+    for quotient, x, divisor in reader.quotients():
+        least, norm = _limited(reader, divisor)
         axes = _norm_of(reader, norm, x)
-        if len(axes) == 1 and reader.dims(quotient.outputs[0]) == reader.dims(x) and reader.is_read_once(divisor):
+        if len(axes) == 1:
             op = make("weft::L2Normalization", axis=axes[0] - len(reader.dims(x)), least=least)
             reader.put(quotient, Node(quotient.name, op, (x,), quotient.outputs))
     return reader.finish() if reader.replaced else graph

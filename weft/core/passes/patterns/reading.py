@@ -127,10 +127,15 @@ class Reader:
         given = self.graph.input_constants(node)[1:]
         return tuple(op.resolve(given[0] if given else None, len(self.dims(x)))) if op.keepdims else ()
 
-    def unspread(self, value: str) -> str:
-        """Return what an Expand, which a quotient does not need, makes a value of; the value if there is none."""
-        node = self.maker(value, "Expand")
-        return node.inputs[0] if node and self.is_read_once(node.inputs[0]) else value
+    def quotients(self) -> Iterator[tuple[Node, str, str]]:
+        """Yield each Div in the shape of x that alone reads its divisor; x; and the divisor before an Expand."""
+        for node in self.nodes("Div"):
+            x, divisor = node.inputs
+            if self.is_read_once(divisor) and self.dims(node.outputs[0]) == self.dims(x):
+                spread = self.maker(divisor, "Expand")
+                if spread is not None and self.is_read_once(spread.inputs[0]):
+                    divisor = spread.inputs[0]
+                yield node, x, divisor
 
     def square_of(self, value: str) -> str:
         """Return what a value is the square of; nothing if it is no square."""

@@ -18,14 +18,11 @@ def fuse_sum_norm(graph: Graph, context: PassContext) -> Graph:
         return graph
     # A dead node that reads a value in between would keep the parts.
     reader = Reader(without_dead_nodes(graph))
-    for quotient in reader.nodes("Div"):
-        x, divisor = quotient.inputs
-        epsilon, total = _raised(reader, reader.unspread(divisor))
+    for quotient, x, divisor in reader.quotients():
+        epsilon, total = _raised(reader, divisor)
         reduction = reader.maker(total, "ReduceSum", "ReduceMean")
         axes = reader.reduced(reduction, x)
-        if not (epsilon == 0 or epsilon >= LEAST):
-            continue
-        if len(axes) == 1 and reader.dims(quotient.outputs[0]) == reader.dims(x) and reader.is_read_once(divisor):
+        if len(axes) == 1 and (epsilon == 0 or epsilon >= LEAST):
             mean = int(reduction is not None and reduction.op.type == "ReduceMean")
             op = make("weft::SumNormalization", axis=axes[0] - len(reader.dims(x)), mean=mean, epsilon=epsilon)
             reader.put(quotient, Node(quotient.name, op, (x,), quotient.outputs))
