@@ -102,6 +102,15 @@ def feeds(graph: Graph, seed: int = 0) -> dict[str, Array]:
     return made
 
 
+def assert_near(got: Array, expected: Array, tolerance: float) -> None:
+    """Fail unless two arrays differ by less than a part of the largest finite number expected (of 1, if that is less).
+
+    Infinities and NaN must stand at the same places.
+    """
+    scale = max(float(np.abs(expected[np.isfinite(expected)]).max(initial=0)), 1.0)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * scale)
+
+
 def halves(array: Array) -> Array:
     """Return numbers that fp16 holds exactly."""
     return array.astype(np.float16).astype(array.dtype)

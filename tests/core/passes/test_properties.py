@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.choices import choice_networks
-from tests.helpers.nets import feeds
+from tests.helpers.nets import assert_near, feeds
 from tests.helpers.random_folds import fold_networks
 from tests.helpers.random_moves import move_networks
 from tests.helpers.random_nets import SLOW, networks
@@ -49,9 +49,7 @@ def assert_kept(before: Graph, after: Graph, *, exact: bool) -> None:
         if exact:
             np.testing.assert_array_equal(known[name], expected)
             continue
-        finite = np.abs(expected[np.isfinite(expected)])
-        scale = max(float(finite.max(initial=0)), 1.0)
-        np.testing.assert_allclose(known[name], expected, rtol=0, atol=TOLERANCE * scale)
+        assert_near(known[name], expected, TOLERANCE)
 
 
 @pytest.mark.parametrize("each", ALONE, ids=lambda p: p.name)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import weft
 from tests.helpers.fakes import AsynchronousBackend, mock, mocks
-from tests.helpers.nets import Net, chain, feeds
+from tests.helpers.nets import Net, assert_near, chain, feeds
 from tests.helpers.random_nets import SLOW, networks
 from tests.helpers.run_length import examples
 from weft.core.contract.backend import Backend
@@ -52,8 +52,7 @@ def check(session: weft.Session, graph: Graph, seeds: int = 2, tolerance: float 
     for seed in range(seeds):
         fed = feeds(graph, seed)
         for got, wanted in zip(session.run(fed), outputs(graph, fed), strict=True):
-            scale = max(1.0, float(np.abs(wanted).max(initial=0)))
-            np.testing.assert_allclose(got / scale, wanted / scale, rtol=0, atol=tolerance)
+            assert_near(got, wanted, tolerance)
 
 
 # -- visible ---------------------------------------------------------------------------------------------------
