@@ -66,7 +66,7 @@ class Attention(Op):
     zero_nan: int = 0
     lowest_hides: int = 0
     softcap: float = 0.0
-    """None if 0."""
+    """Scores are c * tanh(score / c); 0: as they are."""
 
     def extents(self, shapes: Sequence[Shape]) -> Extents:
         """Return the sizes for the shapes of all inputs except the mask; ModelError if they do not fit."""

@@ -92,7 +92,7 @@ def _folds(graph: Graph, stay: set[str]) -> list[_Fold]:
 def _fold(
     graph: Graph, makers: Mapping[str, Node], readers: Mapping[str, int], norm: Node, seen: set[str]
 ) -> _Fold | None:
-    """Return how a batch norm folds; what is between, which folds with it or not at all, joins those that are seen."""
+    """Return how a batch norm folds; None if it cannot. Adds the nodes in between to `seen`."""
     affine = _affine(graph, norm)
     if affine is None:
         return None

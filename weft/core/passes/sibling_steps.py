@@ -17,7 +17,7 @@ from weft.core.passes.patterns.side_by_side import Row, Rows
 
 ATTENTION = "weft::Attention"
 ROUNDS = 4
-"""A node that one round replaced keeps others that read it as they are, until the next."""
+"""A node that was replaced in a round blocks its readers until the next."""
 MOST = 8
 """Networks have fewer parts side by side that they treat alike, and fewer readers of each; it bounds the search."""
 
