@@ -169,6 +169,16 @@ def test_the_scale_of_a_group_norm_stays_two_if_it_must(scale: float, factor: fl
     assert ("Mul" in low) == (not folds) and ("Add" in low) == (not folds or shift > 65504)
 
 
+@pytest.mark.parametrize("device", ["opencl:0", "vulkan"])
+@pytest.mark.parametrize(("weight", "alpha", "scale"), [(300, 1e3, 1e-3), (0.1, 1e-5, 1e4)])
+def test_the_factor_of_a_gemm_stays_apart_too(weight: float, alpha: float, scale: float, device: str) -> None:
+    """A convolution, as which a product of so many rows is computed, would have it in its weights."""
+    net = Net()
+    product = net.add("Gemm", net.input("x", 40, 16), of_size(net, weight, 16, 12), alpha=alpha)
+    error, _ = loss(net.finish(product), scale, device)
+    assert error < 1e-3
+
+
 @given(data=st.data())
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=SLOW)
 def test_no_fold_costs_more_than_float16_mostly_does(data: st.DataObject) -> None:

@@ -21,10 +21,12 @@ def loses_more(new: Array, old: Sequence[Array], stored: DType, *, summed: bool 
     if not _narrows(new, stored) or not new.size:
         return False
     info = np.finfo(stored.numpy)
-    # Each number is off by half an epsilon of its own, or of the smallest normal number, at most.
+    # Each number is off by half an epsilon of its own, or of the smallest normal number, at most. The sum of squares
+    # tells in one look that this is little for an array, and that no number is too large.
     with np.errstate(all="ignore"):
-        usual = float(np.vdot(new, new)) >= float(info.smallest_normal) ** 2 * new.size
-    if usual and not exceeds(new, stored):
+        squares = float(np.vdot(new, new))
+    usual = squares >= float(info.smallest_normal) ** 2 * new.size
+    if usual and (squares <= float(info.max) ** 2 or not exceeds(new, stored)):
         return False
     norm = _norm(new)
     before = [_error(each, stored) / ((norm if summed else _norm(each)) or 1) for each in old]
