@@ -66,8 +66,8 @@ def _problem(caps: DeviceCaps, sizes: Sizes) -> ProductProblem:
     return ProductProblem(
         m=m, n=n, k=depth, a_steps=(depth, 1), b_steps=(1, depth) if turned else (n, 1), first=(0, 0),
         batch=(count,) if count > 1 else (), a_batch=(m * depth,) if count > 1 else (),
-        b_batch=(depth * n,) if count > 1 else (), weights=False, bias=True, adds=False, joins_channels=True,
-        double=False, halves=True, plain=(True, True), fours=n % PACK == 0, caps=caps,
+        b_batch=(depth * n,) if count > 1 else (), weights=False, bias=True, adds=False, holds_scale=True,
+        joins_channels=True, double=False, halves=True, plain=(True, True), fours=n % PACK == 0, caps=caps,
     )  # fmt: skip
 
 

@@ -29,12 +29,11 @@ from weft.core.contract.backend_options import BackendOptions
 from weft.core.graph.graph import Graph, Node, bind, infer_node
 from weft.core.graph.layout import Shape
 from weft.core.graph.limits import Budget
-from weft.core.passes import PassContext
 from weft.core.placement.assign import why_not
 from weft.core.placement.hints import check_hints
 from weft.core.placement.optimized_network import Copy, OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions
-from weft.core.placement.prepare import prepare_network, steps
+from weft.core.placement.prepare import pass_context, prepare_network, steps
 from weft.core.placement.stage_split import is_staged, split
 from weft.core.registry.backend_registry import registry
 from weft.core.registry.device_choice import DeviceChoice
@@ -192,7 +191,7 @@ def _note_open(graph: Graph, shapes: dict[str, Shape]) -> None:
 
 
 def _passes(graph: Graph, options: OptimizerOptions) -> None:
-    context = PassContext(Budget(options.limits))
+    context = pass_context(options.config.precision, Budget(options.limits))
     line(f"as read: {len(graph.nodes)} nodes", "bold")
     line(str(graph))
     for each in steps(options.config.precision):

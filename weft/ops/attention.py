@@ -10,12 +10,17 @@ from typing import ClassVar
 import numpy as np
 
 from weft.core.graph.composite import Body, decomposition
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
+from weft.core.passes.patterns.scores import LOWEST
 from weft.ops.elementwise import FLOATS, broadcast, check_type, misfit, take_inputs, widen
+
+LOWEST_HALF = float(np.finfo(np.float16).min)
+"""What float16 makes of a lower finite mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +58,21 @@ class Attention(Op):
     yields NaN; with `zero_hidden` it yields zeros, and what hides a key does so even if the score is NaN.
     With `zero_nan` a query whose softmax is NaN for any reason yields zeros. With `lowest_hides` the lowest number
     of a float16 mask takes the place of the score, of which the lowest float32 leaves nothing that it is added to.
+    With `low_replaces` numbers of a mask of -1e30 or less, in float16 its lowest number or less, take the place of any
+    score, an infinite one too: they are added to none.
     A `softcap` keeps scores between two numbers before the mask is added: they are softcap * tanh(score / softcap).
     """
 
     type: ClassVar[str] = "weft::Attention"
     op_class: ClassVar[OpClass] = "reduction"
-    flags: ClassVar[tuple[str, ...]] = ("packed", "zero_hidden", "zero_nan", "lowest_hides")
+    flags: ClassVar[tuple[str, ...]] = ("packed", "zero_hidden", "zero_nan", "lowest_hides", "low_replaces")
     scale: float = 1.0
     heads: int = 0
     packed: int = 0
     zero_hidden: int = 0
     zero_nan: int = 0
     lowest_hides: int = 0
+    low_replaces: int = 0
     softcap: float = 0.0
     """Scores are c * tanh(score / c); 0: as they are."""
 
@@ -162,7 +170,9 @@ class Attention(Op):
         wide = widen(mask)
         alone: Array = np.isneginf(mask) if self.zero_hidden else np.zeros((), bool)
         if self.lowest_hides and mask.dtype == np.float16:
-            alone = alone | (mask == np.finfo(np.float16).min)
+            alone = alone | (mask == LOWEST_HALF)
+        if self.low_replaces:
+            alone = alone | (mask <= replaces_from(DType.of(mask.dtype)))
         scores += wide
         if alone.any():
             np.copyto(scores, wide, where=alone)
@@ -172,6 +182,11 @@ class Attention(Op):
         """Return the operations of the two products, two for a multiply-add; the softmax is not counted."""
         each = self.extents([shape for shape in inputs[: self.count()] if shape is not None])
         return 2 * prod(each.scores) * (each.depth + each.width)
+
+
+def replaces_from(dtype: DType) -> float:
+    """Return the number of a mask from which down `low_replaces` puts it in place of scores, for its type."""
+    return LOWEST_HALF if dtype is DType.FLOAT16 else LOWEST
 
 
 def _shares(q: Shape, k: Shape) -> bool:
@@ -200,6 +215,8 @@ def _attention(op: Attention, make: Body, node: Node) -> Sequence[str]:
         scores = make.add("Mul", make.add("Tanh", make.add("Div", scores, cap)), cap)
     for each in mask:
         hidden = make.add("Equal", each, make.number(-np.inf, each)) if op.zero_hidden else ""
+        if op.low_replaces:
+            hidden = make.add("LessOrEqual", each, make.number(replaces_from(make.dtype(each)), each))
         scores = make.add("Add", scores, each)
         scores = make.add("Where", hidden, each, scores) if hidden else scores
     shares = make.add("Softmax", scores)

@@ -39,7 +39,7 @@ ${score} *= SCALE;
 % endif
 % if k.has("mask"):
 <% given = k.args["mask"].load(f"batch * MB + head * MH + min(row{r}, QUERIES - 1) * MS + min(key, COUNT - 1) * MK") %>\
-% if context.get("zero_hidden", False) or context.get("lowest_hides", False):
+% if any(context.get(name, False) for name in ("zero_hidden", "lowest_hides", "replaces")):
 { const f32 given = ${given}, added = LOG2E * given; ${score} = ${mask.masked(score, "given", "added")}; }
 % else:
 ${score} += LOG2E * ${given};

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import null_gpu
 from tests.helpers.op_rows import GPUS
+from tests.helpers.python_calls import python_calls
 from tests.helpers.rewrites import gpu_fuses
 from tests.helpers.run_length import examples
 from weft.backends.gpu.lowering.lower import Target
@@ -165,6 +167,21 @@ def test_as_many_as_pay_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
     x = net.input("x", 1, 4, 9, 9)
     made = [net.conv(x, 4, k, pads=(k // 2,) * 4) for k in (1, 1, 3, 5)]
     assert_become(2, net, *made)
+
+
+def test_many_of_them_take_steps_in_proportion() -> None:
+    """Not to their square: the window around all, and the zeros in it, grow with each."""
+
+    def join(count: int) -> Graph:
+        net = Net()
+        x = net.input("x", 1, 2, 5, 5)
+        made = [net.conv(x, 2, k % 2 * 2 + 1, pads=(k % 2,) * 4) for k in range(count)]
+        return net.finish(net.add("Concat", *made, axis=1))
+
+    few, many = join(50), join(200)
+    assert len(merge_siblings(many, lambda op: False, 1 << 40).nodes) == 1
+    merge = partial(merge_siblings, is_custom=lambda op: False, most=1 << 40)
+    assert python_calls(lambda: merge(many)) < 5 * python_calls(lambda: merge(few))
 
 
 def test_weights_that_few_pixels_read_are_not_read_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -435,6 +435,71 @@ def test_the_lowest_number_in_place_of_scores_is_a_mask(fill: Array, masks: int,
         np.testing.assert_allclose(session.run(feeds(graph))[0], want, rtol=1e-2, atol=1e-2)
 
 
+def causal(fill: float, kind: str, added: float = 0.0, *, then: bool = False) -> Graph:
+    """Return an attention to keys that are not later; `kind` hides others, and some number is added to a score.
+
+    That is added to the score of the first query and key, or of the last key; with `then`, after others are hidden.
+    """
+    net = Net()
+    q, k, v = (net.input(name, 1, 2, 6, 8) for name in "qkv")
+    scores = net.add("MatMul", q, net.add("Transpose", k, perm=(0, 1, 3, 2)))
+    more = np.zeros((6, 6), np.float32)
+    more[0, 0 if np.isfinite(added) else 5] = added
+    hidden = np.triu(np.ones((6, 6), bool), 1)
+    scores = net.add("Add", scores, more) if added and not then else scores
+    if kind == "Where":
+        scores = net.add("Where", hidden, number(fill), scores)
+    else:
+        scores = net.add("Add", scores, np.where(hidden, np.float32(fill), np.float32(0)))
+    scores = net.add("Add", scores, more) if added and then else scores
+    return net.finish(net.add("MatMul", net.add("Softmax", scores, axis=-1), v))
+
+
+def with_odd_keys(graph: Graph) -> dict[str, Array]:
+    """Return inputs of which the last key has an infinite score, and the one before it a score that is NaN."""
+    fed = feeds(graph)
+    fed["q"] = np.abs(fed["q"]) + np.float32(0.1)
+    fed["k"][:, :, 5, 2], fed["k"][:, :, 4, 3] = np.inf, np.nan
+    return fed
+
+
+@pytest.mark.parametrize("fill", [-1e30, LOWEST, -np.inf])
+@pytest.mark.parametrize("precision", ["high", "low"])
+@pytest.mark.parametrize("device", ["cpu", "opencl:0", "vulkan"])
+def test_a_number_takes_the_place_of_any_score(device: str, precision: str, fill: float) -> None:
+    """An infinite score of a key that is hidden makes no row NaN: nothing is added to it."""
+    graph = causal(fill, "Where")
+    fed = with_odd_keys(graph)
+    (want,) = outputs(graph, fed)
+    assert np.isfinite(want[:, :, :4]).all() and np.isnan(want[:, :, 4:]).all()
+    with weft.load(graph, device, precision=precision, fallback="error") as session:
+        assert "weft::Attention" in kinds(session.optimized.graph)
+        (got,) = session.run(fed)
+    np.testing.assert_allclose(got, want, *((1e-4, 1e-5) if precision == "high" else (1e-2, 1e-2)))
+
+
+@pytest.mark.parametrize("fill", [-1e30, -np.inf])
+@pytest.mark.parametrize("device", ["cpu", "opencl:0", "vulkan"])
+def test_a_number_that_is_added_hides_no_infinite_score(device: str, fill: float) -> None:
+    graph = causal(fill, "Add")
+    fed = with_odd_keys(graph)
+    assert fuse_attention(graph).nodes[0].op.attributes()["low_replaces"] == 0
+    (want,) = outputs(graph, fed)
+    assert np.isnan(want).all()
+    with weft.load(graph, device, fallback="error") as session:
+        np.testing.assert_array_equal(session.run(fed)[0], want)
+
+
+@pytest.mark.parametrize("then", [False, True])
+@pytest.mark.parametrize(("added", "found"), [(1.5, True), (-1e4, True), (-2e30, False), (-np.inf, True)])
+def test_numbers_that_are_added_are_told_from_those_in_place(added: float, found: bool, then: bool) -> None:
+    """One mask has no room for both if they are as low, but where both are for the same score."""
+    graph = causal(-1e30, "Where", added, then=then)
+    after = fuse_attention(graph)
+    assert ("weft::Attention" in kinds(after)) == found
+    assert_same(graph, after)
+
+
 def test_layers_share_the_mask_that_is_made_for_them() -> None:
     net = Net()
     hidden, slopes = net.constant(later()), net.constant(net.random(4, 1, 7))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.nets import Net, kinds, op
+from tests.helpers.python_calls import python_calls
 from tests.helpers.rewrites import assert_same, text
 from weft.core.contract.backend import Precision
 from weft.core.graph.dtypes import DType
@@ -17,7 +18,7 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, Op
 from weft.core.graph.tensor import TensorSpec
-from weft.core.passes import PASSES, find_pass, run_passes
+from weft.core.passes import PASSES, PassContext, find_pass, run_passes
 from weft.core.placement.prepare import prepare_network, steps
 from weft.errors import ConfigError
 
@@ -441,6 +442,35 @@ def of_a_factor_that_is_none() -> Graph:
     conv = net.conv(net.input("x", 1, 2, 4, 4), 2, name="conv")
     ones = np.ones(2, np.float32)
     return net.finish(net.add("BatchNormalization", conv, ones, ones, ones, -ones, name="y"))
+
+
+def row_of_norms(*factors: float) -> Graph:
+    """Return a convolution and a row of norms that multiply by these numbers."""
+    net = Net()
+    x = net.conv(net.input("x", 1, 2, 4, 4), 2, name="conv")
+    zeros, ones = np.zeros(2, np.float32), np.ones(2, np.float32)
+    for k, factor in enumerate(factors):
+        x = net.add("BatchNormalization", x, np.float32(factor) * ones, zeros, zeros, ones, epsilon=0.0, name=f"n{k}")
+    return net.finish(x)
+
+
+@pytest.mark.parametrize(
+    ("factors", "folded"),
+    [([1e30] * 4, 1), ([1e10] * 9, 3), ([1e5] * 9, 7), ([1e30, 1e30, 1e-30, 1e-30, 1e30, 1e30], 5), ([np.inf, 1], 0)],
+)
+def test_as_many_norms_of_a_row_fold_as_leave_weights_finite(factors: list[float], folded: int) -> None:
+    fold, context = find_pass("fold_batch_norm"), PassContext()
+    after = fold(row_of_norms(*factors), context)
+    left = [f"n{k}" for k in range(folded, len(factors))]
+    assert [node.outputs[0] for node in after.nodes] == [f"n{folded - 1}" if folded else "conv", *left]
+    assert {name.removeprefix("n_") for name in context.left} == {*left}
+    assert str(fold(after)) == str(after)
+
+
+def test_norms_that_cannot_fold_take_steps_in_proportion() -> None:
+    few, many = (row_of_norms(1e30, *[1e3] * count) for count in (25, 100))
+    fold = find_pass("fold_batch_norm")
+    assert python_calls(lambda: fold(many)) < 5 * python_calls(lambda: fold(few))
 
 
 STAYING = (

@@ -66,6 +66,16 @@ def attention(heads: int, packed: int, mask: bool, **more: Any) -> Graph:
     return net.finish(net.add("weft::Attention", *inputs, *added, name="y", **attributes))
 
 
+def replaced(dtype: DType) -> Graph:
+    """Return an attention whose mask takes the place of an infinite score."""
+    net = Net()
+    keys, mask = np.abs(net.random(3, 7, 8)), np.zeros((5, 7), np.float32)
+    keys[:, 2:4], mask[:, 2], mask[:, 3] = np.inf, -65504 if dtype is DType.FLOAT16 else -1e30, -np.inf
+    q = net.add("Exp", net.input("q", 3, 5, 8, dtype=dtype))
+    inputs = q, keys.astype(dtype.numpy), net.input("v", 3, 7, 6, dtype=dtype), mask.astype(dtype.numpy)
+    return net.finish(net.add("weft::Attention", *inputs, scale=0.3, low_replaces=1, name="y"))
+
+
 def choice() -> Graph:
     net = Net()
     inputs = [net.input("a", 3, 5), net.input("b", 5), net.input("x", 2, 3, 1), net.input("y", 1)]
@@ -97,6 +107,14 @@ def test_the_parts_do_the_work_of_the_whole(kind: str, graph: Graph) -> None:
     assert f"({kind}) runs in {len(after.nodes)} parts: a: no {kind} here" in note
     assert_same(graph, after)
     assert str(graph) == before
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16])
+def test_the_parts_of_an_attention_replace_scores(dtype: DType) -> None:
+    graph = replaced(dtype)
+    after, _ = decompose_refused(graph, backends(a=Knows("weft::Attention")))
+    assert "weft::Attention" not in kinds(after) and np.isfinite(outputs(graph, feeds(graph))[0]).all()
+    assert_same(graph, after, 1e-5 if dtype is DType.FLOAT32 else 5e-3)
 
 
 @pytest.mark.parametrize(("kind", "graph"), EACH)

@@ -74,7 +74,8 @@ def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 BLOCKS, SLICES, LONG = AttentionTile(2, 1, 16), AttentionTile(1, 2, 16), AttentionTile(1, 1, 32)
 STAGED, TALL = StagedTile(2, 2, 16), TallTile(2, 1, 32)
 PLACES = [
-    *[(BLOCKS, n) for n in ("hidden", "lowest", "all-hidden", "odd-rows-zero", "mask-of-all", "packed", "halves")],
+    *[(BLOCKS, n) for n in ("hidden", "lowest", "replaced", "all-hidden", "odd-rows-zero")],
+    *[(BLOCKS, n) for n in ("mask-of-all", "packed", "halves")],
     *[(SLICES, name) for name in ("hidden", "all-hidden", "odd-rows-zero", "packed", "capped-hidden")],
     (LONG, "full-blocks"),
     *[(BLOCKS, name) for name in ("shared", "shared-side-by-side", "capped", "capped-high", "capped-halves")],

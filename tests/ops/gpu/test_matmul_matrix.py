@@ -160,8 +160,8 @@ def _read(k: int, n: int, b_steps: tuple[int, int]) -> tuple[tuple[int, int], bo
 def _constant_product(m: int, n: int, k: int) -> ProductProblem:
     return ProductProblem(
         m=m, n=n, k=k, a_steps=(k, 1), b_steps=(n, 1), first=(0, 0), batch=(), a_batch=(), b_batch=(), weights=True,
-        bias=True, adds=False, joins_channels=True, double=False, halves=True, plain=(True, True), fours=n % 4 == 0,
-        caps=VULKAN,
+        bias=True, adds=False, holds_scale=True, joins_channels=True, double=False, halves=True, plain=(True, True),
+        fours=n % 4 == 0, caps=VULKAN,
     )  # fmt: skip
 
 

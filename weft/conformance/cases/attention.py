@@ -25,6 +25,14 @@ def _hidden(fill: float) -> Input:
     return given(hidden)
 
 
+def _infinite_scores() -> tuple[Input, ...]:
+    """Return Q, K and V of which some keys that `_hidden` hides have infinite scores, and others NaN."""
+    keys = np.linspace(-1, 1, 2 * 40 * 8, dtype=np.float32).reshape(1, 2, 40, 8)
+    keys[0, :, 38, 3] = inf
+    keys[0, 1, 17] = np.nan
+    return f32(1, 2, 5, 8, low=0.1), given(keys), f32(1, 2, 40, 8)
+
+
 def _odd_rows() -> Input:
     """Return a mask that hides every key from one query, and makes scores of others NaN and infinite."""
     rows = np.zeros((5, 33), np.float32)
@@ -47,6 +55,8 @@ CASES: list[Case] = [
         ("mask-of-rows", (*heads(2, queries=5, keys=9, depth=8), f32(5, 1)), {}),
         ("hidden", (*heads(1, 2, queries=5, keys=40, depth=8), _hidden(-inf)), {}),
         ("lowest", (*heads(1, 2, queries=5, keys=40, depth=8), _hidden(float(np.finfo(np.float32).min))), {}),
+        ("replaced", (*_infinite_scores(), _hidden(-1e30)), {"low_replaces": 1}),
+        ("replaced-by-infinity", (*_infinite_scores(), _hidden(-inf)), {"low_replaces": 1}),
         ("full-blocks", heads(1, 2, queries=40, keys=64, depth=32), {"scale": 0.2}),
         ("uneven-heads", (*heads(2, queries=18, keys=37, depth=40, width=72), f32(37)), {"scale": 0.2}),
         (

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from weft import config
 from weft.core.contract.error_context import is_error
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.core.graph.limits import Budget
@@ -34,6 +35,8 @@ class PassContext:
     """Why the pass removed or made a node, by the node's name, where the journal needs more than the pass's purpose."""
     left: dict[str, str] = field(default_factory=dict)
     """Why the pass left a node as it is, by the node's name: these nodes may break what the pass ensures."""
+    stored: DType = DType.FLOAT32
+    """The type in which constants of float32 are stored once all passes have run."""
 
     def leave(self, node: str, why: str) -> None:
         """Record why the pass did not rewrite a node that it was for; the journal shows it."""

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node, infer_node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.symbolic import has_open_size, known
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.properties import Property
+from weft.core.passes.rounding import exceeds, loses_more
 
 SUMS = frozenset({"Add", "Sum"})
 """The ops that make a sum."""
@@ -30,8 +32,9 @@ def join_parallel_convolutions(graph: Graph, context: PassContext) -> Graph:
 
     The largest kernel takes in others whose taps fall on pixels that it reads, so it stays as large as it is. No other
     node may read the results, and weights and biases must be constants. Their sums are computed in float64 and rounded
-    once, so that they are as accurate as the parts. Other terms stay: the image itself and its batch norm are exact
-    factors, which float16 would round as weights, and are added as the convolution stores.
+    once, so that they are as accurate as the parts; where the type that stores them would hold them less exactly, the
+    convolutions stay. Other terms stay: the image itself and its batch norm are exact factors, which float16 would
+    round as weights, and are added as the convolution stores.
     """
     sums = list(_sums(graph))
     if not sums:
@@ -45,12 +48,14 @@ def join_parallel_convolutions(graph: Graph, context: PassContext) -> Graph:
             context.leave(each.root.name, "the new weights would go beyond the limits of folding")
             continue
         began = budget.clock()
-        computed = [(join.host.node, join.computed()) for join in each.joins]
+        computed = [(join, join.computed()) for join in each.joins]
+        why = next((why for join, parts in computed if (why := join.why_not(parts, context.stored))), "")
         budget.spend(nbytes, began)
-        if not all(np.isfinite(part).all() for _, parts in computed for part in parts.values()):
-            context.leave(each.root.name, "the new weights or biases would not be finite")
+        if why:
+            context.leave(each.root.name, why)
             continue
-        for node, parts in computed:
+        for join, parts in computed:
+            node = join.host.node
             added = [names.fresh(f"{node.name}.{tag}") for tag in parts]
             for name, value in zip(added, parts.values(), strict=True):
                 out.constants[name] = value
@@ -104,6 +109,18 @@ class _Join:
                 total += bias
             parts = {"weight": weight, "bias": total} if biases else {"weight": weight}
             return {tag: part.astype(host.weight.dtype) for tag, part in parts.items()}
+
+    def why_not(self, parts: dict[str, Array], stored: DType) -> str:
+        """Return why the new weights and bias are no good for a type; nothing if they are."""
+        convs = (self.host, *self.convs)
+        if not all(np.isfinite(part).all() for part in parts.values()):
+            return "the new weights or biases would not be finite"
+        if loses_more(parts["weight"], [each.weight for each in convs], stored, summed=True):
+            return f"{stored.value} would hold the new weights less exactly than the old ones"
+        old = [each.bias for each in convs if each.bias is not None]
+        if old and exceeds(parts["bias"], stored) and not any(exceeds(bias, stored) for bias in old):
+            return f"the new biases would be beyond what {stored.value} holds"
+        return ""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
     out.nodes = [_cast(out, f"{i}.{dtype.value}", i, new, dtype, names) for i, new in inside.items()]
     held = {name: value for name, value in graph.constants.items() if graph.specs[name].dtype in others}
     nbytes = sum(value.nbytes for value in held.values())
-    stored_values = in_threads(_narrow if dtype is DType.FLOAT16 else _wide, list(held.values()), nbytes)
+    stored_values = in_threads(to_float16 if dtype is DType.FLOAT16 else _wide, list(held.values()), nbytes)
     for name, array in zip(held, stored_values, strict=True):
         stored = renamed.get(name, name)
         out.constants[stored] = array
@@ -165,7 +165,7 @@ def _wide(value: Array) -> Array:
     return value.astype(np.float32)
 
 
-def _narrow(value: Array) -> Array:
+def to_float16(value: Array) -> Array:
     """Return the value in fp16. Finite numbers stay finite, or a mask of -3e38 would make a softmax NaN."""
     with np.errstate(over="ignore"):
         half = value.astype(np.float16)

@@ -41,6 +41,11 @@ def steps(precision: Precision, own: Sequence[AnyPass] = ()) -> list[AnyPass]:
     return arranged((*wide, *narrow), own, fold_constants.name)
 
 
+def pass_context(precision: Precision, budget: Budget) -> PassContext:
+    """Return what the passes get that prepare a network for a precision."""
+    return PassContext(budget, stored=DType.FLOAT16 if precision is Precision.LOW else DType.FLOAT32)
+
+
 def prepare_network(
     bound: Graph, precision: Precision, limits: Limits | None = None, own: Sequence[AnyPass] = ()
 ) -> PreparedNetwork:
@@ -52,7 +57,7 @@ def prepare_network(
         if stage.rest is not None:
             raise _needs_a_run(bound, stage)
         bound = stage.graph
-    manager, graph, notes = PassManager(PassContext(budget), own), bound, list[str]()
+    manager, graph, notes = PassManager(pass_context(precision, budget), own), bound, list[str]()
     for k, step in enumerate(steps(precision, own)):
         before = graph
         graph = manager.run(graph, step)

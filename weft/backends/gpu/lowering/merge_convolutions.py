@@ -70,6 +70,42 @@ class _Sibling:
         return tuple(p - begin for p, begin in zip(around.begin, self.window.begin, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class _Cover:
+    """What decides whether siblings are merged: it grows with each, without a look at those before."""
+
+    window: Window
+    """The smallest that covers, at each output, the windows of all siblings."""
+    weights: int
+    """How many weights each tap has."""
+    wanted: int
+    """How many weights are not padding."""
+
+    @classmethod
+    def of(cls, sibling: _Sibling) -> _Cover:
+        """Return the cover of one sibling."""
+        weights = prod(sibling.weight.shape[:2])
+        return cls(sibling.window, weights, weights * prod(sibling.window.kernel))
+
+    def __or__(self, other: _Cover) -> _Cover:
+        """Return the cover of both; along each axis the end padding is that of what reaches farthest.
+
+        That keeps the number of outputs.
+        """
+        a, b = self.window, other.window
+        begin = tuple(map(max, a.begin, b.begin))
+        behind = [[taps - before for taps, before in zip(w.kernel, w.begin, strict=True)] for w in (a, b)]
+        kernel = tuple(before + max(taps) for before, *taps in zip(begin, *behind, strict=True))
+        end = tuple(e if t >= u else f for e, f, t, u in zip(a.end, b.end, *behind, strict=True))
+        window = replace(a, kernel=kernel, begin=begin, end=end)
+        return _Cover(window, self.weights + other.weights, self.wanted + other.wanted)
+
+    @property
+    def zeros(self) -> int:
+        """Return how many weights are padding."""
+        return self.weights * prod(self.window.kernel) - self.wanted
+
+
 @dataclass(frozen=True)
 class MergeFigures(AlgorithmFigures, section="merge_convolutions"):
     """When products with zeros are cheaper than a launch."""
@@ -127,20 +163,26 @@ class _Merger:
             if isinstance(part, str):
                 inputs.append(part)
                 continue
-            whole = len(part) == len(join.inputs)
-            made.append(self._one(part, join.outputs[0] if whole else ""))
+            siblings, cover = part
+            whole = len(siblings) == len(join.inputs)
+            made.append(self._one(siblings, cover, join.outputs[0] if whole else ""))
             inputs.append(made[-1].outputs[0])
-            gone |= {s.node.outputs[0] for s in part}
+            gone |= {s.node.outputs[0] for s in siblings}
         return made if inputs == list(join.outputs) else [*made, replace(join, inputs=tuple(inputs))]
 
-    def _parts(self, names: Sequence[str]) -> Iterator[str | list[_Sibling]]:
-        """Yield the inputs of a join in order: lists of siblings that are merged, and the names of the others."""
+    def _parts(self, names: Sequence[str]) -> Iterator[str | tuple[list[_Sibling], _Cover]]:
+        """Yield the inputs of a join in order: siblings that are merged, with their cover, and the names of others."""
         run: list[_Sibling] = []
+        cover: _Cover | None = None
         for name in (*names, ""):
             sibling = self._sibling(name)
-            if run and (sibling is None or sibling.kind != run[0].kind or not self._fits([*run, sibling])):
-                yield run if len(run) > 1 else run[0].node.outputs[0]
-                run = []
+            own = _Cover.of(sibling) if sibling is not None else None
+            wider = cover | own if cover and own and sibling and sibling.kind == run[0].kind else None
+            if wider is None or not self._fits(run[0], wider):
+                if cover is not None:
+                    yield (run, cover) if len(run) > 1 else run[0].node.outputs[0]
+                run, wider = [], own
+            cover = wider
             if sibling is not None:
                 run.append(sibling)
             elif name:
@@ -163,22 +205,17 @@ class _Merger:
         sibling = _Sibling(node, conv, window, weights[0], weights[1] if len(weights) > 1 else None, scalars)
         return sibling if prod(window.dilations) == 1 else None
 
-    def _fits(self, siblings: Sequence[_Sibling]) -> bool:
-        """Tell whether merging adds few enough products with zeros."""
-        vain = self._in_vain(siblings)
-        return not vain or (vain <= self.most and self._pixels(siblings) >= self.reused)
+    def _fits(self, first: _Sibling, cover: _Cover) -> bool:
+        """Tell whether merging siblings adds few enough products with zeros."""
+        pixels = self._pixels(first)
+        return not cover.zeros or (cover.zeros * pixels <= self.most and pixels >= self.reused)
 
-    def _pixels(self, siblings: Sequence[_Sibling]) -> int:
-        return self.source.specs[siblings[0].node.inputs[0]].dims[0] * prod(siblings[0].window.outputs)
+    def _pixels(self, sibling: _Sibling) -> int:
+        return self.source.specs[sibling.node.inputs[0]].dims[0] * prod(sibling.window.outputs)
 
-    def _in_vain(self, siblings: Sequence[_Sibling]) -> int:
-        taps = prod(_around(siblings).kernel)
-        zeros: int = sum(prod(s.weight.shape[:2]) * (taps - prod(s.window.kernel)) for s in siblings)
-        return zeros * self._pixels(siblings)
-
-    def _one(self, siblings: Sequence[_Sibling], output: str) -> Node:
+    def _one(self, siblings: Sequence[_Sibling], cover: _Cover, output: str) -> Node:
         """Return the merged convolution; its weights and biases are added to the constants."""
-        first, around = siblings[0].node, _around(siblings)
+        first, around = siblings[0].node, cover.window
         inputs, weight = list(first.inputs), _joined(siblings, around)
         inputs[1] = self._value(inputs[1], weight.shape)
         self.out.constants[inputs[1]] = weight
@@ -193,7 +230,7 @@ class _Merger:
             kernel_shape=around.kernel,
             pads=(*around.begin, *around.end),
             strides=tuple(map(max, *(s.strides for s in siblings))),
-            vain=self._in_vain(siblings),
+            vain=cover.zeros * self._pixels(siblings[0]),
         )
         op: Op = replace(first.op, base=made) if isinstance(first.op, Fused) else made
         return Node(first.name, op, tuple(inputs), (output,))
@@ -203,18 +240,6 @@ class _Merger:
         name = self.names.fresh(like)
         self.out.specs[name] = TensorSpec(shape, self.source.specs[like].dtype)
         return name
-
-
-def _around(siblings: Sequence[_Sibling]) -> Window:
-    """Return the smallest window that covers, at each output, the windows of all siblings.
-
-    Along each axis its end padding is that of the window that reaches farthest, which keeps the number of outputs.
-    """
-    windows = [s.window for s in siblings]
-    begin = tuple(map(max, *(w.begin for w in windows)))
-    last = [max(windows, key=lambda w: w.kernel[axis] - w.begin[axis]) for axis in range(len(begin))]
-    kernel = tuple(b + w.kernel[axis] - w.begin[axis] for axis, (b, w) in enumerate(zip(begin, last, strict=True)))
-    return replace(windows[0], kernel=kernel, begin=begin, end=tuple(w.end[axis] for axis, w in enumerate(last)))
 
 
 def _joined(siblings: Sequence[_Sibling], around: Window) -> Array:

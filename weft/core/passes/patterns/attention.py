@@ -42,7 +42,8 @@ def fuse_attention(graph: Graph, context: PassContext) -> Graph:
 
     The scale may be applied to Q, to K, or to their product; a constant factor for each row of the product, or for each
     head, is given to Q. A tanh may cap the scores before the mask is added. Constants may tell where the lowest number,
-    or minus infinity, is in place of scores: they become a mask. A softmax that is NaN may be replaced by zeros.
+    or minus infinity, is in place of scores: they become a mask, which is not added there either. A softmax that is NaN
+    may be replaced by zeros.
     Between the products the axes before the last two may be joined or divided. Keys, values and the result may have a
     column for each pixel in place of a row, as in images; then they are transposed. There are no more nodes than
     before, if an Einsum counts as its product and moves.
@@ -124,7 +125,7 @@ def _replace(reader: Reader, scores: Scores, mixed: _Mixed, lead: Shape) -> None
     root, order = result.root, result.order
     inputs = [*(each.value for each in parts), *scores.masks]
     lowest_hides = int(any(_holds_lowest(reader, mask) for mask in scores.masks))
-    flags = {"zero_nan": mixed.zero_nan, "lowest_hides": lowest_hides}
+    flags = {"zero_nan": mixed.zero_nan, "lowest_hides": lowest_hides, "low_replaces": int(scores.are_replaced)}
     ops = [make(ATTENTION, scale=scores.scale, softcap=scores.softcap, **flags)]
     shapes = [result.dims]
     if not is_identity(order):

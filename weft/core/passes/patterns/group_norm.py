@@ -13,13 +13,15 @@ from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES
 from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.rounding import exceeds, loses_more
 
 
 @graph_pass()
 def fuse_group_norm(graph: Graph, context: PassContext) -> Graph:
     """Replace an InstanceNormalization of groups of channels, between two reshapes, by a GroupNormalization.
 
-    A product and a sum behind it that are constants of the channels become its scale and bias.
+    A product and a sum behind it that are constants of the channels become its scale and bias, if these lose no more in
+    the type that they are stored in than they do apart.
     """
     if not Reader.has(graph, "InstanceNormalization"):
         return graph
@@ -32,13 +34,19 @@ def fuse_group_norm(graph: Graph, context: PassContext) -> Graph:
             continue
         x, root = found
         groups, channels = reader.dims(norm.inputs[0])[1], reader.dims(x)[1]
+        dtype = reader.graph.specs[x].dtype.numpy
         scale, shift = (np.repeat(np.asarray(each, np.float64), channels // groups) for each in given)
         for kind in ("Mul", "Add"):
             behind = reader.only_reader(root.outputs[0], kind)
             factor = None if behind is None else _of_channels(reader, reader.other(behind, root.outputs[0]), x)
-            if behind is not None and factor is not None:
-                root = behind
-                scale, shift = (scale * factor, shift * factor) if kind == "Mul" else (scale, shift + factor)
+            if behind is None or factor is None:
+                continue
+            scaled, shifted = (scale * factor, shift * factor) if kind == "Mul" else (scale, shift + factor)
+            new, *old = (each.astype(dtype) for each in (scaled, scale, factor))
+            if loses_more(new, old, context.stored) or exceeds(shifted.astype(dtype), context.stored):
+                context.leave(behind.name, f"{context.stored.value} would hold the norm's parameters less exactly")
+                break
+            root, scale, shift = behind, scaled, shifted
         _put(reader, root, x, groups, (scale, shift), norm)
     return reader.finish() if reader.replaced else graph
 

@@ -18,7 +18,7 @@ from weft.core.passes.moves import RESHAPES, Order, compose, is_identity, keeps_
 from weft.core.passes.patterns.reading import Reader, make
 from weft.core.passes.undo_reshapes import broadcast_reshape
 
-LOWEST = float(np.float32(-1e30))
+LOWEST = -1e30
 """A finite mask of this or less leaves nothing of a score, in float32."""
 LONGEST = 16
 """Exporters write no more moves, factors and masks between the product and the softmax."""
@@ -97,6 +97,11 @@ class Scores:
     """The sum of all masks, once `place` was called and if there are any."""
 
     @property
+    def are_replaced(self) -> bool:
+        """Tell whether masks have numbers in place of scores."""
+        return any(mask.number for mask in self.added)
+
+    @property
     def scale(self) -> float:
         """Return the number by which scores are multiplied."""
         return self.q.scale * self.k.scale
@@ -117,9 +122,10 @@ class Scores:
             tried.append(each)
             rows = self.added[0].scores[-2:] if self.added else ()
             total: list[str] = []
-            for mask in self.added:
+            for k, mask in enumerate(self.added):
                 fitting = _mask(reader, mask, (*each, *rows), budget)
-                total = [_with(reader, total, mask, fitting, budget) if fitting and all(total) else ""]
+                replaced = any(before.number for before in self.added[:k])
+                total = [_with(reader, total, replaced, mask, fitting, budget) if fitting and all(total) else ""]
             if all(total):
                 self.masks = total
                 return each
@@ -229,10 +235,11 @@ def _mask(reader: Reader, mask: _Mask, wanted: Shape, budget: Budget) -> str:
     return "" if made is None else _constant(reader, f"{mask.value}.apart", made, mask.value, budget, began)
 
 
-def _with(reader: Reader, before: list[str], mask: _Mask, value: str, budget: Budget) -> str:
+def _with(reader: Reader, before: list[str], replaced: bool, mask: _Mask, value: str, budget: Budget) -> str:
     """Return the masks before with another, whose value fits; "" if one of several is no constant, or it is too large.
 
-    Layers share what is made of the same.
+    So it is if numbers that are added are as low as those in place of scores, of which there are some before if
+    `replaced` says so: one mask would not tell them apart. Layers share what is made of the same.
     """
     if not before and not mask.number:
         return value
@@ -250,7 +257,13 @@ def _with(reader: Reader, before: list[str], mask: _Mask, value: str, budget: Bu
     with np.errstate(over="ignore"):
         low = constants[mask.number].reshape(()) if mask.number else None
         made = total + last if low is None else np.where(last == mask.hides, low, total)
-    reader.computed[key] = _constant(reader, f"{parts[0]}.masks", made, like, budget, began)
+    in_place = np.zeros(made.shape, bool)
+    if replaced:
+        in_place |= total <= LOWEST
+    if low is not None:
+        in_place |= last == mask.hides
+    mixed = (replaced or low is not None) and not np.array_equal(made <= LOWEST, in_place)
+    reader.computed[key] = "" if mixed else _constant(reader, f"{parts[0]}.masks", made, like, budget, began)
     return reader.computed[key]
 
 

@@ -11,7 +11,7 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import Facts
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import KernelBuilder
-from weft.ops.attention import Attention, Extents
+from weft.ops.attention import Attention, Extents, replaces_from
 
 APART = ("QD", "KD", "VD", "YD")
 """The steps from element to element of a head, which are given where they are not 1."""
@@ -94,6 +94,8 @@ class AttentionPlan:
             "shared": each.shared > 1, "capped": problem.capped,
         }  # fmt: skip
         unusual: dict[str, bool | str] = {name: True for name, is_set in flags.items() if is_set}
+        if op.low_replaces and mask is not None:
+            unusual["replaces"] = f"{replaces_from(mask.dtype)!r}"
         if problem.apart:
             unusual["apart"] = problem.apart
         return cls(k, problem, op.scale, op.softcap, unusual, k.by_steps(y)[0], reads)

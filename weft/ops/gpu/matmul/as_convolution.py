@@ -41,6 +41,8 @@ class ProductAsConvolution(Algorithm[ProductProblem, ProductPlan, AsConvolution]
             return f"the first matrix is transposed, or its or the result's columns are no multiple of {PACK}"
         if not p.bias:
             return "what is added is not one constant number for each column"
+        if not p.holds_scale:
+            return "the constants' type lacks numbers for them times alpha or beta"
         return None if p.joins_channels else "a fused step reads a constant that is not one number for each column"
 
     def candidates(self, problem: ProductProblem) -> Sequence[Candidate]:

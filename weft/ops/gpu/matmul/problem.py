@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Shape
 from weft.core.graph.tensor import Tensor
+from weft.core.passes.rounding import loses_more
 from weft.kernels.chooser import Facts
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import KernelBuilder
@@ -36,6 +39,8 @@ class ProductProblem:
     """Whether c is missing, or one constant number for each column."""
     adds: bool
     """Whether there is a c."""
+    holds_scale: bool
+    """Whether the type of constant weights, and of c, can hold them with alpha and beta in them."""
     joins_channels: bool
     """Whether fused steps also work if columns become channels (`KernelBuilder.joins_channels`)."""
     double: bool
@@ -112,6 +117,7 @@ class ProductPlan:
             weights=weights,
             bias=bias,
             adds=c is not None,
+            holds_scale=_holds(b, scale[0]) and _holds(c, scale[1]),
             joins_channels=joins,
             double=double,
             halves=halves,
@@ -140,6 +146,17 @@ class ProductPlan:
         row_bytes = max(p.k, 1) * self.b.dtype.itemsize + PACK * 4
         most = max(p.caps.max_buffer_range // row_bytes, 1)
         return ((first, min(most, p.n - first)) for first in range(0, p.n, most))
+
+
+def _holds(tensor: Tensor | None, factor: float) -> bool:
+    """Tell whether the type of a constant can hold it times a number as exactly as the constant itself."""
+    value = None if tensor is None else tensor.constant
+    if value is None or factor == 1 or value.dtype == np.float64:
+        return True
+    wide = value.astype(np.float32)
+    with np.errstate(all="ignore"):
+        product = wide * np.float32(factor)
+    return bool(np.isfinite(product).all()) and not loses_more(product, [wide], DType.of(value.dtype))
 
 
 def why_not_packed(problem: ProductProblem) -> str | None:
