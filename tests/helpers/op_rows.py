@@ -65,7 +65,7 @@ RUNS_ON_GPUS: dict[str, frozenset[str]] = {
     **_each("ArgMax ArgMin CumSum CumProd", REALS | INTEGERS),
     **_each("BatchNormalization InstanceNormalization GroupNormalization LayerNormalization", REALS),
     **_each("TrainingBatchNormalization RMSNormalization LpNormalization MeanVarianceNormalization", REALS),
-    **_each("weft::L2Normalization weft::SumNormalization", REALS),
+    **_each("weft::L2Normalization weft::SumNormalization weft::GroupDeviation", REALS),
     **_each("LRN", REALS),
     **_each(
         "Reshape Flatten Squeeze Unsqueeze Identity Dropout Transpose Expand Tile Slice Split Concat BitCast", ANY

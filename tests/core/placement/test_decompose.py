@@ -66,6 +66,11 @@ def attention(heads: int, packed: int, mask: bool, **more: Any) -> Graph:
     return net.finish(net.add("weft::Attention", *inputs, *added, name="y", **attributes))
 
 
+def deviation(groups: int) -> Graph:
+    net = Net()
+    return net.finish(net.add("weft::GroupDeviation", net.input("x", 2, 6, 5, 3), num_groups=groups, name="y"))
+
+
 def choice() -> Graph:
     net = Net()
     inputs = [net.input("a", 3, 5), net.input("b", 5), net.input("x", 2, 3, 1), net.input("y", 1)]
@@ -80,6 +85,7 @@ GRAPHS = {
     "weft::SumNormalization": [
         norm_of_one_axis("weft::SumNormalization", axis=k, mean=1 + k, epsilon=9.0) for k in (-1, 0)
     ],
+    "weft::GroupDeviation": [deviation(groups) for groups in (1, 2, 6)],
     "weft::CompareSelect": [choice()],
     "weft::Attention": [
         attention(0, 0, False), attention(2, 0, True), attention(2, 1, True), attention(2, 1, False),

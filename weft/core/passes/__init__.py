@@ -31,6 +31,7 @@ from weft.core.passes.patterns import (
     fuse_attention,
     fuse_compare_select,
     fuse_gelu,
+    fuse_group_deviation,
     fuse_group_norm,
     fuse_l2_norm,
     fuse_layer_norm,
@@ -114,6 +115,7 @@ PASSES: tuple[AnyPass, ...] = (
     fuse_compare_select,
     fuse_gelu,
     fuse_group_norm,
+    fuse_group_deviation,
     fuse_layer_norm,
     # Behind layer norms: they divide by a root mean square, too, that of x less its mean.
     fuse_rms_norm,
