@@ -10,6 +10,7 @@ from weft.core.passes.biases import add_biases_first
 from weft.core.passes.casts import read_through_casts
 from weft.core.passes.constants import fold_constants
 from weft.core.passes.dead import remove_dead_nodes
+from weft.core.passes.expands import broadcast_expands
 from weft.core.passes.identities import NO_IDENTITIES, remove_identities
 from weft.core.passes.join_parts import join_parts
 from weft.core.passes.manager import (
@@ -116,6 +117,8 @@ PASSES: tuple[AnyPass, ...] = (
     fuse_gelu,
     fuse_group_norm,
     fuse_group_deviation,
+    # Behind what is found by an Expand.
+    broadcast_expands,
     fuse_layer_norm,
     # Behind layer norms: they divide by a root mean square, too, that of x less its mean.
     fuse_rms_norm,
