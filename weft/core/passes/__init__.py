@@ -45,6 +45,7 @@ from weft.core.passes.properties import Property
 from weft.core.passes.scattered_slices import concat_scattered_slices
 from weft.core.passes.sibling_products import join_sibling_products
 from weft.core.passes.sibling_steps import join_sibling_steps
+from weft.core.passes.single_norms import fold_single_norms
 from weft.core.passes.squash import NO_MOVES_IN_A_ROW, squash_moves
 from weft.core.passes.stacked_sums import add_stacked_parts
 from weft.core.passes.transposes import (
@@ -91,6 +92,7 @@ SETTLE_CONVOLUTIONS = PassGroup(
 
 PASSES: tuple[AnyPass, ...] = (
     fold_constants,
+    fold_single_norms,
     # Early as well: a dead node that reads a value would keep the passes below from folding it.
     remove_dead_nodes,
     read_through_casts,
