@@ -202,7 +202,7 @@ def test_rows_along_several_axes_are_apart() -> None:
 
 @pytest.mark.parametrize("device", ["opencl", "vulkan"])
 def test_a_recurrence_stores_each_step_where_it_belongs(device: str) -> None:
-    """As RecurrentGemma is exported: each step reads two slices and the step before, and is written to its place."""
+    """As PyTorch exports it: each step reads two slices and the step before, and is written to its place."""
     net, count = Net(), 5
     factors, added = (net.add("Sigmoid", net.input(name, 2, count, 8)) for name in "ab")
     state, whole = net.input("h", 2, 8), net.constant(np.zeros((2, count, 8), np.float32))

@@ -42,6 +42,7 @@ from weft.core.passes.patterns import (
     share_keys,
 )
 from weft.core.passes.properties import Property
+from weft.core.passes.recurrences import join_recurrences
 from weft.core.passes.scattered_slices import concat_scattered_slices
 from weft.core.passes.sibling_products import join_sibling_products
 from weft.core.passes.sibling_steps import join_sibling_steps
@@ -97,6 +98,7 @@ PASSES: tuple[AnyPass, ...] = (
     remove_dead_nodes,
     read_through_casts,
     concat_scattered_slices,
+    join_recurrences,
     add_stacked_parts,
     remove_identities,
     # Early: what is left around it are moves, which then meet, and patterns find the product.
