@@ -26,6 +26,7 @@ EXACT = {p.name for p in PASSES} - {
     *("join_parallel_convolutions", "settle_convolutions"),
     *("fuse_gelu", "fuse_group_norm", "fuse_layer_norm", "fuse_rms_norm", "fuse_l2_norm", "fuse_sum_norm"),
     "fuse_group_deviation",
+    "settle_steps",
     *("fuse_attention", "share_keys", "attend_in_place", "join_projections", "join_sibling_products"),
 }
 """The passes that change no bit."""

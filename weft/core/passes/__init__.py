@@ -48,6 +48,7 @@ from weft.core.passes.sibling_products import join_sibling_products
 from weft.core.passes.sibling_steps import join_sibling_steps
 from weft.core.passes.single_norms import fold_single_norms
 from weft.core.passes.squash import NO_MOVES_IN_A_ROW, squash_moves
+from weft.core.passes.stacked_steps import stack_steps
 from weft.core.passes.stacked_sums import add_stacked_parts
 from weft.core.passes.transposes import (
     NO_FREE_TRANSPOSES,
@@ -91,6 +92,14 @@ SETTLE_CONVOLUTIONS = PassGroup(
     rounds=16,  # two rounds are enough for real networks
 )
 
+SETTLE_STEPS = PassGroup(
+    "settle_steps",
+    "Compute at once what a loop over an axis was unrolled to, until there is nothing left to do.",
+    # The states of a recurrence are what the steps of a product read, and a product makes what a recurrence reads.
+    (join_recurrences, stack_steps),
+    rounds=16,  # two rounds are enough for real networks
+)
+
 PASSES: tuple[AnyPass, ...] = (
     fold_constants,
     fold_single_norms,
@@ -98,7 +107,7 @@ PASSES: tuple[AnyPass, ...] = (
     remove_dead_nodes,
     read_through_casts,
     concat_scattered_slices,
-    join_recurrences,
+    SETTLE_STEPS,
     add_stacked_parts,
     remove_identities,
     # Early: what is left around it are moves, which then meet, and patterns find the product.
