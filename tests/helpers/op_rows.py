@@ -63,9 +63,10 @@ RUNS_ON_GPUS: dict[str, frozenset[str]] = {
     **_each("ReduceMax ReduceMin", REALS | INTEGERS | {"bool"}),
     **_each("ReduceLogSum ReduceLogSumExp", REALS),
     **_each("ArgMax ArgMin CumSum CumProd", REALS | INTEGERS),
+    **_each("weft::LinearRecurrence", REALS),
     **_each("BatchNormalization InstanceNormalization GroupNormalization LayerNormalization", REALS),
     **_each("TrainingBatchNormalization RMSNormalization LpNormalization MeanVarianceNormalization", REALS),
-    **_each("weft::L2Normalization weft::SumNormalization", REALS),
+    **_each("weft::L2Normalization weft::SumNormalization weft::GroupDeviation", REALS),
     **_each("LRN", REALS),
     **_each(
         "Reshape Flatten Squeeze Unsqueeze Identity Dropout Transpose Expand Tile Slice Split Concat BitCast", ANY

@@ -179,8 +179,7 @@ class GroupNormalization(Op):
         """Return the spec of the output."""
         x = float_spec(given(inputs, 0), 3)
         _check_stash(self.stash_type, x)
-        if self.num_groups < 1 or x.dims[1] % self.num_groups:
-            raise unfit(f"{x.dims[1]} channels are not {self.num_groups} equal groups")
+        _check_groups(self.num_groups, x)
         _check_vector(inputs, 1, x.dims[1])
         _check_vector(inputs, 2, x.dims[1])
         return (x,)
@@ -453,6 +452,50 @@ def _sum_norm(op: SumNormalization, make: Body, node: Node) -> Sequence[str]:
 
 @register_op
 @op_dataclass
+class GroupDeviation(Op):
+    """For each element, the root of `epsilon` and the variance of its image's group of channels, as EvoNorm divides by.
+
+    The result has the shape of the input.
+    """
+
+    type: ClassVar[str] = "weft::GroupDeviation"
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 1
+    by_image: ClassVar[bool] = True
+    num_groups: int
+    epsilon: float = 1e-5
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output."""
+        x = float_spec(given(inputs, 0), 2)
+        _check_groups(self.num_groups, x)
+        return (x,)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the output."""
+        x = given(inputs, 0)
+        groups = widen(x).reshape(x.shape[0], self.num_groups, prod(x.shape[1:]) // self.num_groups)
+        variance = _mean(np.square(groups - _mean(groups, (2,))), (2,))
+        deviation = np.sqrt(variance + _scalar(self.epsilon, variance)).astype(x.dtype, copy=False)
+        return np.broadcast_to(deviation, groups.shape).reshape(x.shape)
+
+
+@decomposition("weft::GroupDeviation")
+def _group_deviation(op: GroupDeviation, make: Body, node: Node) -> Sequence[str]:
+    (x,) = node.inputs
+    if make.dtype(x) is not DType.FLOAT32:
+        return []  # float16 holds no large squares
+    dims = make.dims(x)
+    each = prod(dims[1:]) // op.num_groups
+    groups, last = make.reshape(x, dims[0], op.num_groups, each), make.ints(-1)
+    centred = make.add("Sub", groups, make.add("ReduceMean", groups, last))
+    variance = make.add("ReduceMean", make.add("Mul", centred, centred), last)
+    deviation = make.add("Sqrt", make.add("Add", variance, make.number(op.epsilon, x)))
+    return [make.reshape(make.add("Expand", deviation, make.ints(dims[0], op.num_groups, each)), *dims)]
+
+
+@register_op
+@op_dataclass
 class MeanVarianceNormalization(Op):
     """The given axes together brought to mean zero and variance one."""
 
@@ -501,6 +544,11 @@ def _column(vector: Array, rank: int) -> Array:
 
 def _channels(dims: Shape) -> int:
     return dims[1] if len(dims) > 1 else 1
+
+
+def _check_groups(groups: int, x: TensorSpec) -> None:
+    if groups < 1 or x.dims[1] % groups:
+        raise unfit(f"{x.dims[1]} channels are not {groups} equal groups")
 
 
 def _check_vector(inputs: Sequence[TensorSpec | None], index: int, channels: int) -> None:

@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
@@ -326,3 +328,51 @@ class CumProd(_Scan):
 
     first: ClassVar[int] = 1
     function: ClassVar[np.ufunc] = np.multiply
+
+
+@register_op
+@op_dataclass
+class LinearRecurrence(Op):
+    """Along an axis, the result before it times a factor, plus a term; inputs factors, terms, start.
+
+    Factors and terms have the shape of the result, and the start, which is before the first result, lacks the axis.
+    """
+
+    type: ClassVar[str] = "weft::LinearRecurrence"
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 3
+    axis: int = 0
+
+    def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
+        """Return the spec of the factors."""
+        factors, terms, start = required_inputs(self, inputs, 3)
+        check_type(self, factors, FLOATS)
+        axis = normalize_axis(self, self.axis, len(factors.dims))
+        rest = TensorSpec((*factors.dims[:axis], *factors.dims[axis + 1 :]), factors.dtype)
+        if terms != factors or start != rest:
+            raise misfit(self, f"terms of {terms} and a start of {start} do not fit factors of {factors}")
+        return (factors,)
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return the results; float16 is computed in float32."""
+        factors, terms, start = (widen(np.asarray(a)) for a in inputs)
+        axis = normalize_axis(self, self.axis, factors.ndim)
+        out = np.empty_like(factors)
+        lines, state = np.moveaxis(out, axis, 0), start
+        steps = zip(np.moveaxis(factors, axis, 0), np.moveaxis(terms, axis, 0), strict=True)
+        for step, (factor, term) in enumerate(steps):
+            lines[step] = state = factor * state + term
+        return out.astype(np.asarray(inputs[0]).dtype, copy=False)
+
+
+@decomposition("weft::LinearRecurrence")
+def _steps(op: LinearRecurrence, make: Body, node: Node) -> Sequence[str]:
+    factors, terms, state = node.inputs
+    axis = op.axis % len(make.dims(factors))
+    states = []
+    for step in range(make.dims(factors)[axis]):
+        at = make.constant(np.asarray(step, np.int64))
+        factor, term = (make.add("Gather", value, at, axis=axis) for value in (factors, terms))
+        state = make.add("Add", make.add("Mul", factor, state), term)
+        states.append(make.add("Unsqueeze", state, make.ints(axis)))
+    return [make.add("Concat", *states, axis=axis)] if len(states) > 1 else states

@@ -1,5 +1,6 @@
 ## Normalization over NC4HW4 of the images of each channel, or of groups of EACH channels: one work-group for each block,
-## or for the fewest whole blocks that hold whole groups, and a tree. (x - mean) / sqrt(variance + EPSILON) * scale + shift.
+## or for the fewest whole blocks that hold whole groups, and a tree. (x - mean) / sqrt(variance + EPSILON) * scale + shift;
+## with `spread` the root itself.
 ## `groups` is the number of groups in these PARTS blocks; 0: each channel is normalized by itself. Where there are
 ## `moments` (image_moments.mako), SPANS work-groups share the blocks, with SPAN pixels each.
 <%namespace name="images" file="images.parts.mako"/>
@@ -31,13 +32,18 @@ ${k.for_groups("g", "SETS * SPANS" if spans else "SETS")} {
 % endif
   square /= TO_F32(HW) * ${each};
 % for lane in "xyzw":
-  square.${lane} = 1.0 / sqrt(square.${lane} + EPSILON);
+  square.${lane} = ${"" if spread else "1.0 / "}sqrt(square.${lane} + EPSILON);
 % endfor
   for (int e = LOCAL_X; e < parts * pixels; e += LX) {
     ${images.place()}
+% if spread:
+    ${images.spread("by", "square")}
+    ${y.store4("n", "c", "p", "by")}
+% else:
     ${images.spread("from", "mean")}
     ${images.spread("by", "square")}
     const f32x4 v = (${x.load4("n", "c", "p")} - from) * by;
-    ${y.store4("n", "c", "p", f"v * {scale.load4('0', 'c', '0')} + {shift.load4('0', 'c', '0')}")}
+    ${y.store4("n", "c", "p", f"v * {k.args['scale'].load4('0', 'c', '0')} + {k.args['shift'].load4('0', 'c', '0')}")}
+% endif
   }
 }

@@ -1,7 +1,8 @@
 ## Normalization in NCHW of lines of R0 x R1 x R2 elements at steps RS., over K0 x K1 x K2 lines at steps KS..:
 ## (x - mean) * factor * scale + shift, the last two with each element repeated INNER times. `term` is the summand of an
-## element v, `factor` follows from the total. Short lines: one work-item for each; long lines: one work-group for each
-## or, where there are `moments` (line_moments.mako), SPANS of them, with SPAN elements each.
+## element v, `factor` follows from the total; with `spread` each element becomes the factor. Short lines: one work-item
+## for each; long lines: one work-group for each or, where there are `moments` (line_moments.mako), SPANS of them, with
+## SPAN elements each.
 <%namespace name="lines" file="lines.parts.mako"/>
 <%namespace name="tree" file="tree.parts.mako"/>
 <%
@@ -47,11 +48,15 @@ ${k.for_groups("line", "LINES")} {
   const real factor = ${factor};
   for (int e = ${first}; e < ${end}; e += ${step}) {
     const int at = ${lines.place("e")};
+% if spread:
+    real v = factor;
+% else:
     real v = ${x.load("at")};
 % if centred:
     v -= mean;
 % endif
     v *= factor;
+% endif
 % for name, sign in (("scale", "*"), ("shift", "+")):
 % if k.has(name):
     v ${sign}= ${k.args[name].load(f"at / INNER % {name.upper()}_SIZE")};

@@ -264,4 +264,5 @@ def test_a_model_of_open_sizes_computes_what_onnx_does(device: str) -> None:
 )  # fmt: skip
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=SLOW)
 def test_any_block_plays_right(kind: str, channels: int, rank: int, images: int, residual: bool) -> None:
-    assert_plan_computes(block(kind, channels, rank=rank, images=images, residual=residual))
+    # A layer norm of one channel is its shift: without a residual nothing is left to compute.
+    assert_plan_computes(block(kind, channels, rank=rank, images=images, residual=residual), drawn=True)

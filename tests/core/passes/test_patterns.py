@@ -38,7 +38,8 @@ def number(value: float, *shape: int) -> Array:
 
 
 def test_each_pattern_is_a_pass_that_says_what_it_does() -> None:
-    names = "fuse_gelu fuse_group_norm fuse_layer_norm fuse_rms_norm fuse_l2_norm fuse_sum_norm".split()
+    names = "fuse_gelu fuse_group_norm fuse_group_deviation fuse_layer_norm fuse_rms_norm fuse_l2_norm".split()
+    names += ["fuse_sum_norm"]
     names += ["fuse_attention", "share_keys", "attend_in_place", "join_projections"]
     assert [p.name for p in PASSES if p.name in names] == names
     assert all(find_pass(n).description.endswith((".", ":")) for n in names)

@@ -25,6 +25,8 @@ EXACT = {p.name for p in PASSES} - {
     *("fold_pads", "fold_batch_norm", "add_stacked_parts", "add_biases_first"),
     *("join_parallel_convolutions", "settle_convolutions"),
     *("fuse_gelu", "fuse_group_norm", "fuse_layer_norm", "fuse_rms_norm", "fuse_l2_norm", "fuse_sum_norm"),
+    "fuse_group_deviation",
+    "settle_steps",
     *("fuse_attention", "share_keys", "attend_in_place", "join_projections", "join_sibling_products"),
 }
 """The passes that change no bit."""

@@ -12,6 +12,7 @@ from tests.helpers.launches import planned_kernels
 from tests.helpers.nets import Net, feeds
 from tests.helpers.rewrites import assert_same
 from weft.core.graph.graph import Graph
+from weft.core.graph.interpreter import outputs
 from weft.core.passes import find_pass, run_passes
 
 
@@ -101,6 +102,121 @@ def test_a_part_of_one_axis_is_joined(box: dict[str, tuple[int, int]], parts: in
 )
 def test_other_elements_stay(places: np.ndarray[Any, Any]) -> None:
     assert kinds(written(places)) == ["Relu", "ScatterND"]
+
+
+def elements_along(axis: int, rows: list[int], dims: tuple[int, ...] = (2, 4, 3), **attributes: Any) -> Graph:
+    """Return a network that writes these slices along an axis by a ScatterElements."""
+    net = Net()
+    shape = tuple(len(rows) if a == axis % len(dims) else size for a, size in enumerate(dims))
+    places = np.broadcast_to(np.array(rows).reshape(-1, *[1] * (len(dims) - 1 - axis % len(dims))), shape)
+    x, y = net.add("Relu", net.input("x", *dims)), net.input("y", *shape)
+    return net.finish(net.add("ScatterElements", x, places.astype(np.int64), y, axis=axis, name="z", **attributes))
+
+
+@pytest.mark.parametrize(
+    ("axis", "rows", "made"),
+    [
+        (1, [1, 2], ["Relu", "Slice", "Slice", "Concat"]),
+        (-1, [0], ["Relu", "Slice", "Concat"]),
+        (0, [-1], ["Relu", "Slice", "Concat"]),
+        (1, [0, 1, 2, 3], ["Relu", "Identity"]),
+        (1, [2, 1], ["Relu", "ScatterElements"]),
+        (1, [1, 1], ["Relu", "ScatterElements"]),
+        (1, [3, 0], ["Relu", "ScatterElements"]),
+        (1, [3, -4], ["Relu", "ScatterElements"]),
+    ],
+    ids=str,
+)
+def test_slices_that_are_written_by_elements(axis: int, rows: list[int], made: list[str]) -> None:
+    assert kinds(elements_along(axis, rows)) == made
+
+
+def test_sums_of_elements_and_parts_of_other_axes_stay() -> None:
+    assert kinds(elements_along(1, [1], reduction="add"))[-1] == "ScatterElements"
+    net = Net()
+    x = net.input("x", 2, 4, 3)
+    for number, places in enumerate((np.ones((2, 1, 2), np.int64), np.array([[[1, 1, 2]], [[1, 1, 1]]]))):
+        net.add("ScatterElements", x, places, net.input(f"y{number}", *places.shape), axis=1, name=f"z{number}")
+    assert kinds(net.finish("z0", "z1")) == ["ScatterElements", "ScatterElements"]
+
+
+# -- rows of scatters --------------------------------------------------------------------------------------
+
+
+def steps(spans: list[tuple[int, int]], *, kind: str = "ScatterElements", zeros: bool = True) -> tuple[Net, list[str]]:
+    """Return a network that writes slices along axis 1 of (2, 6, 3), one after the other, and what each step makes."""
+    net = Net()
+    value: Any = np.zeros((2, 6, 3), np.float32) if zeros else net.add("Relu", net.input("x", 2, 6, 3))
+    made = []
+    for number, (start, end) in enumerate(spans):
+        update = net.add("Sigmoid", net.input(f"y{number}", 2, end - start, 3))
+        if kind == "ScatterElements":
+            places = np.broadcast_to(np.arange(start, end).reshape(-1, 1), (2, end - start, 3))
+            value = net.add(kind, value, places.astype(np.int64), update, axis=1, name=f"z{number}")
+        else:
+            places = elements((2, 6), 2, a1=(start, end))
+            value = net.add(kind, value, places, update, name=f"z{number}")
+        made.append(value)
+    return net, made
+
+
+@pytest.mark.parametrize("kind", ["ScatterElements", "ScatterND"])
+@pytest.mark.parametrize("spans", [[(k, k + 1) for k in range(6)], [(4, 6), (0, 2), (2, 4)]], ids=str)
+def test_what_is_filled_step_by_step_is_one_concat(spans: list[tuple[int, int]], kind: str) -> None:
+    net, made = steps(spans, kind=kind)
+    assert kinds(net.finish(made[-1])) == ["Sigmoid"] * len(spans) + ["Concat"]
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(
+    ("spans", "slices"),
+    [
+        ([(1, 2), (3, 4)], 3),
+        ([(0, 4), (1, 2)], 3),
+        ([(1, 2), (0, 4)], 1),
+        ([(0, 3), (2, 5), (4, 6)], 2),
+        ([(2, 4), (0, 6)], 0),
+        ([(2, 3), (2, 3)], 2),
+    ],
+    ids=str,
+)
+def test_later_slices_win_and_gaps_keep_the_data(spans: list[tuple[int, int]], slices: int, zeros: bool) -> None:
+    net, made = steps(spans, zeros=zeros)
+    found = kinds(net.finish(made[-1]))
+    assert not any(kind.startswith("Scatter") for kind in found)
+    assert zeros or found.count("Slice") == slices
+
+
+def test_a_value_in_between_that_is_read_starts_a_row_of_its_own() -> None:
+    net, made = steps([(k, k + 1) for k in range(6)])
+    found = kinds(net.finish(net.add("Relu", made[2]), made[-1]))
+    assert found.count("Concat") == 2 and not any(kind.startswith("Scatter") for kind in found)
+
+
+def test_rows_along_several_axes_are_apart() -> None:
+    net, made = steps([(0, 1), (2, 3)], zeros=False)
+    places = np.ones((2, 6, 1), np.int64)
+    last = net.add("ScatterElements", made[-1], places, net.input("w", 2, 6, 1), axis=2)
+    assert kinds(net.finish(last)).count("Concat") == 2
+
+
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+def test_a_recurrence_stores_each_step_where_it_belongs(device: str) -> None:
+    """As PyTorch exports it: each step reads two slices and the step before, and is written to its place."""
+    net, count = Net(), 5
+    factors, added = (net.add("Sigmoid", net.input(name, 2, count, 8)) for name in "ab")
+    state, whole = net.input("h", 2, 8), net.constant(np.zeros((2, count, 8), np.float32))
+    for step in range(count):
+        a, b = (net.add("Gather", value, np.asarray(step, np.int64), axis=1) for value in (factors, added))
+        state = net.add("Add", net.add("Mul", a, state), b)
+        places = np.full((2, 1, 8), step, np.int64)
+        whole = net.add("ScatterElements", whole, places, net.add("Unsqueeze", state, np.array([1])), axis=1)
+    graph = net.finish(net.add("Softmax", whole))
+    told = planned_kernels(graph)
+    assert "scatter" not in told and "move" not in told and len(told) <= 2 * count + 3
+    fed = feeds(graph)
+    with weft.load(graph, device, precision="high", fallback="error") as session:
+        np.testing.assert_allclose(session.run(fed)[0], outputs(graph, fed)[0], rtol=1e-5, atol=1e-6)
 
 
 def test_places_that_a_run_computes_stay() -> None:

@@ -76,6 +76,18 @@ def replaced(dtype: DType) -> Graph:
     return net.finish(net.add("weft::Attention", *inputs, scale=0.3, low_replaces=1, name="y"))
 
 
+def deviation(groups: int) -> Graph:
+    net = Net()
+    return net.finish(net.add("weft::GroupDeviation", net.input("x", 2, 6, 5, 3), num_groups=groups, name="y"))
+
+
+def recurrence(axis: int) -> Graph:
+    net, dims = Net(), [2, 3, 4]
+    inputs = [net.input("a", *dims), net.input("b", *dims)]
+    del dims[axis]
+    return net.finish(net.add("weft::LinearRecurrence", *inputs, net.input("s", *dims), axis=axis, name="y"))
+
+
 def choice() -> Graph:
     net = Net()
     inputs = [net.input("a", 3, 5), net.input("b", 5), net.input("x", 2, 3, 1), net.input("y", 1)]
@@ -90,6 +102,8 @@ GRAPHS = {
     "weft::SumNormalization": [
         norm_of_one_axis("weft::SumNormalization", axis=k, mean=1 + k, epsilon=9.0) for k in (-1, 0)
     ],
+    "weft::GroupDeviation": [deviation(groups) for groups in (1, 2, 6)],
+    "weft::LinearRecurrence": [recurrence(axis) for axis in (0, 1, -1)],
     "weft::CompareSelect": [choice()],
     "weft::Attention": [
         attention(0, 0, False), attention(2, 0, True), attention(2, 1, True), attention(2, 1, False),

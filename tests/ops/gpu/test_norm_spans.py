@@ -28,6 +28,7 @@ IMAGES: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
     ("GroupNormalization", (2, 8, 70, 61), {"num_groups": 1}),
     ("GroupNormalization", (1, 15, 70, 61), {"num_groups": 5}),
     ("GroupNormalization", (1, 6, 181, 97), {"num_groups": 3}),
+    ("weft::GroupDeviation", (1, 14, 70, 61), {"num_groups": 2}),
 )
 """Channels by themselves, whole blocks, and groups that share a block; the last span is shorter in most."""
 
@@ -43,7 +44,8 @@ def test_work_groups_share_images(api: str, kind: DType, last: bool) -> None:
         x = net.add("MaxPool", net.input(f"x{number}", *shape), kernel_shape=(1, 1))  # so that it lies in blocks
         if kind is DType.FLOAT32:  # a mean that is far from zero
             x = net.add("Add", x, np.full((1, 1, 1, 1), 20.0, np.float32))
-        normed = net.add(op, x, halves(net.random(shape[1])), halves(net.random(shape[1])), **attributes)
+        parameters = [] if op == "weft::GroupDeviation" else [halves(net.random(shape[1])) for _ in range(2)]
+        normed = net.add(op, x, *parameters, **attributes)
         ends.append(net.add("MaxPool", normed, kernel_shape=(1, 1)))
     graph = net.finish(*ends)
     with (

@@ -48,13 +48,14 @@ LONG: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "LpNormalization": ((2200000,), {}),
     "weft::L2Normalization": ((2200000,), {}),
     "weft::SumNormalization": ((2200000,), {}),
+    "weft::GroupDeviation": ((1, 1, 1200, 1200), {"num_groups": 1}),
     "MeanVarianceNormalization": ((1, 1, 1200, 1200), {}),
     "LRN": ((1, 20000, 2, 2), {"size": 20001}),
     "Det": ((41, 41), {}),
 }
 
 
-IN_PARTS = ("weft::L2Normalization", "weft::SumNormalization")
+IN_PARTS = ("weft::L2Normalization", "weft::SumNormalization", "weft::GroupDeviation")
 """Ops that run in parts where they are refused, in float32."""
 
 

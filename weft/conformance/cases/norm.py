@@ -22,6 +22,7 @@ def positive(*shape: int) -> Input:
 
 TRAINING = "ONNX writes it as BatchNormalization with training_mode=1; the rows of old opsets compare that"
 LIMITED = "an op of ours: a ReduceL2, a Clip and a Div"
+SPREAD = "an op of ours: a ReduceMean, a Sub, a Mul, a ReduceMean, an Add, a Sqrt and an Expand"
 SUMMED = "an op of ours: a ReduceSum or ReduceMean, an Add and a Div"
 TWO_TYPES = "onnx's evaluator returns the type of X, and onnxruntime refuses two types"
 CASES: list[Case] = [
@@ -132,6 +133,12 @@ CASES += [
     case("weft::SumNormalization", f16(2, 5, 7, low=0.5, high=2), axis=-2, mean=1, unverified=SUMMED),
     case("weft::SumNormalization", f64(3, 5, low=0.5, high=2), axis=0, unverified=SUMMED),
     case("weft::SumNormalization", positive(1, 1280, 1, 1), axis=1, mean=1, epsilon=1e-6, unverified=SUMMED),
+    case("weft::GroupDeviation", f32(2, 6, 5, 3), num_groups=2, unverified=SPREAD),
+    case("weft::GroupDeviation", f32(1, 16, 5, 3), num_groups=2, epsilon=0.5, unverified=SPREAD),
+    case("weft::GroupDeviation", f32(3, 7, 5, 5), num_groups=7, unverified=SPREAD),
+    case("weft::GroupDeviation", f32(3, 40), num_groups=5, unverified=SPREAD),
+    case("weft::GroupDeviation", f16(2, 8, 4, 7), num_groups=1, unverified=SPREAD),
+    case("weft::GroupDeviation", f64(2, 6, 5), num_groups=3, unverified=SPREAD),
     case("MeanVarianceNormalization", f32(2, 3, 4, 5)),
     case("MeanVarianceNormalization", f32(2, 3, 4, 5), axes=(1, -1)),
     case("MeanVarianceNormalization", f32(2, 3, 7), axes=(2,)),

@@ -32,6 +32,7 @@ def _positive(*shape: int) -> Input:
     return f32(*shape, low=0.5, high=1.5)
 
 
+STEPS = "an op of ours: a Mul and an Add for each step"
 CASES: list[Case] = []
 for _op in SUMS + LOGS + EXTREMES:
     CASES += [
@@ -146,3 +147,10 @@ for _op in ("CumSum", "CumProd"):
         case(_op, f64(3, 5), const(1)),
         case(_op, f64(2, 40), const(1), exclusive=1),
     ]
+CASES += [
+    case("weft::LinearRecurrence", f32(3, 5, 7), f32(3, 5, 7), f32(3, 7), axis=1, unverified=STEPS),
+    case("weft::LinearRecurrence", f32(4, 9), f32(4, 9), f32(4), axis=-1, unverified=STEPS),
+    case("weft::LinearRecurrence", f32(6, 2, 3), f32(6, 2, 3), f32(2, 3), unverified=STEPS),
+    case("weft::LinearRecurrence", f16(2, 9, 40), f16(2, 9, 40), f16(2, 40), axis=1, unverified=STEPS),
+    case("weft::LinearRecurrence", f64(3, 5), f64(3, 5), f64(5), unverified=STEPS),
+]

@@ -10,6 +10,7 @@ from weft.core.passes.biases import add_biases_first
 from weft.core.passes.casts import read_through_casts
 from weft.core.passes.constants import fold_constants
 from weft.core.passes.dead import remove_dead_nodes
+from weft.core.passes.expands import broadcast_expands
 from weft.core.passes.identities import NO_IDENTITIES, remove_identities
 from weft.core.passes.join_parts import join_parts
 from weft.core.passes.manager import (
@@ -31,6 +32,7 @@ from weft.core.passes.patterns import (
     fuse_attention,
     fuse_compare_select,
     fuse_gelu,
+    fuse_group_deviation,
     fuse_group_norm,
     fuse_l2_norm,
     fuse_layer_norm,
@@ -40,10 +42,13 @@ from weft.core.passes.patterns import (
     share_keys,
 )
 from weft.core.passes.properties import Property
+from weft.core.passes.recurrences import join_recurrences
 from weft.core.passes.scattered_slices import concat_scattered_slices
 from weft.core.passes.sibling_products import join_sibling_products
 from weft.core.passes.sibling_steps import join_sibling_steps
+from weft.core.passes.single_norms import fold_single_norms
 from weft.core.passes.squash import NO_MOVES_IN_A_ROW, squash_moves
+from weft.core.passes.stacked_steps import stack_steps
 from weft.core.passes.stacked_sums import add_stacked_parts
 from weft.core.passes.transposes import (
     NO_FREE_TRANSPOSES,
@@ -87,12 +92,22 @@ SETTLE_CONVOLUTIONS = PassGroup(
     rounds=16,  # two rounds are enough for real networks
 )
 
+SETTLE_STEPS = PassGroup(
+    "settle_steps",
+    "Compute at once what a loop over an axis was unrolled to, until there is nothing left to do.",
+    # The states of a recurrence are what the steps of a product read, and a product makes what a recurrence reads.
+    (join_recurrences, stack_steps),
+    rounds=16,  # two rounds are enough for real networks
+)
+
 PASSES: tuple[AnyPass, ...] = (
     fold_constants,
+    fold_single_norms,
     # Early as well: a dead node that reads a value would keep the passes below from folding it.
     remove_dead_nodes,
     read_through_casts,
     concat_scattered_slices,
+    SETTLE_STEPS,
     add_stacked_parts,
     remove_identities,
     # Early: what is left around it are moves, which then meet, and patterns find the product.
@@ -114,6 +129,9 @@ PASSES: tuple[AnyPass, ...] = (
     fuse_compare_select,
     fuse_gelu,
     fuse_group_norm,
+    fuse_group_deviation,
+    # Behind what is found by an Expand.
+    broadcast_expands,
     fuse_layer_norm,
     # Behind layer norms: they divide by a root mean square, too, that of x less its mean.
     fuse_rms_norm,

@@ -1,8 +1,8 @@
-"""Parts of values: which indices of an axis a Split or a Slice takes, and the Split that makes several."""
+"""Parts of values: which indices of an axis a Split, a Slice or a Gather takes, and the Split that makes several."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,32 @@ def part_of(graph: Graph, maker: Node | None, name: str, axis: int) -> Part | No
     others = [a for a, size in enumerate(graph.specs[source].dims) if a != axis and spans[a] != (0, size, 1)]
     start, stop, step = spans[axis]
     return Part(source, start, stop) if not others and step == 1 and start < stop else None
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """One index of an axis of a value, without the axis."""
+
+    value: str
+    axis: int
+    index: int
+
+
+def select_of(graph: Graph, makers: Mapping[str, Node], name: str) -> Select | None:
+    """Return of what value a Gather of one index, or a part of size 1 without its axis, is an index; else None."""
+    maker = makers.get(name)
+    if maker is None or maker.op.type not in ("Gather", "Squeeze"):
+        return None
+    source, *rest = maker.inputs
+    dims, given = graph.specs[source].dims, [known(graph.constants.get(each)) for each in rest]
+    if maker.op.type == "Squeeze":
+        axes = [] if not given or given[0] is None else [int(axis) % len(dims) for axis in given[0]]
+        part = part_of(graph, makers.get(source), source, axes[0]) if len(axes) == 1 else None
+        return Select(part.value, axes[0], part.start) if part is not None and part.stop == part.start + 1 else None
+    axis, index = axis_of(maker, len(dims)), given[0]
+    if index is None or index.ndim or not isinstance(dims[axis], int):
+        return None
+    return Select(source, axis, int(index) % dims[axis])
 
 
 def split(reader: Reader, name: str, value: str, parts: Sequence[str], axis: int) -> Node:

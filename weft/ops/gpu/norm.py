@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import gcd, prod
 from typing import Any
 
@@ -27,6 +27,7 @@ from weft.ops.gpu.teams import WITHOUT_TEAMS, Team, choose_team
 from weft.ops.norm import (
     LRN,
     BatchNormalization,
+    GroupDeviation,
     GroupNormalization,
     InstanceNormalization,
     L2Normalization,
@@ -84,7 +85,8 @@ class Lines:
     """What is normalized together, and how: the constants of the walk, and the expressions in the template.
 
     `parameters` are the arguments "scale" and "shift", each element repeated `inner` times. The term of `centred` lines
-    is the square: work-groups that share a line join their sums by that.
+    is the square: work-groups that share a line join their sums by that. With `spread` each element becomes the factor
+    of its line.
     """
 
     ints: dict[str, int]
@@ -95,6 +97,7 @@ class Lines:
     epsilon: float | None = None
     parameters: dict[str, Tensor] = field(default_factory=dict)
     inner: int = 1
+    spread: bool = False
 
     def sizes(self) -> list[int]:
         """Return the number of elements of each parameter."""
@@ -135,7 +138,7 @@ def launch_lines(k: KernelBuilder, x: Tensor, outputs: Sequence[Tensor], lines: 
     """Launch a normalization in NCHW; `outputs` are y and, if requested, the means and the factors."""
     count = prod(lines.ints[f"K{d}"] for d in range(3))
     team = None
-    if lines.side_by_side():
+    if lines.side_by_side() and not lines.spread:
         tensors = (x, outputs[0], *lines.parameters.values())
         team = choose_team(k, tensors, count, lines.ints["LENGTH"], lines.sizes())
     if team is not None:
@@ -163,7 +166,7 @@ def launch_lines(k: KernelBuilder, x: Tensor, outputs: Sequence[Tensor], lines: 
         writes=dict(zip(("y", "mean_out", "factor_out"), outputs, strict=False)),
         ints=ints,
         floats={} if lines.epsilon is None else {"EPSILON": lines.epsilon},
-        variant={**variant, "short": short, "factor": lines.factor},
+        variant={**variant, "short": short, "factor": lines.factor, "spread": lines.spread},
         grid=grid,
         local=local,
     )
@@ -246,24 +249,26 @@ def _spread(k: KernelBuilder, t: Tensor, shape: Shape) -> Tensor:
     return k.constant(f"{t.name}.{shape}", lambda: np.ascontiguousarray(np.broadcast_to(own, shape)))
 
 
-@gpu_op(InstanceNormalization, GroupNormalization)
+_OfImages = InstanceNormalization | GroupNormalization | GroupDeviation
+
+
+@gpu_op(InstanceNormalization, GroupNormalization, GroupDeviation)
 class ImageNormOnGpu(GpuOp):
-    """Normalizes images of one channel or of a group of channels, with a scale and a shift for each channel."""
+    """Normalizes images of one channel or of a group of channels, with a scale and a shift for each channel.
+
+    Of a GroupDeviation it stores what such a norm divides by.
+    """
 
     wanted_layout = WantedLayout.EITHER
     packed_family = "normalize_images"
     laid_inputs = 1
     computes_double = True
 
-    def fits_channels(
-        self, op: InstanceNormalization | GroupNormalization, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> bool:
+    def fits_channels(self, op: _OfImages, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
         """Accept every group that has an element."""
-        return 0 not in outputs[0].shape
+        return len(outputs[0].shape) > 2 and 0 not in outputs[0].shape
 
-    def rounds(
-        self, op: InstanceNormalization | GroupNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps
-    ) -> int:
+    def rounds(self, op: _OfImages, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the rounds of three passes over the pixels of channels that are normalized together."""
         assert inputs[0] is not None
         n, c, *rest = inputs[0].shape
@@ -271,36 +276,34 @@ class ImageNormOnGpu(GpuOp):
         return _walk(caps, (n * (c // each), each * prod(rest)), (1,))
 
     def launches(
-        self,
-        op: InstanceNormalization | GroupNormalization,
-        k: KernelBuilder,
-        inputs: Sequence[Tensor | None],
-        outputs: Sequence[Tensor],
+        self, op: _OfImages, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch a normalization of lines or, in blocks of channels, of images."""
         x, y = inputs[0], outputs[0]
         assert x is not None
         each = _channels_together(op, x.shape)
-        scale, shift = (
-            as_image(k, name, weights_of(t), (1, x.shape[1], 1), y.layout)
-            for name, t in zip(("scale", "shift"), inputs[1:3], strict=True)
+        parameters = {
+            name: as_image(k, name, weights_of(t), (1, x.shape[1], 1), y.layout)
+            for name, t in zip(("scale", "shift"), inputs[1:3], strict=False)
             if t is not None
-        )
+        }
         if y.layout.packed:
-            _launch_images(k, x, y, {"scale": scale, "shift": shift}, each, op.epsilon)
+            _launch_images(k, x, y, parameters, each, op.epsilon)
             return
         n, c, *rest = x.shape
         lines = Lines(
             part_axes((n * (c // each), each * prod(rest)), (1,))[0],
             epsilon=op.epsilon,
-            parameters={"scale": scale, "shift": shift},
+            parameters=parameters,
             inner=max(prod(rest), 1),
         )
+        if isinstance(op, GroupDeviation):
+            lines = replace(lines, factor="sqrt(total / TO_REAL(LENGTH) + EPSILON)", spread=True)
         launch_lines(k, x, outputs, lines)
 
 
-def _channels_together(op: InstanceNormalization | GroupNormalization, shape: Shape) -> int:
-    return shape[1] // op.num_groups if isinstance(op, GroupNormalization) else 1
+def _channels_together(op: _OfImages, shape: Shape) -> int:
+    return 1 if isinstance(op, InstanceNormalization) else shape[1] // op.num_groups
 
 
 def _launch_images(
@@ -308,7 +311,8 @@ def _launch_images(
 ) -> None:
     """Launch a normalization in NC4HW4: of each channel block, or of the fewest that hold whole groups of `each`.
 
-    A work-group does one of these; where they are few and large, several do.
+    A work-group does one of these; where they are few and large, several do. Without parameters each element becomes
+    the deviation of its group.
     """
     n, c, *rest = x.shape
     blocks = -(-c // PACK)
@@ -343,7 +347,7 @@ def _launch_images(
         writes={"y": y},
         ints=ints,
         floats={"EPSILON": epsilon},
-        variant={"groups": groups},
+        variant={"groups": groups, "spread": not parameters},
         grid=(min(work_groups, k.caps.max_grid[0]), 1, 1),
         local=local,
         kinds=fours,
@@ -513,6 +517,7 @@ register_family(
             one_node(LpNormalization(axis=1, p=1), (3, 50, 7)),
             one_node(L2Normalization(axis=1, least=5.0), (3, 50, 7)),
             one_node(SumNormalization(axis=1, mean=1, epsilon=2.5), (3, 50, 7)),
+            one_node(GroupDeviation(num_groups=2), (3, 70)),
         ),
         forced=WITHOUT_TEAMS,
     )
@@ -525,6 +530,7 @@ register_family(
             one_node(GroupNormalization(num_groups=2), (2, 8, 5, 5), (8,), (8,), constants=(1, 2)),
             one_node(GroupNormalization(num_groups=3), (2, 30, 5, 3), (30,), (30,), constants=(1, 2)),
             one_node(GroupNormalization(num_groups=5), (1, 15, 7, 3), (15,), (15,), constants=(1, 2)),
+            one_node(GroupDeviation(num_groups=3), (2, 30, 5, 3)),
         ),
         fallback="normalizations of lines",
     )

@@ -27,6 +27,7 @@ class PadOnGpu(GpuOp):
     wanted_layout = WantedLayout.EITHER
     fuses_into_store = False
     moves_bits = True
+    any_place = True
     laid_inputs = 1
 
     def fits_channels(self, op: Pad, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:

@@ -26,6 +26,7 @@ from weft.ops.reduce import (
     ArgMin,
     CumProd,
     CumSum,
+    LinearRecurrence,
     ReduceL1,
     ReduceL2,
     ReduceLogSum,
@@ -456,6 +457,37 @@ def _in_teams(shape: Shape, axis: int | None) -> bool:
     return length > SHORT and prod(shape) // length < MANY
 
 
+@gpu_op(LinearRecurrence)
+class LinearRecurrenceOnGpu(GpuOp):
+    """Goes through each line along one axis, in NCHW: a work-item each."""
+
+    any_place = True
+    computes_double = True
+
+    def rounds(self, op: LinearRecurrence, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return the rounds over a line."""
+        assert inputs[0] is not None
+        return inputs[0].shape[op.axis]
+
+    def launches(
+        self, op: LinearRecurrence, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch a work-item a line."""
+        factors, terms, start = inputs
+        assert factors is not None and terms is not None and start is not None
+        shape, axis = factors.shape, op.axis % len(factors.shape)
+        lines = prod(start.shape)
+        grid, local = k.for_items(lines)
+        k.launch(
+            "linear_recurrence",
+            reads={"factors": factors, "terms": terms, "start": start},
+            writes={"y": outputs[0]},
+            ints={"LENGTH": shape[axis], "INNER": max(prod(shape[axis + 1 :]), 1), "LINES": lines},
+            grid=grid,
+            local=local,
+        )
+
+
 register_family(
     KernelFamily(
         "reduce", "reductions",
@@ -488,5 +520,11 @@ register_family(
     KernelFamily(
         "scan", "running sums",
         cases=lambda: (one_node(CumSum(reverse=1), (3, 5, 7), np.array(1), constants=(1,)),),
+    )
+)
+register_family(
+    KernelFamily(
+        "linear_recurrence", "linear recurrences",
+        cases=lambda: (one_node(LinearRecurrence(axis=1), (3, 37, 5), (3, 37, 5), (3, 5)),),
     )
 )

@@ -6,6 +6,7 @@ from weft.core.passes.patterns.attention import attend_in_place, fuse_attention,
 from weft.core.passes.patterns.channel_norms import fuse_channel_norms
 from weft.core.passes.patterns.compare_select import fuse_compare_select
 from weft.core.passes.patterns.gelu import fuse_gelu
+from weft.core.passes.patterns.group_deviation import fuse_group_deviation
 from weft.core.passes.patterns.group_norm import fuse_group_norm
 from weft.core.passes.patterns.l2_norm import fuse_l2_norm
 from weft.core.passes.patterns.layer_norm import fuse_layer_norm
@@ -18,6 +19,7 @@ __all__ = [
     "fuse_channel_norms",
     "fuse_compare_select",
     "fuse_gelu",
+    "fuse_group_deviation",
     "fuse_group_norm",
     "fuse_l2_norm",
     "fuse_layer_norm",

@@ -124,8 +124,13 @@ class Reader:
         if node is None or node.inputs[0] != x or not self.graph.specs[x].dtype.is_float:
             return ()
         op: Any = node.op
+        return self.axes(node) if op.keepdims else ()
+
+    def axes(self, node: Node) -> Shape:
+        """Return the axes over which a reduction goes, whether it keeps them or not."""
+        op: Any = node.op
         given = self.graph.input_constants(node)[1:]
-        return tuple(op.resolve(given[0] if given else None, len(self.dims(x)))) if op.keepdims else ()
+        return tuple(op.resolve(given[0] if given else None, len(self.dims(node.inputs[0]))))
 
     def quotients(self) -> Iterator[tuple[Node, str, str]]:
         """Yield each Div in the shape of x that alone reads its divisor; x; and the divisor before an Expand."""
