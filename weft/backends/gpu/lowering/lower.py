@@ -17,6 +17,7 @@ from weft.backends.gpu.lowering.chains import Section, find_chains, without_chai
 from weft.backends.gpu.lowering.dry_run import launches_nothing
 from weft.backends.gpu.lowering.find_micro_batches import find_micro_batches, micro_batch_of
 from weft.backends.gpu.lowering.fold_moves import FoldedMoves, fold_moves
+from weft.backends.gpu.lowering.fuse_gates import fuse_gates
 from weft.backends.gpu.lowering.fusion import fuse_pairs, fuse_pools
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.launch_builder import NodeBuilder, PlannedConstant
@@ -320,6 +321,9 @@ def _rewritten(graph: Graph, target: Target, journal: _Notes) -> Graph:
         joined = fuse_where_made(graph, is_custom, caps)
         purpose = "Compute steps where a value that others read too, or that is reshaped first, is stored"
         graph = journal.rewrite("fuse_where_made", purpose, graph, joined)
+        gated = fuse_gates(graph, is_custom, caps, split_products)
+        purpose = "Compute two products and the gate that makes one value of them as one"
+        graph = journal.rewrite("fuse_gates", purpose, graph, gated)
 
     def planar(graph: Graph, node: Node) -> bool:
         form = find_gpu_op(node.op)
