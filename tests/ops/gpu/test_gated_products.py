@@ -194,6 +194,14 @@ def test_products_stay_apart_where_the_kernel_for_two_is_slow(halves: bool) -> N
         assert is_gated(graph, api, "low", warpgroup_units=api == "opencl") is joined
 
 
+def test_it_is_told_why_a_gate_is_a_launch() -> None:
+    with null_gpu():
+        (part,) = weft.optimize(gated((40,), 16, 14, halves=True), "null", fallback="error").parts
+        assert part.lowered is not None
+        told = "; ".join(part.lowered.why_apart().values())
+    assert "the product of which it reads the halves does not compute it: its" in told and "14 columns" in told
+
+
 def test_it_is_an_op_that_is_both() -> None:
     rng = np.random.default_rng(0)
     shapes = (2, 3, 6), (6, 4), (4,), (6, 4), ()

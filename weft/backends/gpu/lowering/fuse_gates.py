@@ -31,7 +31,7 @@ def fuse_gates(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_produc
     """
     if not any(isinstance(base_op(node.op), MatMul | Gemm) for node in graph):
         return graph
-    fuser = _Fuser(graph, is_custom, caps, split_products)
+    fuser = GateFuser(graph, is_custom, caps, split_products)
     for node in graph.nodes:
         fuser.look_at(node)
     return fuser.changing.finished()
@@ -100,25 +100,34 @@ class _Program:
         return True
 
 
-class _Fuser:
+class GateFuser:
+    """Finds gates of products in a graph, and puts one node in the place of each."""
+
     def __init__(self, graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_products: bool) -> None:
         self.changing = ChangingGraph(graph)
         self.is_custom, self.caps, self.split_products = is_custom, caps, split_products
 
     @property
     def graph(self) -> Graph:
+        """Return the graph as it is now."""
         return self.changing.graph
 
     def look_at(self, node: Node) -> None:
         """Put one node in the place of this one and of the products that it is a gate of, if there are such."""
         self.changing.reach(node)
-        change = self._of_products(node) or self._of_halves(node)
-        if change is not None:
-            self.changing.apply(change)
+        for change in (self._of_products(node), self._of_halves(node)):
+            if isinstance(change, Change):
+                self.changing.apply(change)
+                return
+
+    def why_not(self, node: Node) -> str:
+        """Return why an element-wise node is no gate of the halves of a product that it reads; "" if it reads none."""
+        found = self._of_halves(node)
+        return found if isinstance(found, str) else ""
 
     # -- two products ------------------------------------------------------------------------------------------
 
-    def _of_products(self, node: Node) -> Change | None:
+    def _of_products(self, node: Node) -> Change | str | None:
         """Return the change for a product whose steps read another product of the same value."""
         second = self._product(node) if isinstance(node.op, Fused) else None
         if second is None:
@@ -142,8 +151,8 @@ class _Fuser:
 
     # -- halves of a product -----------------------------------------------------------------------------------
 
-    def _of_halves(self, node: Node) -> Change | None:
-        """Return the change for an element-wise node that reads both halves of a product."""
+    def _of_halves(self, node: Node) -> Change | str | None:
+        """Return the change for an element-wise node that reads both halves of a product, or why there is none."""
         base = base_op(node.op)
         values = list(dict.fromkeys(i for i in node.inputs if i and i not in self.graph.constants))
         if not base.is_elementwise or len(values) != 2 or len(node.outputs) != 1 or self.is_custom(node.op):
@@ -219,16 +228,17 @@ class _Fuser:
 
     def _change(
         self, node: Node, gone: tuple[Node, ...], product: _Product, weights: tuple[str, ...], program: _Program
-    ) -> Change | None:
-        """Return the change that puts one node in the place of `node` and of others, if the device gains by it."""
+    ) -> Change | str:
+        """Return the change that puts one node in the place of `node` and of others, or why that is no gain."""
         specs = self.graph.specs
         spec, x = specs[node.outputs[0]], specs[product.x]
         inputs = (product.x, *weights, *program.scalars)
         if bound_buffers(self.graph, inputs[:3], node.outputs) > self.caps.max_buffers:
-            return None
+            return "one kernel would bind more buffers than the device does"
         sizes, of_one = (prod(x.dims[:-1]), x.dims[-1], spec.dims[-1]), not weights[2]
-        if why_not_gated(*sizes, spec.dtype, self.caps, self.split_products, of_one=of_one) is not None:
-            return None
+        reason = why_not_gated(*sizes, spec.dtype, self.caps, self.split_products, of_one=of_one)
+        if reason is not None:
+            return reason
         made = Node(node.name, GatedProduct(product.transposed, tuple(program.steps)), inputs, node.outputs)
         return Change((*gone, node), (made,), known_of(self.graph, made))
 

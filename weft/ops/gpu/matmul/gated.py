@@ -133,7 +133,7 @@ def why_not_gated(
     if GATED_PRODUCT in caps.without:
         return "kernels of two products failed their self-test"
     if depth % PACK or columns % PACK or not depth or not rows:
-        return f"{depth} or {columns} columns are no multiple of {PACK}"
+        return f"its {depth} products of a sum or its {columns} columns are no multiple of {PACK}"
     if rows <= FEW_ROWS:
         return "products of few rows failed their self-test" if ProductOfFewRows.name in caps.without else None
     one = _problem(rows, depth, columns, dtype, caps, split_products)
