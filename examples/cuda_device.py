@@ -175,6 +175,12 @@ class CudaDialect(Dialect):
             return self.store(arg, index, value)
         return f"{{ const f32x4 _w = {value}; {self.store_quad(arg, index, '_w')} }}"
 
+    def store2(self, arg: Arg, index: str, first: str, second: str) -> str:
+        """Return the statements that store two elements."""
+        kind, narrow = ("half_bits", "narrow") if arg.dtype is DType.FLOAT16 else ("f32", "")
+        places = zip((f"({index}) * 2", f"({index}) * 2 + 1"), (first, second), strict=True)
+        return " ".join(f"(({kind}*){arg.name})[{at}] = {narrow}({value});" for at, value in places)
+
     def shared_number(self, array: str, index: str) -> str:
         """Return a number of an array of float4."""
         return f"((f32*){array})[{index}]"

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 
 from tests.helpers.emulated_group_matrices import without_matrices
 from weft.backends.vulkan.dialect import GlslDialect
-from weft.kernels.dialect import KernelParts
+from weft.core.graph.dtypes import DType
+from weft.kernels.dialect import KernelParts, View
+from weft.kernels.source import Arg
 
 ROUND = """
 #define float16_t(value) unpackHalf2x16(packHalf2x16(vec2(value, 0.0))).x
@@ -91,3 +93,14 @@ class EmulatedMatrices(GlslDialect):
             functions = FUNCTIONS if "LOAD_A_WIDE" in parts.body else ROUND + FUNCTIONS
             parts = replace(parts, prelude=parts.prelude + functions, extensions=())
         return super().assemble(parts)
+
+    def store2(self, arg: Arg, index: str, first: str, second: str) -> str:
+        """Return the statement that stores two elements; the functions above have another meaning of `f16vec2`."""
+        if arg.dtype is not DType.FLOAT16:
+            return super().store2(arg, index, first, second)
+        return f"{arg.name}_twos[{index}] = packHalf2x16(vec2({first}, {second}));"
+
+    def twos_view(self, arg: Arg) -> View | None:
+        """Return an argument of halves as an array of words."""
+        view = super().twos_view(arg)
+        return view and replace(view, type="uint" if arg.dtype is DType.FLOAT16 else view.type)

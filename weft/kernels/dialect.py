@@ -173,6 +173,18 @@ class Dialect(ABC):
         """Return the statement that stores two f32x4 one after the other, the first at an even `index`."""
         return f"{self.store4(arg, index, first)} {self.store4(arg, f'{index} + 1', second)}"
 
+    def store2(self, arg: Arg, index: str, first: str, second: str) -> str:
+        """Return the statement that stores two f32 as the elements from 2 * `index` on of a c4 argument.
+
+        As written here it is for languages in which vectors have elements by index.
+        """
+        lanes = (f"{arg.name}[({index}) / 2][({index}) % 2 * 2 + {lane}]" for lane in range(2))
+        return " ".join(f"{at} = {value};" for at, value in zip(lanes, (first, second), strict=True))
+
+    def twos_view(self, arg: Arg) -> View | None:
+        """Return the view by which `store2` accesses a c4 argument two elements at a time, if it needs one."""
+        return None
+
     @abstractmethod
     def load_lane(self, arg: Arg, index: str, lane: str) -> str:
         """Return the expression of element 4 * `index` + `lane` of a c4 argument, as f32."""

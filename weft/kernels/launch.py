@@ -15,6 +15,7 @@ from weft.core.graph.layout import Array, Layout, Shape, row_major
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Candidate, Decision, Facts, TileT, one_algorithm
 from weft.kernels.device_caps import DeviceCaps, Size3
+from weft.kernels.gate import Gate
 from weft.kernels.output_maps import OutputMap
 from weft.kernels.source import ArgKind
 
@@ -94,6 +95,7 @@ class LaunchRequest:
     epilogue: bool
     prologue: Prologue | None
     repeatable: bool
+    gate: Gate | None
 
 
 class KernelBuilder(ABC):
@@ -132,6 +134,7 @@ class KernelBuilder(ABC):
         epilogue: bool = True,
         prologue: Prologue | None = None,
         repeatable: bool = False,
+        gate: Gate | None = None,
     ) -> None:
         """Launch `weft/shaders/<template>.mako` on `grid` work-groups of `local` work-items.
 
@@ -140,13 +143,14 @@ class KernelBuilder(ABC):
         exceptions. `ints` and `floats` are the constants; `variant` holds what changes the text. The first of
         `writes` gets the node's fused epilogue unless `epilogue` is False. The template must apply
         a `prologue`. `repeatable` says that more items of a group may do what the last one does: nothing that an item
-        stores depends on what was there. If all of `writes` are empty, nothing is launched.
+        stores depends on what was there. A template with a `gate` stores with `ArgWriter.store_gated`; such a launch
+        has no epilogue. If all of `writes` are empty, nothing is launched.
         """
         if any(t.nbytes for t in writes.values()):
             self.add(
                 LaunchRequest(
                     template, reads, writes, ints or {}, floats or {}, variant or {}, grid, local, raw, kinds or {},
-                    epilogue, prologue, repeatable,
+                    epilogue, prologue, repeatable, gate,
                 )
             )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from weft.core.graph.layout import Shape
+from weft.kernels.gate import Gate
 
 
 class OutputMap(ABC):
@@ -138,5 +139,24 @@ def _pixel_of_subpixel(arg: str, c4: str) -> Sequence[str]:
     )
 
 
-OUTPUT_MAPS: dict[str, type[OutputMap]] = {each.name: each for each in (SubPixels, SubPixelsOfSlices, Slices)}
+@dataclass(frozen=True, eq=False, slots=True)
+class Pairs(OutputMap):
+    """Two channels of what is computed, side by side, for each one of the output, which a gate makes of them."""
+
+    name: ClassVar[str] = "pairs"
+    gate: Gate
+
+    def constants(self, arg: str) -> dict[str, int]:
+        """Return no constants."""
+        return {}
+
+    @staticmethod
+    def pixel(arg: str, n: str, c4: str, hw: str) -> Sequence[str]:
+        """Return the lines of the store."""
+        return (f"const int _n = {n}; const int _p = {hw};",)
+
+
+OUTPUT_MAPS: dict[str, type[OutputMap]] = {
+    each.name: each for each in (SubPixels, SubPixelsOfSlices, Slices, Pairs)
+}
 """By the names that `Arg.output_map` has."""

@@ -24,7 +24,7 @@ from weft.errors import CompileError, ConfigError
 from weft.kernels.dialect import Dialect, KernelParts, Shared, View
 from weft.kernels.formats import is_coded
 from weft.kernels.index_map_text import place
-from weft.kernels.output_maps import OUTPUT_MAPS
+from weft.kernels.output_maps import OUTPUT_MAPS, Pairs
 from weft.kernels.shared_size import TYPE_BYTES, parse
 from weft.kernels.source import LOCAL_SIZE, SUBGROUP, Arg, ConstantKind, KernelSource, computes_double
 
@@ -49,10 +49,10 @@ Variant = tuple[tuple[str, str | int | bool | tuple[str, ...]], ...]
 class Operand:
     """An operand of a step: the running value, an earlier one, a constant, or another argument.
 
-    kind: "value", "earlier" (the variable that holds it), "float" (a constant's name), "same" (an argument at the
-    stored place), "channel" (an argument with one element a channel), "pixel" (an argument with one pixel an image),
-    "trailing" (an argument repeated over the leading axes), "inner" (such a one, each element of which is also repeated
-    over the last axes).
+    kind: "value", "earlier" (the variable that holds it), "float" (a constant's name), "beside" (of a gate, the second
+    of its values), "same" (an argument at the stored place), "channel" (an argument with one element a channel),
+    "pixel" (an argument with one pixel an image), "trailing" (an argument repeated over the leading axes), "inner"
+    (such a one, each element of which is also repeated over the last axes).
     """
 
     kind: str
@@ -85,6 +85,8 @@ class KernelRequest:
     """The argument, by `fetch4`, or values that the template computes, by `apply`, to which the steps are applied."""
     second_outputs: tuple[tuple[int, str], ...] = ()
     """The numbers of the steps before which the value is stored, too, and the arguments that get it."""
+    gate: tuple[StepText, ...] = ()
+    """Steps that make one value to store of two; there are no `steps` then."""
 
 
 class ArgWriter:
@@ -209,6 +211,11 @@ class ArgWriter:
 
     def store4(self, n: str, c4: str, hw: str, value: str) -> str:
         """Store four channels of one pixel, with the epilogue; lanes past the last channel become zero."""
+        if self._is_gated():
+            pairs = f"({c4}) % 2 + 2 * ({self._place('_n', f'({c4}) / 2', '_p')})"
+            self._writer.add_view(self._dialect.twos_view(self.arg))
+            stored = self._dialect.store2(self.arg, pairs, "_v.x", "_v.y")
+            return self._closed([*self._pixel(n, c4, hw), *self._gated4((value, value)), stored])
         lines = [*self._pixel(n, c4, hw), *self._finished(c4, value, "")]
         for arg, stored in ((self, "_v"), *self._second_values("_v")):
             lines.append(self._dialect.store4(arg.arg, arg._place("_n", "_c", "_p"), stored))
@@ -240,6 +247,9 @@ class ArgWriter:
 
     def store8(self, n: str, c4: str, hw: str, first: str, second: str) -> str:
         """Store eight contiguous channels of one pixel, from an even block on, with the epilogue."""
+        if self._is_gated():
+            stored = self._dialect.store4(self.arg, self._place("_n", f"({c4}) / 2", "_p"), "_v")
+            return self._closed([*self._pixel(n, c4, hw), *self._gated4((first, second)), stored])
         lines = list(self._pixel(n, c4, hw))
         lines += [*self._finished(c4, first, ""), *self._finished(f"({c4}) + 1", second, "1")]
         lines.append(self._dialect.store8(self.arg, self._place("_n", "_c", "_p"), "_v", "_v1"))
@@ -247,6 +257,31 @@ class ArgWriter:
             for arg, stored in self._second_values(f"_v{tag}"):
                 lines.append(self._dialect.store4(arg.arg, arg._place("_n", f"_c{tag}", "_p"), stored))
         return self._closed(lines)
+
+    def store_gated(self, index: str, first: str, second: str) -> str:
+        """Store one element of a linear argument, which the gate makes of two values."""
+        lines = [f"const int _i = {index};", f"f32 _v = {first};", f"const f32 _beside = {second};"]
+        self._add_gate(lines, "f32")
+        return " ".join(["{", *lines, self._dialect.store(self.arg, self._at("_i"), "_v"), "}"])
+
+    def _is_gated(self) -> bool:
+        return self.arg.output_map == Pairs.name
+
+    def _gated4(self, vectors: tuple[str, str]) -> list[str]:
+        """Return the lines that compute `_v`, four values that the gate makes of two vectors of pairs."""
+        lines = [f"const f32x4 _w{k} = {vector};" for k, vector in enumerate(dict.fromkeys(vectors))]
+        last = len(lines) - 1
+        for name, a, b in (("f32x4 _v", "x", "z"), ("const f32x4 _beside", "y", "w")):
+            lines.append(f"{name} = F4(_w0.{a}, _w0.{b}, _w{last}.{a}, _w{last}.{b});")
+        self._add_gate(lines, "f32x4")
+        return lines
+
+    def _add_gate(self, lines: list[str], kind: str) -> None:
+        steps, suffix = self._writer.request.gate, "_v" if kind == "f32x4" else ""
+        for s, step in enumerate(steps):
+            known = {"value": "_v", "beside": "_beside"}
+            texts = [known.get(o.kind, o.name + (suffix if o.kind == "earlier" else "")) for o in step.operands]
+            lines += _step_lines(steps, s, kind, "_v", texts)
 
     def _finished(self, c4: str, value: str, tag: str) -> list[str]:
         """Return the lines that compute `_v<tag>`, the value to store as block `_c<tag>` of pixel _p of image _n."""
@@ -319,7 +354,7 @@ class ArgWriter:
         """Return four elements of a linear argument, from 4 * `index` on; its rows start at multiples of four."""
         if self.arg.through is not None and not self.arg.through.in_fours:
             return f"F4({', '.join(self.load(f'({index}) * 4 + {e}') for e in range(4))})"
-        self._need_quads()
+        self._writer.add_view(self._dialect.quad_view(self.arg))
         return self._dialect.load_quad(self.arg, self._at_four(index))
 
     def store_quad(self, index: str, value: str) -> str:
@@ -327,13 +362,8 @@ class ArgWriter:
         if self.arg.through is not None and not self.arg.through.in_fours:
             places = ((self._at(f"({index}) * 4 + {e}"), f"{value}.{lane}") for e, lane in enumerate(LANES))
             return f"{{ {' '.join(self._dialect.store(self.arg, at, lane) for at, lane in places)} }}"
-        self._need_quads()
+        self._writer.add_view(self._dialect.quad_view(self.arg))
         return self._dialect.store_quad(self.arg, self._at_four(index), value)
-
-    def _need_quads(self) -> None:
-        view = self._dialect.quad_view(self.arg)
-        if view is not None and view not in self._writer.views:
-            self._writer.views.append(view)
 
     def store_int(self, index: str, value: str) -> str:
         """Store an i32 (a variable) as one element of an integer argument; there is no epilogue."""
@@ -451,6 +481,11 @@ class Writer:
         """Require compiler extensions of the template's language."""
         self.extensions += names
         return ""
+
+    def add_view(self, view: View | None) -> None:
+        """Add a view that a dialect needs, unless there is none or it is there."""
+        if view is not None and view not in self.views:
+            self.views.append(view)
 
     def function(self, text: str) -> str:
         """Define a function beside the kernel, in the template's language."""

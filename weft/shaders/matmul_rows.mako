@@ -2,41 +2,57 @@
 ## items divide K and add up in a `tree`, or one after the other where barriers cost more than that. Weights are read
 ## once, in whole vectors; so is a, if K is a multiple of four (`quads`).
 ## If `ragged`, there are M rows, up to `rows`: others are computed from the last one.
+## If `gated`, a group computes the column of a second product beside it, and a gate makes one value of both.
 <%
+sides = ("", "_beside") if gated else ("",)
+first_of = {"": "", "_beside": f"{rows} * LX + "}
 row = lambda m: f"min({m}, M - 1)" if ragged and m else str(m)
-k.shared("f32", "part", f"{rows} * LX")
+k.shared("f32", "part", f"{rows * len(sides)} * LX")
 %>
 ${k.for_groups("n", "COUNT")} {
+% for side in sides:
 % for m in range(rows):
-  f32 acc${m} = 0.0;
+  f32 acc${m}${side} = 0.0;
+% endfor
 % endfor
   for (int v = LOCAL_X; v < VECTORS; v += LX) {
     const f32x4 b = ${w.vector("n * VECTORS + v")};
+% if gated:
+    const f32x4 b_beside = ${w.vector("(COUNT + n) * VECTORS + v")};
+% endif
 ${"    const int at = v * 4;" if not quads else ""}
 % for m in range(rows):
 % if quads:
     const f32x4 a${m} = ${a.load_quad(f"{row(m)} * (K / 4) + v")};
-    acc${m} += b.x * a${m}.x;
-    acc${m} += b.y * a${m}.y;
-    acc${m} += b.z * a${m}.z;
-    acc${m} += b.w * a${m}.w;
+% for side in sides:
+    acc${m}${side} += b${side}.x * a${m}.x;
+    acc${m}${side} += b${side}.y * a${m}.y;
+    acc${m}${side} += b${side}.z * a${m}.z;
+    acc${m}${side} += b${side}.w * a${m}.w;
+% endfor
 % else:
-    acc${m} += b.x * ${a.load(f"{row(m)} * K + at")};
-    if (at + 1 < K) acc${m} += b.y * ${a.load(f"{row(m)} * K + at + 1")};
-    if (at + 2 < K) acc${m} += b.z * ${a.load(f"{row(m)} * K + at + 2")};
-    if (at + 3 < K) acc${m} += b.w * ${a.load(f"{row(m)} * K + at + 3")};
+% for side in sides:
+    acc${m}${side} += b${side}.x * ${a.load(f"{row(m)} * K + at")};
+    if (at + 1 < K) acc${m}${side} += b${side}.y * ${a.load(f"{row(m)} * K + at + 1")};
+    if (at + 2 < K) acc${m}${side} += b${side}.z * ${a.load(f"{row(m)} * K + at + 2")};
+    if (at + 3 < K) acc${m}${side} += b${side}.w * ${a.load(f"{row(m)} * K + at + 3")};
+% endfor
 % endif
 % endfor
   }
+% for side in sides:
 % for m in range(rows):
-  part[${m} * LX + LOCAL_X] = acc${m};
+  part[${first_of[side]}${m} * LX + LOCAL_X] = acc${m}${side};
+% endfor
 % endfor
   BARRIER;
 % if tree:
   for (int width = LX / 2; width > 0; width /= 2) {
     if (LOCAL_X < width) {
+% for side in sides:
 % for m in range(rows):
-      part[${m} * LX + LOCAL_X] += part[${m} * LX + LOCAL_X + width];
+      part[${first_of[side]}${m} * LX + LOCAL_X] += part[${first_of[side]}${m} * LX + LOCAL_X + width];
+% endfor
 % endfor
     }
     BARRIER;
@@ -44,16 +60,18 @@ ${"    const int at = v * 4;" if not quads else ""}
 % endif
   if (LOCAL_X < ${"M" if ragged else rows}) {
     const int m = LOCAL_X, column = FIRST + n;
-    f32 sum = part[m * LX];
+% for side in sides:
+    f32 sum${side} = part[${first_of[side]}m * LX];
 % if not tree:
-    for (int j = 1; j < LX; j++) sum += part[m * LX + j];
+    for (int j = 1; j < LX; j++) sum${side} += part[${first_of[side]}m * LX + j];
 % endif
 % if k.has("c"):
-    const f32 v = ALPHA * sum + BETA * ${k.args["c"].load("m * CM + column * CN")};
+    const f32 v${side} = ALPHA * sum${side} + BETA * ${k.args["c"].load("m * CM + column * CN" + (" + N" if side else ""))};
 % else:
-    const f32 v = ALPHA * sum;
+    const f32 v${side} = ALPHA * sum${side};
 % endif
-    ${y.store("m * N + column", "v")}
+% endfor
+    ${y.store_gated("m * N + column", "v", "v_beside") if gated else y.store("m * N + column", "v")}
   }
   BARRIER;
 }

@@ -129,6 +129,12 @@ class OpenCLDialect(Dialect):
             return f"store_half8({first}, {second}, {index}, {arg.name});"
         return super().store8(arg, index, first, second)
 
+    def store2(self, arg: Arg, index: str, first: str, second: str) -> str:
+        """Return the statement that stores two halves or floats at once."""
+        if arg.dtype is DType.FLOAT16:
+            return f"vstore_half2_rte((float2)({first}, {second}), {index}, (__global half*){arg.name});"
+        return f"vstore2((float2)({first}, {second}), {index}, (__global float*){arg.name});"
+
     def load_quad(self, arg: Arg, index: str) -> str:
         """Return four elements of a linear argument at once; every buffer starts at a multiple of 16 bytes."""
         if arg.dtype is DType.FLOAT16:

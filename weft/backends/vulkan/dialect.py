@@ -28,6 +28,7 @@ _TYPES = {
 }
 _VECTORS = {DType.FLOAT32: "vec4", DType.FLOAT16: "f16vec4"}
 """Four elements at once; of other types, elements are accessed one by one."""
+_TWOS = {DType.FLOAT32: "vec2", DType.FLOAT16: "f16vec2"}
 _MATRICES = "GL_KHR_cooperative_matrix"
 _EXTENSIONS = {
     1: "#extension GL_EXT_shader_8bit_storage : require\n",
@@ -140,6 +141,14 @@ class GlslDialect(Dialect):
         if arg.dtype not in _VECTORS:
             return f"{{ const f32x4 _w = {value}; {super().store_quad(arg, index, '_w')} }}"
         return f"{arg.name}[{index}] = {self._element(arg)}({value});"
+
+    def store2(self, arg: Arg, index: str, first: str, second: str) -> str:
+        """Return the statement that stores a vec2."""
+        return f"{arg.name}_twos[{index}] = {_TWOS[arg.dtype]}(vec2({first}, {second}));"
+
+    def twos_view(self, arg: Arg) -> View | None:
+        """Return the argument as an array of vectors of two."""
+        return View(arg.name, _TWOS[arg.dtype], f"{arg.name}_twos")
 
     def quad_view(self, arg: Arg) -> View | None:
         """Return the argument as an array of vectors of four, if there are such of its type."""

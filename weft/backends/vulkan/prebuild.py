@@ -72,14 +72,17 @@ def write_requests(requests: Iterable[KernelRequest], path: Path = MANIFEST) -> 
 def _encode(r: KernelRequest) -> list[Any]:
     args = [_encode_arg(a) for a in r.args]
     row = [r.template, r.variant, args, r.ints, r.floats, _encode_steps(r.steps), r.steps_on]
-    if r.loaded or r.second_outputs:
+    if r.loaded or r.second_outputs or r.gate:
         row += [_encode_steps(r.loaded), r.loaded_on]
-    return [*row, r.second_outputs] if r.second_outputs else row
+    if r.second_outputs or r.gate:
+        row.append(r.second_outputs)
+    return [*row, _encode_steps(r.gate)] if r.gate else row
 
 
 def _decode(row: list[Any]) -> KernelRequest:
     template, variant, args, ints, floats, steps, steps_on, *more = row
-    loaded, loaded_on = more[:2] or ([], "")
+    absent: list[Any] = [[], "", [], []]
+    loaded, loaded_on, seconds, gate = more + absent[len(more) :]
     return KernelRequest(
         template,
         tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in variant),
@@ -90,7 +93,8 @@ def _decode(row: list[Any]) -> KernelRequest:
         steps_on,
         _decode_steps(loaded),
         loaded_on,
-        tuple((number, name) for seconds in more[2:] for number, name in seconds),
+        tuple((number, name) for number, name in seconds),
+        _decode_steps(gate),
     )
 
 

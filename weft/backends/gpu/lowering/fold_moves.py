@@ -362,8 +362,8 @@ class _Folder:
     def _pack_in_place(self, node: Node) -> bool:
         """Let a packed image be the rows of channels that it is made of: these are its bytes, channels last.
 
-        If it is made of something else, that is written there as rows, as long as vectors of four stay together.
-        Tell whether it can.
+        Of some channels of each row it is blocks of them. If it is made of something else, that is written there as
+        rows, as long as vectors of four stay together. Tell whether it can.
         """
         source, target = node.inputs[0] if node.inputs else "", node.outputs[0]
         view = self.views.get(source, ValueView(source))
@@ -377,9 +377,14 @@ class _Folder:
         n, c, *rest = spec.dims
         places = prod(rest)
         rows = IndexMap.by_steps((n, c, places), (c * places, 1, c))
-        if c % PACK or self.graph.specs[view.root].size != spec.size:
-            return False
-        if source in self.views and view.places == rows:
+        whole = self.graph.specs[view.root]
+        if c % PACK or whole.size != spec.size:
+            blocks = _blocks_of_rows(view, spec.dims, whole.dims) if c % PACK == 0 and not self._in(target) else None
+            if blocks is None:
+                return False
+            self.views[target] = blocks
+            self.inside.setdefault(view.root, set()).add(target)
+        elif source in self.views and view.places == rows:
             self._place(target, view.root, IDENTITY)
         else:
             back = view.places.inverse()
@@ -454,6 +459,8 @@ class _Folder:
             )
         if outer.blocks or inner.blocks or not self._is_linear(root):
             return f"{root!r} lies in blocks of channels"
+        if any(self.views[each].blocks for each in self._in(root)):
+            return f"blocks of its channels are read as an image, as {root!r} has them"
         whole = inner.places.inverse()
         if whole is None or self.graph.specs[root].size != self.graph.specs[source].size:
             return f"{source!r} is not all of {root!r}"
@@ -472,6 +479,22 @@ class _Folder:
             self.views[each] = ValueView(root, places=inside)
         self.views[name] = ValueView(root, places=places)
         self.inside.setdefault(root, set()).update((name, *self.inside.pop(name, ())))
+
+
+def _blocks_of_rows(view: ValueView, dims: Shape, whole: Shape) -> ValueView | None:
+    """Return an image of these dims as blocks of the channels of rows, if it lies so in a value; else None.
+
+    The value has a shape of its own, `whole`, of which the last axis is the channels.
+    """
+    n, c, *rest = dims
+    places, channels = prod(rest), whole[-1] if whole else 0
+    found = view.places.steps(dims)
+    if found is None or channels % PACK or prod(whole) != n * places * channels:
+        return None
+    first = found[1]
+    rows = IndexMap.by_steps((n, c, places), (channels * places, 1, channels), first)
+    fits = view.places == rows and first % PACK == 0 and first + c <= channels
+    return ValueView(view.root, first // PACK, channels // PACK) if fits else None
 
 
 def joined_places(

@@ -22,10 +22,11 @@ from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.errors import BackendError, ExecutionError
 from weft.kernels.chooser import Candidate, Decision
+from weft.kernels.gate import BESIDE, Gate
 from weft.kernels.gpu_op import find_gpu_op
 from weft.kernels.index_map_text import map_constants, through_map
 from weft.kernels.launch import MAX_ELEMENTS, SUM_PARTS, KernelBuilder, LaunchRequest, Prologue
-from weft.kernels.output_maps import OutputMap
+from weft.kernels.output_maps import OutputMap, Pairs
 from weft.kernels.source import LOCAL_SIZE, Arg, ArgKind
 from weft.kernels.special import wrong_templates
 from weft.kernels.template import KernelRequest, Operand, StepText, render
@@ -142,6 +143,20 @@ def _without_memory(
     return Operand("float", name)
 
 
+def _gate(gate: Gate) -> _Steps:
+    """Return the steps of a gate, whose operands are values and scalar constants."""
+    out, texts = _Steps(), []
+
+    def operand(position: int, step: int) -> Operand:
+        known = _without_memory(position, step, gate.inputs, f"G{step}", out) if position != BESIDE else None
+        return known or Operand("beside")
+
+    for s, step in enumerate(gate.steps):
+        texts.append(StepText(_expression(step, gate.inputs), tuple(operand(i, s) for i in step.operands)))
+    out.steps = tuple(texts)
+    return out
+
+
 class NodeBuilder(KernelBuilder):
     """Builds the launches of one node, with its fused steps as the epilogue of the first write."""
 
@@ -205,13 +220,15 @@ class NodeBuilder(KernelBuilder):
             seconds = {f"second{n}": _shaped(t, written_to) for n, t in self._second_outputs.items()}
         writes = {**asked.writes, target: written_to, **seconds}
         before = _Steps() if asked.prologue is None else self._prologue(asked.prologue)
+        pairs = mapped.by.gate if mapped is not None and isinstance(mapped.by, Pairs) else asked.gate
+        gate = _Steps() if pairs is None else _gate(pairs)
         if fours:
             in_fours = (*extra.reads.keys() - extra.single, *seconds)
             kinds = {**kinds, **dict.fromkeys(in_fours, kinds[target])}
         sources = {n: self._on_device(n, t) for n, t in {**asked.reads, **extra.reads, **before.reads}.items()}
         args = [self._arg(n, t, kinds.get(n), asked.raw, False) for n, t in sources.items()]
         args += [self._arg(n, t, kinds.get(n), asked.raw, True) for n, t in writes.items()]
-        ints, floats = {**asked.ints, **extra.ints}, {**asked.floats, **extra.floats, **before.floats}
+        ints, floats = {**asked.ints, **extra.ints}, {**asked.floats, **extra.floats, **before.floats, **gate.floats}
         for name, tensor in {**sources, **writes}.items():
             ints |= map_constants(name, places_of(tensor))
         if mapped is not None:
@@ -228,6 +245,7 @@ class NodeBuilder(KernelBuilder):
             before.steps,
             asked.prologue.on if asked.prologue is not None and before.steps else "",
             tuple(zip(self._second_outputs, seconds, strict=False)),
+            gate.steps,
         )
         source = render(request, self._device.dialect)
         sizes = dict(zip(LOCAL_SIZE, asked.local, strict=True))

@@ -13,10 +13,12 @@ from weft import config
 from weft.backends.gpu.device.device import GpuDevice
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.device.varying import sizes_of
+from weft.backends.gpu.lowering.apply_to_parts import apply_to_parts
 from weft.backends.gpu.lowering.chains import Section, find_chains, without_chained
 from weft.backends.gpu.lowering.dry_run import launches_nothing
 from weft.backends.gpu.lowering.find_micro_batches import find_micro_batches, micro_batch_of
 from weft.backends.gpu.lowering.fold_moves import FoldedMoves, fold_moves
+from weft.backends.gpu.lowering.fuse_gates import fuse_gates
 from weft.backends.gpu.lowering.fusion import fuse_pairs, fuse_pools
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.launch_builder import NodeBuilder, PlannedConstant
@@ -320,6 +322,13 @@ def _rewritten(graph: Graph, target: Target, journal: _Notes) -> Graph:
         joined = fuse_where_made(graph, is_custom, caps)
         purpose = "Compute steps where a value that others read too, or that is reshaped first, is stored"
         graph = journal.rewrite("fuse_where_made", purpose, graph, joined)
+        gated = fuse_gates(graph, is_custom, caps, split_products)
+        purpose = "Compute two products and the gate that makes one value of them as one"
+        graph = journal.rewrite("fuse_gates", purpose, graph, gated)
+        if INDEX_MAPS not in caps.without:
+            parted = apply_to_parts(graph, is_custom)
+            purpose = "Compute steps on the parts of a concat that would be copied to be joined"
+            graph = journal.rewrite("apply_to_parts", purpose, graph, parted)
 
     def planar(graph: Graph, node: Node) -> bool:
         form = find_gpu_op(node.op)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from weft.backends.gpu.lowering.changing_graph import ChangingGraph
 from weft.backends.gpu.lowering.fold_moves import FoldedMoves
+from weft.backends.gpu.lowering.fuse_gates import GateFuser
 from weft.backends.gpu.lowering.layouts import IsCustom, base_op
 from weft.backends.gpu.lowering.prologues import why_no_prologue_of
 from weft.backends.gpu.lowering.where_made import compute_where_made
@@ -41,6 +42,7 @@ class _Reasons:
         self.graph, self.folded, self.is_custom = folded.graph, folded, is_custom
         self.caps, self.split_products, self.fusing = caps, split_products, fusing
         self.makers, self.readers = self.graph.producers(), self.graph.readers()
+        self.gates = GateFuser(self.graph, is_custom, caps, split_products)
         self.changing = ChangingGraph(self.graph)
         for node in self.graph.nodes:
             self.changing.reach(node)
@@ -56,11 +58,17 @@ class _Reasons:
         if node.op.type == "Relayout":
             return self._of_relayout(node)
         if base_op(node.op).is_elementwise:
-            reasons = (*(self._of_operand(node, i) for i in node.inputs if i), self._of_reader(node))
+            operands = (self._of_operand(node, i) for i in node.inputs if i)
+            reasons = (*operands, self._of_reader(node), self._of_gate(node))
             return "; ".join(dict.fromkeys(filter(None, reasons)))
         if form.moves_bits:
             return self.folded.apart.get(node.name, "") or self._of_move(node)
         return ""
+
+    def _of_gate(self, node: Node) -> str:
+        """Return why the product of which an element-wise node reads both halves does not compute it."""
+        reason = self.gates.why_not(node)
+        return f"the product of which it reads the halves does not compute it: {reason}" if reason else ""
 
     def _of_reader(self, node: Node) -> str:
         """Return why the convolution that alone reads an element-wise node does not compute it as it loads."""

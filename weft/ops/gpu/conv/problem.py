@@ -80,6 +80,8 @@ class ConvProblem:
     """See `KernelBuilder.stores_second_outputs`."""
     subpixel_channels: int = 0
     """Channels of each sub-pixel, if output channels are stored as such (`weft.kernels.output_maps`); else 0."""
+    pairs: bool = False
+    """Whether output channels are stored as half as many, one for each two (`weft.kernels.output_maps.Pairs`)."""
     slices: int = 0
     """Slices of the volume that its images are slices of, or are; 0 if they come from none."""
     stacked: int = 0
@@ -219,7 +221,9 @@ class ConvProblem:
     @property
     def _stored(self) -> dict[str, int]:
         """Return what sets it apart from a problem that reads and stores images as they are."""
-        known = {"subpixels": self.subpixel_channels, "slices": self.slices, "stacked": self.stacked}
+        known = {
+            "subpixels": self.subpixel_channels, "pairs": self.pairs, "slices": self.slices, "stacked": self.stacked,
+        }  # fmt: skip
         return {name: count for name, count in known.items() if count}
 
     @property
@@ -260,6 +264,7 @@ class ConvPlan:
         pooled: int = 0,
         prologue: Prologue | None = None,
         subpixel_channels: int = 0,
+        pairs: bool = False,
         slices: int = 0,
         stacked: int = 0,
     ) -> ConvPlan:
@@ -289,6 +294,7 @@ class ConvPlan:
             rows_added=not looks or k.reads_rows(y),
             stores_second_outputs=k.stores_second_outputs,
             subpixel_channels=subpixel_channels,
+            pairs=pairs,
             slices=slices,
             stacked=stacked,
             split_products=k.split_products,

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.chooser import Algorithm, Candidate
 from weft.kernels.device_model import AlgorithmFigures
+from weft.kernels.gate import Gate
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import noise, one_node, several_nodes
 from weft.kernels.special import KernelFamily, register_family
@@ -61,26 +64,37 @@ class ProductOfFewRows(Algorithm[ProductProblem, ProductPlan, OneColumn]):
 
     def launch(self, plan: ProductPlan, tile: OneColumn) -> None:
         """Launch one kernel for each piece of the weights."""
-        k, p, matrix = plan.k, plan.problem, plan.matrix()
-        addend, steps = plan.addend()
-        rows, many = rows_of(k, p.m)
-        items = k.tree_items(k.caps.model.of(FewRowsFigures).column_items)
-        for first, count in plan.pieces():
-            weights = k.constant(f"rows.{first}", partial(_rows, matrix, first, count), Layout.NC4HW4)
-            k.launch(
-                "matmul_rows",
-                reads={"a": plan.a, "w": weights, **addend},
-                writes={"y": plan.y},
-                ints={"K": p.k, "VECTORS": -(-p.k // PACK), "FIRST": first, "COUNT": count, "N": p.n, **steps, **many},
-                floats={"ALPHA": plan.alpha, "BETA": plan.beta},
-                variant={**rows, "quads": p.k % PACK == 0, "tree": not k.caps.software},
-                grid=(min(count, k.caps.max_grid[0]), 1, 1),
-                local=(items, 1, 1),
-            )
+        launch_few_rows(plan, [plan.matrix()])
 
 
-def _rows(matrix: Array, first: int, count: int) -> Array:
-    return matrix[first : first + count].reshape(count, -1, 1)
+def launch_few_rows(plan: ProductPlan, matrices: Sequence[Array], gate: Gate | None = None) -> None:
+    """Launch products with matrices that have a row for each column of the result: one, or with a gate two.
+
+    With two, what is added has the numbers of the second product behind those of the first.
+    """
+    k, p = plan.k, plan.problem
+    addend, steps = plan.addend()
+    rows, many = rows_of(k, p.m)
+    items = k.tree_items(k.caps.model.of(FewRowsFigures).column_items)
+    for first, count in plan.pieces(len(matrices)):
+        weights = k.constant(f"rows.{first}", partial(_rows, matrices, first, count), Layout.NC4HW4)
+        k.launch(
+            "matmul_rows",
+            reads={"a": plan.a, "w": weights, **addend},
+            writes={"y": plan.y},
+            ints={"K": p.k, "VECTORS": -(-p.k // PACK), "FIRST": first, "COUNT": count, "N": p.n, **steps, **many},
+            floats={"ALPHA": plan.alpha, "BETA": plan.beta},
+            variant={**rows, "quads": p.k % PACK == 0, "tree": not k.caps.software, "gated": gate is not None},
+            grid=(min(count, k.caps.max_grid[0]), 1, 1),
+            local=(items, 1, 1),
+            gate=gate,
+        )
+
+
+def _rows(matrices: Sequence[Array], first: int, count: int) -> Array:
+    """Return some rows of each matrix, one matrix after the other."""
+    some = [matrix[first : first + count] for matrix in matrices]
+    return (some[0] if len(some) == 1 else np.concatenate(some)).reshape(len(some) * count, -1, 1)
 
 
 register_family(

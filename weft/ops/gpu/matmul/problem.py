@@ -140,10 +140,13 @@ class ProductPlan:
         shape = (1,) * (2 - len(self.c.shape)) + tuple(self.c.shape)
         return {"c": self.c}, {"CM": 0 if shape[0] == 1 else shape[1], "CN": 0 if shape[1] == 1 else 1}
 
-    def pieces(self) -> Iterator[tuple[int, int]]:
-        """Iterate over (first, count) of columns such that each piece's weights fit one kernel argument."""
+    def pieces(self, matrices: int = 1) -> Iterator[tuple[int, int]]:
+        """Iterate over (first, count) of columns such that each piece's weights fit one kernel argument.
+
+        `matrices` is how many have a row in it for each column.
+        """
         p = self.problem
-        row_bytes = max(p.k, 1) * self.b.dtype.itemsize + PACK * 4
+        row_bytes = matrices * (max(p.k, 1) * self.b.dtype.itemsize + PACK * 4)
         most = max(p.caps.max_buffer_range // row_bytes, 1)
         return ((first, min(most, p.n - first)) for first in range(0, p.n, most))
 
