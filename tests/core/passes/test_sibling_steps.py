@@ -170,7 +170,7 @@ def test_scales_are_stacked_within_the_budget() -> None:
     assert join_sibling_steps(graph, refused) is graph
     (name,) = refused.left
     assert next(n for n in graph.nodes if n.name == name).op.type == "RMSNormalization"
-    assert refused.left[name] == "stacked scales would go beyond the limits of folding"
+    assert refused.left[name] == "stacked scales would go beyond the limit 'folding_bytes'"
 
 
 def test_scales_that_the_budget_refuses_are_not_stacked_to_see_how_large_they_are() -> None:

@@ -41,12 +41,11 @@ def fold_batch_norm(graph: Graph, context: PassContext) -> Graph:
     while folds := _folds(out, stay):
         allowed = []
         for fold in folds:
-            if budget.allows((), fold.weight.nbytes):
+            if context.allows(fold.norm.name, fold.weight.nbytes, "its new weights"):
                 allowed.append(fold)
                 budget.spend(fold.weight.nbytes, budget.clock())
             else:
                 stay.add(fold.norm.name)
-                context.leave(fold.norm.name, "its new weights would go beyond the limits of folding")
         began, nbytes = budget.clock(), sum(fold.weight.nbytes for fold in allowed)
         computed = in_threads(_computed, allowed, nbytes)
         budget.spend(0, began)

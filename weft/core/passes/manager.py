@@ -29,7 +29,7 @@ class PassContext:
     """What a pass gets besides the graph, and what it may report about single nodes."""
 
     budget: Budget = field(default_factory=Budget)
-    """What computing constants may cost: ask `allows` before, call `spend` after."""
+    """What computing constants may cost: ask `PassContext.allows` before, call `spend` after."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why the pass removed or made a node, by the node's name, where the journal needs more than the pass's purpose."""
     left: dict[str, str] = field(default_factory=dict)
@@ -38,6 +38,26 @@ class PassContext:
     def leave(self, node: str, why: str) -> None:
         """Record why the pass did not rewrite a node that it was for; the journal shows it."""
         self.left[node] = why
+
+    def allows(
+        self,
+        node: str,
+        nbytes: int,
+        what: str = "its new constants",
+        *,
+        values: Iterable[str] = (),
+        flops: int = 0,
+        read: int = 0,
+    ) -> bool:
+        """Tell whether the budget allows constants of so many bytes for a node; if not, record that the node is left.
+
+        The journal says that `what` would go beyond the limit. The others are those of `Budget.allows`. Ask only once
+        nothing but the budget is in the way.
+        """
+        need = self.budget.limit_in_the_way(nbytes, flops=flops, read=read)
+        if need is not None:
+            self.leave(node, f"{what} would go beyond the limit {need[0]!r}")
+        return self.budget.allows(values, nbytes, flops=flops, read=read)
 
 
 Rewrite = Callable[[Graph, PassContext], Graph]
@@ -162,7 +182,9 @@ class PassManager:
         _check_interface(item, graph, after)
         if checked and (changed or after is not graph):  # specs alone may have changed
             _check_graph(item, after, self._specs)
-        left = self.context.left
+        gone = {n.name for n in graph.nodes} - {n.name for n in after.nodes} if self.context.left else set[str]()
+        # What one attempt left, another may have rewritten.
+        left = self.context.left = {name: why for name, why in self.context.left.items() if name not in gone}
         news = {name: why for name, why in left.items() if (item.name, name, why) not in self._told}
         self._told.update((item.name, name, why) for name, why in news.items())
         if rewired or news:
