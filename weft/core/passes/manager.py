@@ -69,8 +69,8 @@ class Pass:
     """A rewrite with a name, the properties that it requires, and the properties that it ensures.
 
     It gets a bound graph. It must keep the graph well formed, and the names, shapes and types of inputs and outputs.
-    It runs up to `rounds` times, as long as it changes something. A user's pass runs behind the standard pass that
-    `after` names.
+    It runs up to `rounds` times, as long as it changes something. A user's pass runs behind the last place of the
+    standard pass that `after` names, and behind the whole group if that place is in one.
     """
 
     name: str
@@ -108,6 +108,11 @@ class PassGroup:
 
 
 AnyPass = Pass | PassGroup
+
+
+def with_members(item: AnyPass) -> tuple[AnyPass, ...]:
+    """Return a pass; or a group, and then each of its members."""
+    return (item, *item.members) if isinstance(item, PassGroup) else (item,)
 
 
 def graph_pass(
@@ -198,24 +203,25 @@ class PassManager:
 def arranged(standard: Sequence[AnyPass], own: Sequence[AnyPass], default: str) -> list[AnyPass]:
     """Return the standard passes with a user's among them: each behind the last pass named in its `after`.
 
-    One without `after` goes behind `default`; several at one place keep their order. ConfigError names the passes whose
-    `after` names no pass, and the passes that require what no earlier pass ensures.
+    If that is a member of a group, the user's goes behind the group. One without `after` goes behind `default`; several
+    at one place keep their order. ConfigError names the passes whose `after` names no pass, and the passes that require
+    what no earlier pass ensures.
     """
-    names = [each.name for each in standard]
+    last = {each.name: place for place, item in enumerate(standard) for each in with_members(item)}
     problems = [
         f"pass {each.name!r} is to come after {each.after!r}, and there is no such pass"
         for each in own
-        if each.after and each.after not in names
+        if each.after and each.after not in last
     ]
     if problems:
         raise ConfigError(
             "there is no place for a pass",
             why="; ".join(problems),
-            fix=f"choose one of {', '.join(dict.fromkeys(names))}",
+            fix=f"choose one of {', '.join(last)}",
         )
     places: dict[int, list[AnyPass]] = {}
     for each in own:
-        places.setdefault(len(names) - 1 - names[::-1].index(each.after or default), []).append(each)
+        places.setdefault(last[each.after or default], []).append(each)
     order = [p for k, each in enumerate(standard) for p in (each, *places.get(k, ()))]
     _check_order(order)
     return order
