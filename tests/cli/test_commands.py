@@ -243,6 +243,7 @@ def test_inspect_prints_each_pass(cli: Cli, tmp_path: Path) -> None:
 def test_inspect_lists_the_rewrites_and_says_what_failed_later(cli: Cli, tmp_path: Path) -> None:
     listed = cli("inspect", "--passes", "--precision", "low").out
     assert "fold_batch_norm" in listed and "store_as_float16" in listed and "OptimizeSubgraph" in listed
+    assert listed.index("\nsettle_convolutions ") < listed.index("\n  fold_pads "), "a group is above its members"
     assert "no model was named" in cli("inspect", status=2).err
 
     class Late(CpuBackend):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,25 @@ def _clip(draw: Draw, net: Net, x: str) -> str:
 def _pad(draw: Draw, net: Net, x: str) -> str:
     sizes = st.sampled_from([0, 0, 1, 2])
     amounts = [0, draw(st.sampled_from([0, 0, 0, 1])), draw(sizes), draw(sizes), 0, 0, draw(sizes), draw(sizes)]
-    padded = net.add("Pad", x, np.array(amounts), np.array(draw(st.sampled_from(FILLS)), np.float32))
-    return draw(st.sampled_from([_pool, _pool, _conv, lambda *a: a[2]]))(draw, net, padded)
+    return _filled(draw, net, x, amounts, FILLS, (_pool, _pool, _conv, lambda *a: a[2]))
+
+
+def _filled(
+    draw: Draw, net: Net, x: str, amounts: Sequence[int], fills: Sequence[float], readers: Sequence[Step]
+) -> str:
+    """Add a pad and one of these readers. Infinities go no further, since sums of them depend on the order."""
+    fill = draw(st.sampled_from(fills))
+    padded = net.add("Pad", x, np.array(amounts), np.array(fill, np.float32))
+    y = draw(st.sampled_from(readers))(draw, net, padded)
+    return y if np.isfinite(fill) else net.add("Clip", y, *(np.array(bound, np.float32) for bound in (-9, 9)))
+
+
+def _padded(draw: Draw, net: Net, x: str) -> str:
+    """Add a pad that its reader can most often do itself."""
+    x = net.add("Relu", x) if draw(st.booleans()) else x
+    sizes = st.sampled_from([0, 1, 2])
+    amounts = [0, 0, draw(sizes), draw(sizes), 0, draw(st.sampled_from([0, 0, 0, 1])), draw(sizes), draw(sizes)]
+    return _filled(draw, net, x, amounts, (0.0, 0.0, 0.0, -np.inf), (_conv, _conv, _pool))
 
 
 def _pool(draw: Draw, net: Net, x: str) -> str:
@@ -115,14 +132,17 @@ STEPS: tuple[Step, ...] = (
 )
 
 
+PADS: tuple[Step, ...] = (_padded,)
+
+
 @st.composite
-def fold_networks(draw: Draw, steps: int = 7) -> Graph:
+def fold_networks(draw: Draw, steps: int = 7, among: Sequence[Step] = STEPS) -> Graph:
     """Draw a network that is a chain with a few side branches, of which one or two values are outputs."""
     net = Net(draw(st.integers(0, 1000)))
     x = net.input("x", draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(2, 4)), 4)
     for _ in range(draw(st.integers(1, steps))):
         if net.graph.specs[x].size < 1000 and min(net.shape(x)[1:]) > 0:
-            x = draw(st.sampled_from(STEPS))(draw, net, x)
+            x = draw(st.sampled_from(among))(draw, net, x)
     made = [n.outputs[0] for n in net.graph.nodes]
     others = draw(st.lists(st.sampled_from(made or [x]), max_size=1))
     return net.finish(*dict.fromkeys([x, *others]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
@@ -117,8 +117,14 @@ STEPS: tuple[Step, ...] = (
 )
 
 
+TURNS: tuple[Step, ...] = (
+    *(_transpose, _there_and_back, _there_and_back, _elementwise, _with_constant, _with_constant, _with_other, _again),
+)
+"""Steps without reshapes."""
+
+
 @st.composite
-def move_networks(draw: Draw, steps: int = 10) -> Graph:
+def move_networks(draw: Draw, steps: int = 10, among: Sequence[Step] = STEPS) -> Graph:
     """Draw a network of rank 1 to 5, with axes of size 0 and 1, shared values and up to four outputs."""
     net = Net(draw(st.integers(0, 1000)))
     sizes = st.sampled_from([0, 1, 1, 1, 2, 2, 3])
@@ -126,6 +132,6 @@ def move_networks(draw: Draw, steps: int = 10) -> Graph:
     for _ in range(draw(st.integers(1, steps))):
         source = x if draw(st.integers(0, 3)) else draw(st.sampled_from(_values(net)))
         if len(net.shape(source)) <= MAX_RANK:
-            x = draw(st.sampled_from(STEPS))(draw, net, source)
+            x = draw(st.sampled_from(among))(draw, net, source)
     made = [v for v in _values(net) if v not in net.graph.inputs]
     return net.finish(*dict.fromkeys([x, *draw(st.lists(st.sampled_from(made or [x]), max_size=3))]))

@@ -161,6 +161,15 @@ def networks(
     return net.finish(last, *others)
 
 
+def ended(draw: Draw, net: Net, x: str) -> Graph:
+    """Return a network that puts out x. One inner value may be an output as well, and a dead node may read one."""
+    inside = st.sampled_from([n.outputs[0] for n in net.graph.nodes])
+    others = [draw(inside)] if draw(st.integers(0, 3)) == 3 else []
+    if draw(st.integers(0, 5)) == 5:
+        net.add("Identity", draw(inside))
+    return net.finish(*dict.fromkeys([x, *others]))
+
+
 def assert_right(graph: Graph, device: str, precision: str, tolerance: float) -> None:
     """Fail unless the device computes what the references of the ops do."""
     with weft.load(graph, device=device, precision=precision, fallback="error") as session:

@@ -29,6 +29,7 @@ from weft.core.contract.backend_options import BackendOptions
 from weft.core.graph.graph import Graph, Node, bind, infer_node
 from weft.core.graph.layout import Shape
 from weft.core.graph.limits import Budget
+from weft.core.passes import with_members
 from weft.core.placement.assign import why_not
 from weft.core.placement.hints import check_hints
 from weft.core.placement.optimized_network import Copy, OptimizedNetwork
@@ -101,14 +102,20 @@ def inspect(
     A table has every node that a device refuses, with the reason; then come the subgraphs in the order of
     execution, with what their devices launch, and the copies between them with their bytes. Where sizes follow from
     values, each stage is shown as it is planned for the most elements that there can be. The exit status is 1 if the
-    network has ops that Weft does not know. Without a model, --passes lists the rewrites. --why prints the life of a
-    node or value, by its name in the model or in the network that runs, and nothing else; of a saved network too.
+    network has ops that Weft does not know. Without a model, --passes lists the rewrites, and the members of each
+    group below it. --why prints the life of a node or value, by its name in the model or in the network that runs, and
+    nothing else; of a saved network too.
     """
     if model is None:
         if not passes:
             raise ConfigError("no model was named", fix="write: weft inspect model.onnx")
         last = ("OptimizeSubgraph", "Each backend optimises its parts; GPUs fuse activations here.")
-        table(("rewrite", "what it does"), [*((each.name, each.description) for each in steps(precision)), last])
+        rows = [
+            (each.name if each is item else f"  {each.name}", each.description)
+            for item in steps(precision)
+            for each in with_members(item)
+        ]
+        table(("rewrite", "what it does"), [*rows, last])
         return
     if why and is_optimized(model):
         _say_why(read_optimized(model), why)

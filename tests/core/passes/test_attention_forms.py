@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import weft
+from tests.helpers.attention_forms import (
+    LOWEST,
+    MASKS,
+    WINDOWS,
+    capped,
+    cosine,
+    filled,
+    later,
+    rows_first,
+    windows,
+)
 from tests.helpers.launches import planned_kernels
 from tests.helpers.nets import Net, feeds, kinds
-from tests.helpers.random_nets import SLOW
 from tests.helpers.rewrites import assert_same
-from tests.helpers.run_length import examples
+from tests.helpers.transformers import number
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.interpreter import outputs
@@ -23,32 +30,7 @@ from weft.core.graph.layout import Array
 from weft.core.passes import run_passes
 from weft.core.passes.patterns import fuse_attention
 
-few = settings(max_examples=examples(40), deadline=None, suppress_health_check=SLOW)
-
-
-def number(value: float) -> Array:
-    return np.full((), value, np.float32)
-
-
 # -- rows before the batch -----------------------------------------------------------------------------------
-
-
-def rows_first(net: Net, x: str, heads: int) -> str:
-    """Add a multi-head attention of (rows, batch, elements), whose heads and batch are one axis for a while."""
-    rows, batch, width = net.shape(x)
-    each, parts = width // heads, list[str]()
-    made = net.add("Add", net.add("MatMul", x, net.random(width, 3 * width, scale=width**-0.5)), net.random(3 * width))
-    apart = net.add("Unsqueeze", net.add("Reshape", made, np.array([rows, batch, 3, width])), np.array([0]))
-    thrice = net.add("Squeeze", net.add("Transpose", apart, perm=(3, 1, 2, 0, 4)), np.array([3]))
-    for part in range(3):
-        joined = net.add("Reshape", net.add("Gather", thrice, np.array(part), axis=0), np.array([rows, -1, each]))
-        turned = net.add("Transpose", joined, perm=(1, 2, 0) if part == 1 else (1, 0, 2))
-        shape = [batch, heads, each, rows] if part == 1 else [batch, heads, rows, each]
-        parts.append(net.add("Reshape", turned, np.array(shape)))
-    q, k = (net.add("Mul", value, number(0.5)) for value in parts[:2])
-    mixed = net.add("MatMul", net.add("Softmax", net.add("MatMul", q, k), axis=-1), parts[2])
-    back = net.add("Transpose", mixed, perm=(2, 0, 1, 3))
-    return net.add("Reshape", back, np.array([rows * batch, width]))
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -88,32 +70,6 @@ def test_rows_before_a_batch_of_any_size() -> None:
 
 
 # -- windows -------------------------------------------------------------------------------------------------
-
-WINDOWS = {"q": (2, 3, 4, 5, 8), "k": (2, 3, 4, 7, 8), "v": (2, 3, 4, 7, 6)}
-"""Two images of three windows with four heads."""
-
-
-def windows(net: Net, shape: tuple[int, ...], mask: Callable[[Net], str] | None, **sizes: tuple[int, ...]) -> str:
-    """Add an attention with five axes, whose products have the axes of `shape` in place of the first three."""
-    q, k, v = (net.input(name, *own) for name, own in (WINDOWS | sizes).items())
-    turned = net.add("Transpose", k, perm=(0, 1, 2, 4, 3))
-    flat = [net.add("Reshape", each, np.array([*shape, *net.shape(each)[-2:]])) for each in (q, turned, v)]
-    scores = net.add("Mul", net.add("MatMul", flat[0], flat[1]), number(0.25))
-    scores = net.add("Reshape", scores, np.array([2, 3, 4, 5, 7]))
-    scores = net.add("Add", scores, mask(net)) if mask else scores
-    shares = net.add("Reshape", net.add("Softmax", scores, axis=-1), np.array([*shape, 5, 7]))
-    mixed = net.add("MatMul", shares, flat[2])
-    return net.add("Reshape", mixed, np.array([2, 3, 4, 5, 6]))
-
-
-MASKS: dict[str, Callable[[Net], str] | None] = {
-    "none": None,
-    "a constant of heads": lambda net: net.constant(net.random(1, 4, 5, 7)),
-    "an input of heads": lambda net: net.input("mask", 4, 1, 7),
-    "an input of rows": lambda net: net.input("mask", 5, 7),
-    "a constant of windows": lambda net: net.constant(net.random(1, 3, 1, 5, 7)),
-    "a constant of images": lambda net: net.constant(net.random(2, 1, 1, 1, 7)),
-}
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -258,19 +214,6 @@ def test_five_axes_of_einsums_become_one_attention() -> None:
 # -- factors of heads ----------------------------------------------------------------------------------------
 
 
-def cosine(net: Net, factor: Array, kind: str = "Mul", *, masks: int = 1, first: bool = False) -> str:
-    """Add an attention of queries and keys of length one, whose scores take a factor; a mask may be added `first`."""
-    q, k, v = (net.input(name, *shape[1:]) for name, shape in WINDOWS.items())
-    q, k = (net.add("Div", each, net.add("ReduceL2", each, np.array([-1]))) for each in (q, k))
-    scores = net.add("MatMul", q, net.add("Transpose", k, perm=(0, 1, 3, 2)))
-    added = [net.random(3, 1, 5, 7) for _ in range(masks)]
-    scores = net.add("Add", scores, added.pop()) if first else scores
-    scores = net.add(kind, scores, factor)
-    for mask in added:
-        scores = net.add("Add", scores, mask)
-    return net.add("MatMul", net.add("Softmax", scores, axis=-1), v)
-
-
 @pytest.mark.parametrize("kind", ["Mul", "Div"])
 @pytest.mark.parametrize("shape", [(4, 1, 1), (1, 4, 1, 1), (3, 4, 5, 1), (5, 1)])
 def test_a_factor_of_heads_or_rows_is_given_to_queries(kind: str, shape: tuple[int, ...]) -> None:
@@ -299,25 +242,6 @@ def test_other_factors_stay(what: str) -> None:
 
 
 # -- caps ----------------------------------------------------------------------------------------------------
-
-
-def capped(
-    net: Net, *, divided: float | None = 5.0, times: float | None = 5.0, mask: str = "", inner: str = "",
-    factor: Array | None = None, inner_factor: Array | None = None, twice: bool = False,
-) -> tuple[str, str]:  # fmt: skip
-    """Add an attention with a tanh of its scores, and return it with the tanh; `inner` is a mask within."""
-    q, k, v = (net.input(name, *shape[1:]) for name, shape in WINDOWS.items())
-    scores = net.add("MatMul", q, net.add("Transpose", k, perm=(0, 1, 3, 2)))
-    scores = net.add("Mul", scores, number(0.25))
-    scores = net.add("Mul", scores, inner_factor) if inner_factor is not None else scores
-    scores = net.add("Add", scores, inner) if inner else scores
-    scores = net.add("Div", scores, number(divided)) if divided else scores
-    tanh = scores = net.add("Tanh", scores)
-    scores = net.add("Tanh", scores) if twice else scores
-    scores = net.add("Mul", number(times), scores) if times else scores
-    scores = net.add("Mul", scores, factor) if factor is not None else scores
-    scores = net.add("Add", scores, mask) if mask else scores
-    return net.add("MatMul", net.add("Softmax", scores, axis=-1), v), tanh
 
 
 @pytest.mark.parametrize("mask", [True, False])
@@ -398,25 +322,6 @@ def test_a_cap_outlives_what_is_done_to_an_attention(heads: int) -> None:
 
 
 # -- numbers in place of scores ------------------------------------------------------------------------------
-
-LOWEST = float(np.finfo(np.float32).min)
-
-
-def filled(net: Net, fill: Array, hidden: Array | str, *, hides: bool = True, masks: int = 0) -> str:
-    """Add an attention with a number in place of scores where `hidden` is `hides`; masks are added before."""
-    q, k, v = (net.input(name, *shape[1:]) for name, shape in WINDOWS.items())
-    scores = net.add("MatMul", q, net.add("Transpose", k, perm=(0, 1, 3, 2)))
-    for _ in range(masks):
-        scores = net.add("Add", scores, net.random(4, 1, 7))
-    scores = net.add("Where", hidden, *((fill, scores) if hides else (scores, fill)))
-    return net.add("MatMul", net.add("Softmax", scores, axis=-1), v)
-
-
-def later(blind: bool = True) -> Array:
-    """Return which of seven keys five queries may not see; a `blind` query at the end sees none."""
-    hidden = np.triu(np.ones((1, 1, 5, 7), bool), 2)
-    hidden[..., -1, :] |= blind
-    return hidden
 
 
 @pytest.mark.parametrize("hides", [True, False])
@@ -522,41 +427,3 @@ def test_other_choices_of_scores_stay(what: str) -> None:
     hidden = net.input("hidden", 1, 1, 5, 7, dtype=DType.BOOL) if what == "a condition of the run" else later()
     graph = net.finish(filled(net, fill, hidden))
     assert fuse_attention(graph).nodes == graph.nodes
-
-
-# -- all of them ---------------------------------------------------------------------------------------------
-
-
-@st.composite
-def forms(draw: st.DrawFn) -> Graph:
-    """Draw an attention of windows, with its parts in any form; values inside may be outputs, too."""
-    net = Net(draw(st.integers(0, 100)))
-    if draw(st.booleans()):
-        low, hides = draw(st.sampled_from([LOWEST, -np.inf, -1e4])), draw(st.booleans())
-        hidden = later(blind=low > -np.inf) == hides
-        y = filled(net, number(low), hidden, hides=hides, masks=draw(st.integers(0, 2)))
-    elif draw(st.booleans()):
-        x = net.input("x", draw(st.integers(1, 4)), draw(st.integers(1, 3)), 8)
-        y = rows_first(net, x, draw(st.sampled_from([1, 2])))
-    elif draw(st.booleans()):
-        shape = draw(st.sampled_from([(24,), (6, 4), (2, 12), (2, 3, 4)]))
-        y = windows(net, shape, draw(st.sampled_from([*MASKS.values()])))
-    else:
-        factor = net.random(*draw(st.sampled_from([(4, 1, 1), (5, 1), (3, 4, 1, 1), (4, 5, 7)])))
-        y = cosine(net, factor, draw(st.sampled_from(["Mul", "Div"])), masks=draw(st.integers(0, 2)))
-    others = draw(st.lists(st.sampled_from([n.outputs[0] for n in net.graph.nodes]), max_size=1))
-    return net.finish(*dict.fromkeys([y, *others]))
-
-
-@given(graph=forms())
-@few
-def test_numbers_are_unchanged(graph: Graph) -> None:
-    before = str(graph)
-    after = fuse_attention(graph)
-    assert len(after.nodes) <= len(graph.nodes), "a standard pass adds no node"
-    assert_same(graph, after, 2e-5)
-    assert str(fuse_attention(after)) == str(after)
-    after = run_passes(graph)
-    assert_same(graph, after, 2e-5)
-    assert str(run_passes(after)) == str(after)
-    assert str(graph) == before, "a pass leaves the graph that it was given"

@@ -178,7 +178,7 @@ def test_a_constant_that_differs_or_makes_the_shape_stays() -> None:
 def test_the_pass_runs_before_moves_and_after_them() -> None:
     names = [p.name for p in PASSES]
     assert names.count("fuse_compare_select") == 2
-    assert names.index("fuse_compare_select") < names.index("squash_moves")
+    assert names.index("fuse_compare_select") < names.index("settle_moves")
 
 
 @given(graph=choice_networks())

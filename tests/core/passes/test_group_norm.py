@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import weft
 from tests.helpers.launches import kernels
 from tests.helpers.nets import Net, kinds
+from tests.helpers.norms import group_norm
 from tests.helpers.random_nets import SLOW, assert_session_is_right
 from tests.helpers.rewrites import assert_same
 from tests.helpers.run_length import examples
@@ -22,19 +23,6 @@ from weft.core.passes.patterns import fuse_group_norm
 FOUND = "GroupNormalization"
 
 
-def normed(net: Net, x: str, groups: int, *, factor: Array | None, shift: Array | None, like: int = 1) -> str:
-    """Add a group norm in parts; `like`: the rank of what a group is normalized as, but for the batch and groups."""
-    dims = net.shape(x)
-    inner = (-1,) if like == 1 else (dims[1] // groups, -1)
-    parts = net.add("Reshape", x, np.array((dims[0], groups, *inner)))
-    dtype = net.graph.specs[x].dtype.numpy
-    known = np.ones(groups, dtype), net.random(groups).astype(dtype)
-    one = net.add("InstanceNormalization", parts, *known, epsilon=0.01)
-    y = net.add("Reshape", one, np.array(dims))
-    y = y if factor is None else net.add("Mul", y, factor.astype(dtype))
-    return y if shift is None else net.add("Add", shift.astype(dtype), y)
-
-
 @pytest.mark.parametrize("like", [1, 2])
 @pytest.mark.parametrize("groups", [1, 2, 6])
 @pytest.mark.parametrize("shape", [(2, 6, 5, 3), (1, 6, 7), (2, 6, 2, 3, 2)])
@@ -43,7 +31,7 @@ def test_it_is_found_with_its_factor_and_shift(shape: tuple[int, ...], groups: i
     column = (6, *[1] * (len(shape) - 2))
     x = net.input("x", *shape)
     graph = net.finish(
-        normed(net, x, groups, factor=net.random(*column), shift=net.random(1, *column), like=like)
+        group_norm(net, x, groups, factor=net.random(*column), shift=net.random(1, *column), like=like)
     )
     after = fuse_group_norm(graph)
     assert kinds(after) == [FOUND] and after.nodes[0].op.attributes()["num_groups"] == groups
@@ -62,7 +50,7 @@ def test_any_form_is_right(data: st.DataObject) -> None:
     shapes = [None, (), (1,), (channels, *[1] * (len(net.shape(x)) - 2)), net.shape(x)[-1:]]
     drawn = [data.draw(st.sampled_from(shapes)) for _ in range(2)]
     factor, shift = (None if shape is None else net.random(*shape) for shape in drawn)
-    y = normed(net, x, groups, factor=factor, shift=shift)
+    y = group_norm(net, x, groups, factor=factor, shift=shift)
     graph = net.finish(*data.draw(st.sampled_from([[y], [net.add("Relu", y), net.add("Neg", y)]])))
     after = fuse_group_norm(graph)
     assert FOUND in kinds(after)
@@ -121,7 +109,7 @@ def test_the_batch_and_the_picture_may_be_open() -> None:
 def test_between_convolutions_it_is_one_launch(device: str) -> None:
     net = Net()
     x = net.conv(net.input("x", 1, 3, 8, 8), 8, 3, name="image")
-    y = normed(net, x, 2, factor=net.random(8, 1, 1), shift=net.random(8, 1, 1))
+    y = group_norm(net, x, 2, factor=net.random(8, 1, 1), shift=net.random(8, 1, 1))
     graph = net.finish(net.conv(net.add("Mul", y, net.add("Sigmoid", y)), 4, 3))
     with weft.load(graph, device, fallback="error") as session:
         assert len([kernel for kernel in kernels(session) if kernel != "relayout"]) == 3

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.nets import Net
+from tests.helpers.random_parts import cut
 from tests.helpers.rewrites import assert_same
 from weft.core.graph.graph import Graph
 from weft.core.passes import find_pass, run_passes
@@ -16,10 +17,6 @@ def joined(graph: Graph) -> tuple[str, ...]:
     after = run_passes(graph, (find_pass("join_parts"),))
     assert_same(graph, after, 0)
     return after.nodes[-1].inputs
-
-
-def cut(net: Net, x: str, start: int, stop: int, *, axis: int = 1, step: int = 1) -> str:
-    return net.add("Slice", x, *(np.array([v]) for v in (start, stop, axis, step)))
 
 
 def test_all_parts_of_a_split_become_the_value() -> None:

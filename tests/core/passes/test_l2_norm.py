@@ -12,60 +12,21 @@ import pytest
 import weft
 from tests.helpers.launches import planned_kernels
 from tests.helpers.nets import Net, feeds, kinds
+from tests.helpers.norms import L2_NORMS, LIMITS, l2_norm, norm_of, number
 from tests.helpers.onnx_models import assert_right_for_open_sizes
 from tests.helpers.rewrites import assert_same
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
-from weft.core.graph.layout import Array
 from weft.core.passes import PASSES, run_passes
 from weft.core.passes.patterns import fuse_l2_norm
 
 FOUND = "weft::L2Normalization"
-NORMS = ("ReduceL2", "ReduceSumSquare", "product", "power")
-LIMITS = ("Clip", "Max", "swapped Max", "none")
-
-
-def number(net: Net, value: float, like: str) -> Array:
-    return np.asarray(value, net.graph.specs[like].dtype.numpy)
-
-
-def norm_of(net: Net, x: str, axes: tuple[int, ...], form: str, keepdims: int = 1) -> str:
-    if form == "ReduceL2":
-        return net.add("ReduceL2", x, np.array(axes), keepdims=keepdims)
-    if form == "ReduceSumSquare":
-        return net.add("Sqrt", net.add("ReduceSumSquare", x, np.array(axes), keepdims=keepdims))
-    squares = net.add("Mul", x, x) if form == "product" else net.add("Pow", x, number(net, 2, x))
-    return net.add("Sqrt", net.add("ReduceSum", squares, np.array(axes), keepdims=keepdims))
-
-
-def limited(net: Net, norm: str, limit: str, least: float) -> str:
-    given = number(net, least, norm)
-    if limit == "Clip":
-        return net.add("Clip", norm, given)
-    return norm if limit == "none" else net.add("Max", *((norm, given) if limit == "Max" else (given, norm)))
-
-
-def normalized(
-    net: Net,
-    x: str,
-    axes: tuple[int, ...] = (-1,),
-    *,
-    form: str = "ReduceL2",
-    limit: str = "Clip",
-    least: float = 1e-12,
-    expand: bool = False,
-) -> str:
-    """Add x over its norm in parts."""
-    divisor = limited(net, norm_of(net, x, axes, form), limit, least)
-    if expand:
-        divisor = net.add("Expand", divisor, np.array(net.shape(x)))
-    return net.add("Div", x, divisor)
 
 
 def alone(dims: tuple[int, ...] = (2, 3, 8), dtype: DType = DType.FLOAT32, **form: Any) -> Graph:
     net = Net()
-    return net.finish(normalized(net, net.input("x", *dims, dtype=dtype), **form))
+    return net.finish(l2_norm(net, net.input("x", *dims, dtype=dtype), **form))
 
 
 def only_norm(graph: Graph) -> Graph:
@@ -83,7 +44,7 @@ def test_the_pass_runs_before_that_of_attention() -> None:
 
 @pytest.mark.parametrize("expand", [False, True])
 @pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("form", NORMS)
+@pytest.mark.parametrize("form", L2_NORMS)
 def test_each_form_is_found(form: str, limit: str, expand: bool) -> None:
     graph = alone(form=form, limit=limit, expand=expand, least=2.5)
     after = only_norm(graph)
@@ -128,7 +89,7 @@ def test_small_and_no_numbers_are_as_before() -> None:
 
 
 def _several_axes(net: Net, x: str) -> str:
-    return normalized(net, x, (1, 2))
+    return l2_norm(net, x, (1, 2))
 
 
 def _of_another_value(net: Net, x: str) -> str:
@@ -149,15 +110,15 @@ def _at_most(net: Net, x: str) -> str:
 
 
 def _less_than_zero(net: Net, x: str) -> str:
-    return normalized(net, x, least=-1.0)
+    return l2_norm(net, x, least=-1.0)
 
 
 def _no_limit_of_fp32(net: Net, x: str) -> str:
-    return normalized(net, x, least=1e-40)
+    return l2_norm(net, x, least=1e-40)
 
 
 def _a_limit_that_is_no_number(net: Net, x: str) -> str:
-    return normalized(net, x, least=np.nan)
+    return l2_norm(net, x, least=np.nan)
 
 
 def _a_limit_of_each_row(net: Net, x: str) -> str:
@@ -198,7 +159,7 @@ def test_what_is_nearly_such_a_norm_stays(build: Callable[[Net, str], str]) -> N
 @pytest.mark.parametrize("read", ["ReduceSumSquare", "Sqrt", "Clip", "Expand"])
 def test_what_is_read_elsewhere_keeps_the_parts(read: str) -> None:
     net = Net()
-    y = normalized(net, net.input("x", 2, 3, 8), form="ReduceSumSquare", expand=True)
+    y = l2_norm(net, net.input("x", 2, 3, 8), form="ReduceSumSquare", expand=True)
     (value,) = (n.outputs[0] for n in net.graph.nodes if n.op.type == read)
     graph = net.finish(y, value)
     assert fuse_l2_norm(graph) is graph
@@ -206,7 +167,7 @@ def test_what_is_read_elsewhere_keeps_the_parts(read: str) -> None:
 
 def test_squares_that_are_read_elsewhere_stay_for_their_readers() -> None:
     net = Net()
-    y = normalized(net, net.input("x", 2, 3, 8), form="product")
+    y = l2_norm(net, net.input("x", 2, 3, 8), form="product")
     graph = net.finish(y, net.graph.nodes[0].outputs[0])
     after = fuse_l2_norm(graph)
     assert sorted(kinds(after)) == ["Mul", FOUND]
@@ -223,7 +184,7 @@ def test_cosine_attention_takes_a_launch_for_each_norm(precision: str) -> None:
     qkv = net.add("MatMul", net.input("x", 2, 49, 96), net.random(96, 288, scale=0.1))
     heads = net.add("Transpose", net.add("Reshape", qkv, np.array([2, 49, 3, 3, 32])), perm=(2, 0, 3, 1, 4))
     q, k, v = (net.add("Gather", heads, np.array(part), axis=0) for part in range(3))
-    q, k = (normalized(net, each, expand=True) for each in (q, k))
+    q, k = (l2_norm(net, each, expand=True) for each in (q, k))
     scores = net.add("MatMul", q, net.add("Transpose", k, perm=(0, 1, 3, 2)))
     scores = net.add("Mul", scores, np.abs(net.random(1, 3, 1, 1)))
     graph = net.finish(net.add("MatMul", net.add("Softmax", scores, axis=-1), v))
@@ -243,7 +204,7 @@ def test_channels_of_images_are_normalized_as_rows(device: str, channels: int) -
     """Descriptors of images: of a convolution, at each pixel."""
     net = Net()
     x = net.conv(net.input("x", 2, 3, 9, 7), channels, 3)
-    graph = net.finish(net.conv(net.add("Relu", normalized(net, x, (1,), expand=True)), 4))
+    graph = net.finish(net.conv(net.add("Relu", l2_norm(net, x, (1,), expand=True)), 4))
     told = planned_kernels(graph)
     assert "reduce" not in told and (channels == 6 or told.count("relayout") == 1)
     (want,) = outputs(graph, feeds(graph))

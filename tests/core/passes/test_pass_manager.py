@@ -106,17 +106,28 @@ def test_what_a_standard_pass_requires_is_ensured_by_one_before_it() -> None:
 
 
 def test_a_users_pass_has_its_place_behind_the_one_that_it_names() -> None:
-    places = {"a": "", "b": "fold_pads", "c": ""}
+    places = {"a": "", "b": "fuse_gelu", "c": ""}
     first, second, third = (replace(relu_to_abs, name=name, after=after) for name, after in places.items())
     names = [each.name for each in steps(Precision.LOW, (first, second, third))]
     assert names[names.index("a") - 1 : names.index("a") + 3] == ["fold_constants", "a", "c", "fold_single_norms"]
-    assert names[names.index("b") - 1] == "fold_pads"
+    assert names[names.index("b") - 1] == "fuse_gelu"
     assert [n for n in names if n not in "abc"] == [each.name for each in steps(Precision.LOW)]
     with pytest.raises(ConfigError, match="'a' is to come after 'nowhere', and there is no such pass") as caught:
         steps(Precision.HIGH, (replace(first, after="nowhere"),))
     assert "fold_batch_norm" in caught.value.fix
     with pytest.raises(ConfigError, match="'a' requires 'floats are stored as float16', which no pass before it"):
         steps(Precision.HIGH, (replace(first, requires=(FLOATS_AS_FLOAT16,)),))
+
+
+@pytest.mark.parametrize(
+    ("after", "behind"),
+    [("fold_pads", "settle_convolutions"), ("fold_batch_norm", "settle_convolutions"), ("squash_moves", "squash_moves"),
+     ("move_transposes_up", "settle_moves"), ("settle_moves", "settle_moves"), ("undo_reshapes", "undo_reshapes")],
+)  # fmt: skip
+def test_a_users_pass_has_its_place_behind_the_last_one_of_that_name_in_a_group_too(after: str, behind: str) -> None:
+    names = [each.name for each in steps(Precision.HIGH, (replace(relu_to_abs, name="a", after=after),))]
+    last = len(names) - 1 - names[::-1].index(behind)
+    assert names.index("a") == last + 1, "no pass of that name is behind it"
 
 
 # -- what a pass declares --------------------------------------------------------------------------------------

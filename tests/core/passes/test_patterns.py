@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from math import pi, sqrt
+from math import sqrt
 
 import numpy as np
 import pytest
@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 import weft
 from tests.helpers.launches import planned_kernels
 from tests.helpers.nets import Net, feeds, kinds
+from tests.helpers.norms import layer_norm
 from tests.helpers.random_nets import SLOW
 from tests.helpers.rewrites import assert_same
 from tests.helpers.run_length import examples
+from tests.helpers.transformers import attention, encoder, gelu, joint, number, repeated, tanh_gelu
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.interpreter import outputs
@@ -33,10 +35,6 @@ from weft.core.passes.patterns import (
 few = settings(max_examples=examples(40), deadline=None, suppress_health_check=SLOW)
 
 
-def number(value: float, *shape: int) -> Array:
-    return np.full(shape, value, np.float32)
-
-
 def test_each_pattern_is_a_pass_that_says_what_it_does() -> None:
     names = "fuse_gelu fuse_group_norm fuse_group_deviation fuse_layer_norm fuse_rms_norm fuse_l2_norm".split()
     names += ["fuse_sum_norm"]
@@ -46,23 +44,6 @@ def test_each_pattern_is_a_pass_that_says_what_it_does() -> None:
 
 
 # -- GELU --------------------------------------------------------------------------------------------------
-
-
-def gelu(net: Net, x: str, form: int, order: int = 0, *, factor: float = sqrt(2)) -> str:
-    """Add x * 0.5 * (1 + erf(x / factor)) with its factors in one of several orders."""
-
-    def both(kind: str, a: str | Array, b: str | Array) -> str:
-        return net.add(kind, *((a, b) if order % 2 == 0 else (b, a)))
-
-    inner = net.add("Div", x, number(factor)) if order < 2 else both("Mul", x, number(1 / factor))
-    total = both("Add", net.add("Erf", inner), number(1))
-    if form == 0:
-        return both("Mul", both("Mul", x, total), number(0.5))
-    if form == 1:
-        return both("Mul", x, both("Mul", number(0.5), total))
-    if form == 2:
-        return both("Mul", both("Mul", x, number(0.5)), total)
-    return net.add("Div", both("Mul", x, total), number(2))
 
 
 @pytest.mark.parametrize("order", range(4))
@@ -79,12 +60,7 @@ def test_gelu_is_found_in_every_order(form: int, order: int) -> None:
 @pytest.mark.parametrize("swapped", [True, False])
 def test_gelu_is_found_in_the_form_through_tanh(power: bool, swapped: bool) -> None:
     net = Net()
-    x = net.input("x", 3, 7)
-    cube = net.add("Pow", x, number(3)) if power else net.add("Mul", x, net.add("Mul", x, x))
-    parts = [x, net.add("Mul", number(0.044715), cube)]
-    total = net.add("Add", *(parts[::-1] if swapped else parts))
-    share = net.add("Add", number(1), net.add("Tanh", net.add("Mul", number(sqrt(2 / pi)), total)))
-    graph = net.finish(net.add("Mul", net.add("Mul", number(0.5), x), share))
+    graph = net.finish(tanh_gelu(net, net.input("x", 3, 7), power=power, swapped=swapped))
     after = fuse_gelu(graph)
     assert [str(n.op) for n in after.nodes] == ["Gelu(approximate=tanh)"]
     assert_same(graph, after)
@@ -125,34 +101,6 @@ def test_what_is_nearly_a_gelu_stays() -> None:
 
 
 # -- layer norm --------------------------------------------------------------------------------------------
-
-
-def layer_norm(
-    net: Net,
-    x: str,
-    axes: tuple[int, ...] = (-1,),
-    *,
-    twice: bool = False,
-    square: bool = False,
-    scale: bool = True,
-    shift: bool = True,
-    divisor: str = "div",
-) -> str:
-    """Add a layer norm in parts; `twice`: the mean is taken from x once for each use."""
-    shape = tuple(net.shape(x)[a] for a in axes)
-    mean = net.add("ReduceMean", x, np.array(axes))
-    centred = net.add("Sub", x, mean)
-    again = net.add("Sub", x, mean) if twice else centred
-    squares = net.add("Mul", centred, centred) if square else net.add("Pow", centred, number(2))
-    shifted = net.add("Add", net.add("ReduceMean", squares, np.array(axes)), number(1e-5))
-    if divisor == "power":
-        y = net.add("Mul", again, net.add("Pow", shifted, number(-0.5)))
-    else:
-        root = net.add("Sqrt", shifted)
-        inverse = net.add("Reciprocal", root) if divisor == "reciprocal" else net.add("Div", number(1), root)
-        y = net.add("Div", again, root) if divisor == "div" else net.add("Mul", again, inverse)
-    y = net.add("Mul", y, net.random(*shape)) if scale else y
-    return net.add("Add", y, net.random(*shape)) if shift else y
 
 
 @pytest.mark.parametrize("axes", [(-1,), (-2, -1)])
@@ -213,34 +161,6 @@ def test_a_norm_over_other_axes_stays() -> None:
 
 
 # -- attention ---------------------------------------------------------------------------------------------
-
-
-def attention(
-    net: Net, q: str, k: str, v: str, *,
-    where: str = "behind", mask: str = "", turned: str = "once", guarded: bool = False,
-) -> str:  # fmt: skip
-    """Add an attention of heads that are apart; `where` is the scale, `turned` tells how K is transposed.
-
-    If it is `guarded`, rows of NaN are replaced by zeros.
-    """
-    rank = len(net.shape(k))
-    if turned == "once":
-        t = net.add("Transpose", k, perm=(*range(rank - 2), rank - 1, rank - 2))
-    else:
-        batch, heads, rows, each = net.shape(k)
-        flat = net.add("Reshape", k, np.array([batch * heads, rows, each]))
-        t = net.add("Reshape", net.add("Transpose", flat, perm=(0, 2, 1)), np.array([batch, heads, each, rows]))
-    if where == "both":
-        q, t = net.add("Mul", q, number(0.5)), net.add("Mul", t, number(0.25))
-    scores = net.add("MatMul", q, t)
-    if where == "behind":
-        scores = net.add("Div", scores, number(8))
-    if mask:
-        scores = net.add("Add", scores, mask)
-    shares = net.add("Softmax", scores)
-    if guarded:
-        shares = net.add("Where", net.add("IsNaN", shares), number(0), shares)
-    return net.add("MatMul", shares, v)
 
 
 SIZES = {"q": (2, 3, 5, 4), "k": (2, 3, 7, 4), "v": (2, 3, 7, 6)}
@@ -362,14 +282,6 @@ def test_what_replaces_more_or_less_than_nan_stays(graph: Graph) -> None:
     assert fuse_attention(graph).nodes == graph.nodes
 
 
-def repeated(net: Net, value: str, count: int) -> tuple[str, str]:
-    """Add (batch, heads, 1 -> count, rows, elements), and that with one axis of heads."""
-    batch, heads, rows, each = net.shape(value)
-    apart = net.add("Unsqueeze", value, np.array([2]))
-    wide = net.add("Expand", apart, np.array([batch, heads, count, rows, each]))
-    return wide, net.add("Reshape", wide, np.array([batch, heads * count, rows, each]))
-
-
 @pytest.mark.parametrize("guarded", [True, False])
 @pytest.mark.parametrize("turned", ["once", "in rank 3", "in rank 3 at once"])
 def test_heads_that_share_keys_are_found(turned: str, guarded: bool) -> None:
@@ -479,29 +391,6 @@ def test_repeats_that_are_not_of_heads_stay() -> None:
         assert_same(graph, fused)
 
 
-def joint(net: Net, x: str, mask: str, *, guarded: bool, scale: str, read: str = "") -> tuple[str, ...]:
-    """Add an attention whose products have one axis for batch and heads, and whose mask is added in rank 4."""
-    batch, rows, width = net.shape(x)
-    heads, each = 2, width // 2
-    made = []
-    for name in "qkv":
-        one = net.add("MatMul", x, net.random(width, width, scale=0.5))
-        one = net.add("Mul", one, number(0.5)) if name == "q" and scale == "before" else one
-        apart = net.add("Transpose", net.add("Reshape", one, np.array([batch, rows, heads, each])), perm=(0, 2, 1, 3))
-        made.append(net.add("Reshape", apart, np.array([batch * heads, rows, each])))
-    scores = net.add("MatMul", made[0], net.add("Transpose", made[1], perm=(0, 2, 1)))
-    scores = net.add("Mul", scores, number(0.5)) if scale == "behind" else scores
-    apart = net.add("Reshape", scores, np.array([batch, heads, rows, rows]))
-    total = net.add("Reshape", net.add("Add", apart, mask), np.array([batch * heads, rows, rows]))
-    shares = net.add("Softmax", total)
-    if guarded:
-        shares = net.add("Where", net.add("IsNaN", shares), number(0), shares)
-    mixed = net.add("Reshape", net.add("MatMul", shares, made[2]), np.array([batch, heads, rows, each]))
-    joined = net.add("Transpose", mixed, perm=(0, 2, 1, 3))
-    also = {"apart": (apart,), "joined": (total,), "": ()}[read]
-    return (net.add("Reshape", joined, np.array([batch, rows, width])), *also)
-
-
 @pytest.mark.parametrize("guarded", [True, False])
 @pytest.mark.parametrize("scale", ["before", "behind"])
 def test_a_mask_may_be_added_in_rank_4(guarded: bool, scale: str) -> None:
@@ -558,28 +447,6 @@ def test_constant_masks_of_windows_are_added_up() -> None:
     after = run_passes(graph)
     assert kinds(after) == ["weft::Attention"]
     assert_same(graph, after)
-
-
-def encoder(
-    net: Net, x: str, heads: int, each: int, *,
-    key: str = "", bias: str = "qkv", mask: str = "", turned: str = "once", guarded: bool = False, early: str = "",
-) -> str:  # fmt: skip
-    """Add a multi-head attention as exporters write it; K and V are of `key`, or of x.
-
-    Those of Q, K and V that `bias` names have one. Scales of Q and K may be applied `early`: "apart", as soon as heads
-    are apart, or "flat", before.
-    """
-    batch, rows, width = net.shape(x)
-    parts = list[str]()
-    for name, source in zip("qkv", (x, key or x, key or x), strict=True):
-        made = net.add("MatMul", source, net.random(width, heads * each, scale=width**-0.5))
-        made = net.add("Add", net.random(heads * each), made) if name in bias else made
-        made = net.add("Mul", made, number(0.7)) if early == "flat" and len(parts) < 2 else made
-        apart = net.add("Reshape", made, np.array([batch, net.shape(source)[1], heads, each]))
-        apart = net.add("Mul", apart, number(0.7)) if early == "apart" and len(parts) < 2 else apart
-        parts.append(net.add("Transpose", apart, perm=(0, 2, 1, 3)))
-    mixed = attention(net, *parts, mask=mask, turned=turned, guarded=guarded)
-    return net.add("Reshape", net.add("Transpose", mixed, perm=(0, 2, 1, 3)), np.array([batch, rows, heads * each]))
 
 
 def test_heads_are_read_where_they_lie() -> None:
@@ -640,50 +507,3 @@ def test_a_bias_that_widens_a_product_is_added_apart() -> None:
     after = join_projections(graph)
     assert kinds(after) == ["MatMul", "Add"] * 3 + ["weft::Attention"]
     assert_same(graph, after)
-
-
-# -- all of them -------------------------------------------------------------------------------------------
-
-
-@st.composite
-def networks(draw: st.DrawFn) -> Graph:
-    """Draw a chain of the patterns and of what is nearly one of them; values inside may be outputs, too."""
-    net = Net(draw(st.integers(0, 100)))
-    x = net.input("x", draw(st.integers(1, 2)), draw(st.integers(1, 4)), 8)
-    for _ in range(draw(st.integers(1, 4))):
-        kind = draw(st.sampled_from(["gelu", "norm", "encoder", "joint", "residual"]))
-        if kind == "gelu":
-            factor = draw(st.sampled_from([sqrt(2), sqrt(2), 1.0]))
-            x = gelu(net, x, draw(st.integers(0, 3)), draw(st.integers(0, 3)), factor=factor)
-        elif kind == "norm":
-            axes = draw(st.sampled_from([(-1,), (-1,), (-2, -1)]))
-            flags = {name: draw(st.booleans()) for name in ("twice", "scale", "shift")}
-            x = layer_norm(net, x, axes, divisor=draw(st.sampled_from(["div", "reciprocal", "power"])), **flags)
-        elif kind == "encoder":
-            heads, turned = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from(["once", "in rank 3"]))
-            bias, early = draw(st.sampled_from(["qkv", "qv", ""])), draw(st.sampled_from(["", "apart", "flat"]))
-            guarded = draw(st.booleans())
-            x = encoder(net, x, heads, 8 // heads, bias=bias, turned=turned, guarded=guarded, early=early)
-        elif kind == "joint":
-            rows = net.shape(x)[1]
-            mask = net.constant(net.random(*draw(st.sampled_from([(1, 1), (1, 2, rows), (1, 1, rows)])), rows))
-            scale = draw(st.sampled_from(["before", "behind", "nowhere"]))
-            (x,) = joint(net, x, mask, guarded=draw(st.booleans()), scale=scale)
-        else:
-            x = net.add("Add", x, draw(st.sampled_from([x, "x"])))
-    others = draw(st.lists(st.sampled_from([n.outputs[0] for n in net.graph.nodes]), max_size=1))
-    return net.finish(*dict.fromkeys([x, *others]))
-
-
-@given(graph=networks())
-@few
-def test_numbers_are_unchanged(graph: Graph) -> None:
-    before = str(graph)
-    for each in (fuse_gelu, fuse_layer_norm, fuse_attention, share_keys, attend_in_place, join_projections):
-        after = each(graph)
-        assert_same(graph, after, 2e-5)
-        assert str(each(after)) == str(after)
-    after = run_passes(graph)
-    assert_same(graph, after, 2e-5)
-    assert str(run_passes(after)) == str(after)
-    assert str(graph) == before, "a pass leaves the graph that it was given"

@@ -10,6 +10,7 @@ import pytest
 import weft
 from tests.helpers.launches import planned_kernels
 from tests.helpers.nets import Net, feeds
+from tests.helpers.random_parts import elements
 from tests.helpers.rewrites import assert_same
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
@@ -53,12 +54,6 @@ def test_others_stay(rows: list[int]) -> None:
 
 def test_sums_stay() -> None:
     assert kinds(scatter([2, 3], reduction="add")) == ["Relu", "ScatterND"]
-
-
-def elements(dims: tuple[int, ...], depth: int, **ranges: tuple[int, int]) -> np.ndarray[Any, Any]:
-    """Return the indices of a box along the first axes, an axis for each; `a1=(1, 3)` is a part of axis 1."""
-    spans = [np.arange(*ranges.get(f"a{axis}", (0, dims[axis]))) for axis in range(depth)]
-    return np.stack(np.meshgrid(*spans, indexing="ij"), -1)
 
 
 def written(places: np.ndarray[Any, Any], dims: tuple[int, ...] = (2, 4, 3), flat: bool = False) -> Graph:

@@ -9,57 +9,19 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.helpers.decoders import EACH, Rotary, cut, decoder, rotated, split, turned, with_attention
+from tests.helpers.decoders import EACH, Rotary, decoder, rotated, split, turned, with_attention
 from tests.helpers.launches import planned_kernels
 from tests.helpers.nets import Net, kinds
 from tests.helpers.python_calls import python_calls
-from tests.helpers.random_nets import SLOW, assert_right
-from tests.helpers.rewrites import assert_identical, assert_same
-from tests.helpers.run_length import examples
+from tests.helpers.random_decoders import ROTARIES, ROWS, but_the_first, by_halves, in_pairs, together
+from tests.helpers.random_nets import assert_right
+from tests.helpers.rewrites import assert_identical
 from weft.core.graph.graph import Graph
-from weft.core.graph.layout import Array
 from weft.core.graph.limits import Budget, Limits
 from weft.core.passes import PassContext, run_passes
 from weft.core.passes.sibling_products import join_sibling_products
 from weft.core.passes.sibling_steps import MOST, join_sibling_steps
-
-ROWS = 5
-
-
-def in_pairs(net: Net, x: str, cos: str | Array, sin: str | Array) -> str:
-    """Add a rotary embedding of neighbours, which are unzipped and zipped."""
-    size = net.shape(x)[-1]
-    even, odd = cut(net, x, 0, size, 2), cut(net, x, 1, size, 2)
-    zipped = [net.add("Unsqueeze", each, np.array([-1])) for each in (net.add("Neg", odd), even)]
-    around = net.add("Reshape", net.add("Concat", *zipped, axis=-1), np.array(net.shape(x)))
-    return net.add("Add", net.add("Mul", x, cos), net.add("Mul", around, sin))
-
-
-def of_some(net: Net, x: str, cos: str | Array, sin: str | Array) -> str:
-    """Add a rotary embedding of the first half of the elements."""
-    half = EACH // 2
-    cos, sin = (each if isinstance(each, str) else each[..., :half] for each in (cos, sin))
-    return net.add("Concat", rotated(net, cut(net, x, 0, half), cos, sin, half), cut(net, x, half, EACH), axis=-1)
-
-
-def but_the_first(net: Net, x: str, cos: str | Array, sin: str | Array) -> str:
-    """Add a rotary embedding of all rows but the first, which is a class token."""
-    token, pixels = (net.add("Slice", x, np.array([a]), np.array([b]), np.array([2])) for a, b in ((0, 1), (1, ROWS)))
-    cos, sin = (each if isinstance(each, str) else each[..., 1:, :] for each in (cos, sin))
-    return net.add("Concat", token, rotated(net, pixels, cos, sin), axis=2)
-
-
-def by_halves(net: Net, x: str, cos: str | Array, sin: str | Array) -> str:
-    """Add a rotary embedding of what a Split takes apart."""
-    first, second = split(net, x, 2, -1)
-    around = net.add("Concat", net.add("Neg", second), first, axis=-1)
-    return net.add("Add", net.add("Mul", x, cos), net.add("Mul", around, sin))
-
-
-ROTARIES = [rotated, in_pairs, of_some, but_the_first, by_halves]
 
 
 def joined(graph: Graph) -> Graph:
@@ -111,28 +73,6 @@ def test_parts_of_one_product_are_read_where_they_lie(rotary: Rotary, batch: int
     assert planned_kernels(graph, "high")[1:-1] == ["elementwise", "attention"]
 
 
-def together(net: Net, x: str, rotary: Rotary, *, slices: bool, normalized: bool = False) -> str:
-    """Add an attention whose Q, K and V are slices, or parts of a Split, of one product, as in vision transformers."""
-    batch, rows, width = net.shape(x)
-    count, each = 2, 2 * EACH
-    made = net.add("MatMul", x, net.random(width, 3 * each, scale=width**-0.5))
-    parts = list[str]()
-    if slices:
-        for at in range(0, 3 * each, each):
-            part = net.add("Slice", made, np.array([at]), np.array([at + each]), np.array([-1]))
-            part = net.add("Reshape", part, np.array([batch, rows, count, EACH]))
-            if normalized and at < 2 * each:
-                part = net.add("LayerNormalization", part, net.random(EACH), net.random(EACH))
-            parts.append(turned(net, part))
-    else:
-        made = net.add("Reshape", made, np.array([batch, rows, 3, count, EACH]))
-        taken = split(net, net.add("Transpose", made, perm=(2, 0, 3, 1, 4)), 3, 0)
-        parts = [net.add("Squeeze", each, np.array([0])) for each in taken]
-    cos, sin = net.random(rows, EACH), net.random(rows, EACH)
-    q, k = (rotary(net, each, cos, sin) for each in parts[:2])
-    return with_attention(net, x, q, k, parts[2])
-
-
 @pytest.mark.parametrize(("slices", "normalized"), [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("batch", [1, 2])
 def test_parts_of_one_product_are_rotated_together(slices: bool, batch: int, normalized: bool) -> None:
@@ -170,7 +110,7 @@ def test_scales_are_stacked_within_the_budget() -> None:
     assert join_sibling_steps(graph, refused) is graph
     (name,) = refused.left
     assert next(n for n in graph.nodes if n.name == name).op.type == "RMSNormalization"
-    assert refused.left[name] == "stacked scales would go beyond the limits of folding"
+    assert refused.left[name] == "stacked scales would go beyond the limit 'folding_bytes'"
 
 
 def test_scales_that_the_budget_refuses_are_not_stacked_to_see_how_large_they_are() -> None:
@@ -363,34 +303,3 @@ def test_devices_compute_the_same(device: str, precision: str) -> None:
     graph = net.finish(together(net, x, but_the_first, slices=False))
     assert "Neg" not in kinds(run_passes(graph)), "it is in the table of sines"
     assert_right(graph, device, precision, 1e-5 if precision == "high" else 5e-3)
-
-
-@st.composite
-def rotations(draw: st.DrawFn) -> Graph:
-    """Draw layers with rotary embeddings, whose inner values may be outputs."""
-    net = Net(draw(st.integers(0, 100)))
-    x = net.input("x", draw(st.integers(1, 2)), ROWS, 8)
-    for _ in range(draw(st.integers(1, 2))):
-        rotary, normalized = draw(st.sampled_from(ROTARIES)), draw(st.booleans())
-        if draw(st.booleans()):
-            x = together(net, x, rotary, slices=normalized or draw(st.booleans()), normalized=normalized)
-        else:
-            groups, shared = draw(st.integers(1, 2)), draw(st.integers(1, 3))
-            x = decoder(net, x, groups, shared, rotary=rotary, normalized=normalized)
-    others = draw(st.lists(st.sampled_from([n.outputs[0] for n in net.graph.nodes]), max_size=2))
-    return net.finish(*dict.fromkeys([x, *others]))
-
-
-@given(graph=rotations())
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=SLOW)
-def test_numbers_are_kept_and_no_node_is_added(graph: Graph) -> None:
-    before = str(graph)
-    products = join_sibling_products(graph)
-    steps = join_sibling_steps(products)
-    assert len(steps.nodes) <= len(products.nodes)
-    assert_identical(products, steps)
-    assert str(join_sibling_steps(steps)) == str(steps)
-    after = run_passes(graph)
-    assert_same(graph, after, 2e-5)
-    assert str(run_passes(after)) == str(after)
-    assert str(graph) == before, "a pass leaves the graph that it was given"

@@ -12,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 import weft
 from tests.helpers.launches import kernels
 from tests.helpers.nets import Net, feeds, kinds
+from tests.helpers.random_parts import total
 from tests.helpers.rewrites import assert_same
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
@@ -26,10 +27,6 @@ def stack(net: Net, count: int, axis: int, dims: tuple[int, ...] = DIMS, dtype: 
     """Add inputs that are stacked along a new axis."""
     parts = [net.input(f"x{k}", *dims, dtype=dtype) for k in range(count)]
     return net.add("Concat", *(net.add("Unsqueeze", x, np.array([axis])) for x in parts), axis=axis)
-
-
-def total(net: Net, x: str, axis: int, keepdims: int = 0) -> str:
-    return net.add("ReduceSum", x, np.array([axis]), keepdims=keepdims)
 
 
 def selective(*, channels: int = 8, branches: int = 2) -> Graph:

@@ -12,45 +12,21 @@ import pytest
 import weft
 from tests.helpers.launches import planned_kernels
 from tests.helpers.nets import Net, feeds, kinds
+from tests.helpers.norms import ADDED, sum_norm
 from tests.helpers.onnx_models import assert_right_for_open_sizes
 from tests.helpers.rewrites import assert_same
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
-from weft.core.graph.layout import Array
 from weft.core.passes import PASSES, run_passes
 from weft.core.passes.patterns import fuse_sum_norm
 
 FOUND = "weft::SumNormalization"
 
 
-def number(net: Net, value: float, like: str) -> Array:
-    return np.asarray(value, net.graph.specs[like].dtype.numpy)
-
-
-def normalized(
-    net: Net,
-    x: str,
-    axes: tuple[int, ...] = (-1,),
-    *,
-    kind: str = "ReduceMean",
-    added: str = "behind",
-    epsilon: float = 2.5,
-    expand: bool = False,
-) -> str:
-    """Add x over its sum or mean in parts."""
-    divisor = net.add(kind, x, np.array(axes), keepdims=1)
-    if added != "none":
-        pair = (divisor, number(net, epsilon, x))
-        divisor = net.add("Add", *(pair if added == "behind" else pair[::-1]))
-    if expand:
-        divisor = net.add("Expand", divisor, np.array(net.shape(x)))
-    return net.add("Div", x, divisor)
-
-
 def alone(dims: tuple[int, ...] = (2, 3, 8), dtype: DType = DType.FLOAT32, **form: Any) -> Graph:
     net = Net()
-    return net.finish(normalized(net, net.add("Sigmoid", net.input("x", *dims, dtype=dtype)), **form))
+    return net.finish(sum_norm(net, net.add("Sigmoid", net.input("x", *dims, dtype=dtype)), **form))
 
 
 def only_norm(graph: Graph) -> Graph:
@@ -67,7 +43,7 @@ def test_the_pass_runs_before_that_of_attention() -> None:
 
 
 @pytest.mark.parametrize("expand", [False, True])
-@pytest.mark.parametrize("added", ["behind", "before", "none"])
+@pytest.mark.parametrize("added", ADDED)
 @pytest.mark.parametrize("kind", ["ReduceSum", "ReduceMean"])
 def test_each_form_is_found(kind: str, added: str, expand: bool) -> None:
     graph = alone(kind=kind, added=added, expand=expand)
@@ -97,7 +73,7 @@ def test_zeros_and_no_numbers_are_as_before() -> None:
     x = np.array([[0, 0, 0], [1, -1, 2], [np.nan, 1, 2], [np.inf, 1, 2], [1, -1, 0]], np.float32)
     for added in ("behind", "none"):
         net = Net()
-        graph = net.finish(normalized(net, net.input("x", *x.shape), added=added))
+        graph = net.finish(sum_norm(net, net.input("x", *x.shape), added=added))
         after = fuse_sum_norm(graph)
         assert kinds(after) == [FOUND]
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -115,7 +91,7 @@ def test_zeros_and_no_numbers_are_as_before() -> None:
 
 
 def _several_axes(net: Net, x: str) -> str:
-    return normalized(net, x, (1, 2))
+    return sum_norm(net, x, (1, 2))
 
 
 def _of_another_value(net: Net, x: str) -> str:
@@ -139,7 +115,7 @@ def _the_greatest(net: Net, x: str) -> str:
 
 
 def _a_number_without_reciprocal(net: Net, x: str) -> str:
-    return normalized(net, x, epsilon=1e-39)
+    return sum_norm(net, x, epsilon=1e-39)
 
 
 STAYS = [
@@ -163,7 +139,7 @@ def test_what_is_nearly_such_a_norm_stays(build: Callable[[Net, str], str]) -> N
 @pytest.mark.parametrize("read", ["ReduceMean", "Add", "Expand"])
 def test_what_is_read_elsewhere_keeps_the_parts(read: str) -> None:
     net = Net()
-    y = normalized(net, net.input("x", 2, 3, 8), expand=True)
+    y = sum_norm(net, net.input("x", 2, 3, 8), expand=True)
     (value,) = (n.outputs[0] for n in net.graph.nodes if n.op.type == read)
     graph = net.finish(y, value)
     assert fuse_sum_norm(graph) is graph
@@ -178,7 +154,7 @@ def test_a_global_response_norm_takes_two_launches_before_the_scaling(device: st
     net = Net()
     x = net.add("Gelu", net.conv(net.input("x", 2, 3, 9, 7), channels))
     response = net.add("ReduceL2", x, np.array([2, 3]))
-    factor = normalized(net, response, (1,), epsilon=1e-6)
+    factor = sum_norm(net, response, (1,), epsilon=1e-6)
     scaled = net.add("Mul", net.random(1, channels, 1, 1), net.add("Mul", x, factor))
     graph = net.finish(net.add("Add", x, net.add("Add", net.random(1, channels, 1, 1), scaled)))
     if device != "cpu":

@@ -64,7 +64,7 @@ def test_A7_the_passes_are_recorded_with_the_nodes_before_and_after() -> None:
     by_name: dict[str, list[PassRecord]] = {}
     for record in network.passes:
         by_name.setdefault(record.name, []).append(record)
-    assert [r.before - r.after for r in by_name["fold_pads"]] == [1]
+    assert [r.before - r.after for r in by_name["settle_convolutions"]] == [1]
     assert [r.before - r.after for r in by_name["fold_batch_norm"]] == [1]
     assert sum(r.before - r.after for r in by_name["remove_identities"]) == 1
     assert sum(r.before - r.after for r in by_name["remove_dead_nodes"]) == 1

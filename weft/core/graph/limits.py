@@ -93,18 +93,19 @@ class Budget:
 
     def allows(self, values: Iterable[str], nbytes: int, *, flops: int = 0, read: int = 0) -> bool:
         """Tell whether values may be folded from constants of `read` bytes; if not, note that runs compute them."""
+        need = self.limit_in_the_way(nbytes, flops=flops, read=read)
+        if need is not None:
+            self.left.update(dict.fromkeys(filter(None, values), need))
+        return need is None
+
+    def limit_in_the_way(self, nbytes: int, *, flops: int = 0, read: int = 0) -> tuple[str, float] | None:
+        """Return the limit that forbids to fold so much, and the value that it would need; None if none does."""
         if max(nbytes, read) <= SMALL:
-            return True
-        seconds = self.seconds + flops / FLOPS_A_SECOND
-        need: tuple[str, float] | None = None
+            return None
         if self.nbytes + nbytes > self.limits.folding_bytes:
-            need = ("folding_bytes", self.nbytes + nbytes)
-        elif seconds >= self.limits.folding_seconds:
-            need = ("folding_seconds", round(seconds + 1))
-        if need is None:
-            return True
-        self.left.update(dict.fromkeys(filter(None, values), need))
-        return False
+            return "folding_bytes", self.nbytes + nbytes
+        seconds = self.seconds + flops / FLOPS_A_SECOND
+        return ("folding_seconds", round(seconds + 1)) if seconds >= self.limits.folding_seconds else None
 
     def spend(self, nbytes: int, began: float) -> None:
         """Count `nbytes` bytes of folded values, computed since the clock read `began`."""

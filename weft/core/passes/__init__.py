@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from weft.core.graph.graph import Graph
-from weft.core.passes.batch_norm import fold_batch_norm
+from weft.core.passes.batch_norm import BATCH_NORMS_FOLDED, fold_batch_norm
 from weft.core.passes.biases import add_biases_first
 from weft.core.passes.casts import read_through_casts
 from weft.core.passes.constants import fold_constants
@@ -22,10 +22,11 @@ from weft.core.passes.manager import (
     PassRecord,
     arranged,
     graph_pass,
+    with_members,
 )
 from weft.core.passes.negations import fold_negations
-from weft.core.passes.pads import fold_pads
-from weft.core.passes.parallel_convolutions import join_parallel_convolutions
+from weft.core.passes.pads import PADS_FOLDED, fold_pads
+from weft.core.passes.parallel_convolutions import PARALLEL_CONVOLUTIONS_JOINED, join_parallel_convolutions
 from weft.core.passes.partial_sums import pad_partial_sums
 from weft.core.passes.patterns import (
     attend_in_place,
@@ -72,12 +73,14 @@ __all__ = [
     "find_pass",
     "graph_pass",
     "run_passes",
+    "with_members",
 ]
 
 SETTLE_MOVES = PassGroup(
     "settle_moves",
     "Squash transposes and reshapes, move them up and turn them to reshapes until there is nothing left to do.",
-    # A Neg that goes lets two moves meet, and moves that go let a Neg meet a Concat.
+    # A Neg that goes lets two moves meet, and moves that go let a Neg meet a Concat. Transposes that became reshapes
+    # meet others.
     (fold_negations, squash_moves, move_transposes_up, transposes_as_reshapes, squash_moves, remove_identities),
     rounds=16,  # one round is enough for real networks, two for most contrived ones
     ensures=(NO_MOVES_IN_A_ROW, NO_FREE_TRANSPOSES, NO_IDENTITIES),
@@ -90,6 +93,7 @@ SETTLE_CONVOLUTIONS = PassGroup(
     # and what a batch norm was between may then be joined, too.
     (fold_pads, fold_batch_norm, join_parallel_convolutions),
     rounds=16,  # two rounds are enough for real networks
+    ensures=(PADS_FOLDED, BATCH_NORMS_FOLDED, PARALLEL_CONVOLUTIONS_JOINED),
 )
 
 SETTLE_STEPS = PassGroup(
@@ -114,10 +118,6 @@ PASSES: tuple[AnyPass, ...] = (
     fold_batch_norm,
     # Moves are made around the one op: around a comparison and a Where they need not agree.
     fuse_compare_select,
-    fold_negations,
-    squash_moves,
-    move_transposes_up,
-    transposes_as_reshapes,
     SETTLE_MOVES,
     join_parts,
     pad_partial_sums,
@@ -148,8 +148,6 @@ PASSES: tuple[AnyPass, ...] = (
     undo_reshapes,
     squash_moves,
     # Once the moves between them are gone, pads are next to what they fold into.
-    fold_pads,
-    join_parallel_convolutions,
     SETTLE_CONVOLUTIONS,
     remove_dead_nodes,
 )
@@ -165,9 +163,9 @@ def run_passes(graph: Graph, passes: Iterable[AnyPass] = PASSES, context: PassCo
 
 
 def find_pass(name: str) -> AnyPass:
-    """Return the standard pass of that name; ConfigError lists the names if there is none."""
-    for each in PASSES:
-        if each.name == name:
-            return each
-    names = ", ".join(dict.fromkeys(p.name for p in PASSES))
+    """Return the standard pass or group of that name, also a member of a group; ConfigError lists all names."""
+    known = {each.name: each for item in PASSES for each in with_members(item)}
+    if name in known:
+        return known[name]
+    names = ", ".join(known)
     raise ConfigError(f"there is no pass {name!r}", fix=f"choose one of {names}")

@@ -39,15 +39,12 @@ def fold_batch_norm(graph: Graph, context: PassContext) -> Graph:
     rounded once. Where they lose more in the type that they are stored in than the old ones do, the norm stays, whose
     own factors are exact. Of norms in a row the first may fold without the last.
     """
-    budget = context.budget
-    allowed = []
+    budget, allowed = context.budget, list[_Row]()
     for row in _rows(graph):
-        if budget.allows((), row.weight.nbytes):
+        asked = [context.allows(fold.norm.name, row.weight.nbytes, "its new weights") for fold in row.folds]
+        if all(asked):
             allowed.append(row)
             budget.spend(row.weight.nbytes, budget.clock())
-        else:
-            for fold in row.folds:
-                context.leave(fold.norm.name, "its new weights would go beyond the limits of folding")
     began, nbytes = budget.clock(), sum(row.weight.nbytes for row in allowed)
     tried = in_threads(lambda row: _tried(row, context.stored), allowed, nbytes)
     budget.spend(0, began)

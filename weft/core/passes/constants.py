@@ -70,9 +70,8 @@ def fold_node(graph: Graph, node: Node, context: PassContext) -> list[Array] | N
     specs = op.inferred([graph.specs[i] if i else None for i in inputs], [graph.constants.get(i) for i in inputs])
     nbytes = sum(s.size * s.dtype.itemsize for s in specs)
     flops = op.flops([graph.specs[i].dims if i else None for i in inputs], [s.dims for s in specs])
-    if not budget.allows(node.outputs, nbytes, flops=flops, read=sum(a.nbytes for a in arrays if a is not None)):
-        limit = next((budget.left[o][0] for o in node.outputs if o), "folding_bytes")
-        context.leave(node.name, f"computing it once would go beyond the limit {limit!r}, so each run does")
+    read = sum(a.nbytes for a in arrays if a is not None)
+    if not context.allows(node.name, nbytes, "computing it once", values=node.outputs, flops=flops, read=read):
         return None
     began = budget.clock()
     try:

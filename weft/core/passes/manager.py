@@ -30,7 +30,7 @@ class PassContext:
     """What a pass gets besides the graph, and what it may report about single nodes."""
 
     budget: Budget = field(default_factory=Budget)
-    """What computing constants may cost: ask `allows` before, call `spend` after."""
+    """What computing constants may cost: ask `PassContext.allows` before, call `spend` after."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why the pass removed or made a node, by the node's name, where the journal needs more than the pass's purpose."""
     left: dict[str, str] = field(default_factory=dict)
@@ -42,6 +42,26 @@ class PassContext:
         """Record why the pass did not rewrite a node that it was for; the journal shows it."""
         self.left[node] = why
 
+    def allows(
+        self,
+        node: str,
+        nbytes: int,
+        what: str = "its new constants",
+        *,
+        values: Iterable[str] = (),
+        flops: int = 0,
+        read: int = 0,
+    ) -> bool:
+        """Tell whether the budget allows constants of so many bytes for a node; if not, record that the node is left.
+
+        The journal says that `what` would go beyond the limit. The others are those of `Budget.allows`. Ask only once
+        nothing but the budget is in the way.
+        """
+        need = self.budget.limit_in_the_way(nbytes, flops=flops, read=read)
+        if need is not None:
+            self.leave(node, f"{what} would go beyond the limit {need[0]!r}")
+        return self.budget.allows(values, nbytes, flops=flops, read=read)
+
 
 Rewrite = Callable[[Graph, PassContext], Graph]
 """Returns a new graph, or the given one if there is nothing to rewrite; it never changes the given one."""
@@ -52,8 +72,8 @@ class Pass:
     """A rewrite with a name, the properties that it requires, and the properties that it ensures.
 
     It gets a bound graph. It must keep the graph well formed, and the names, shapes and types of inputs and outputs.
-    It runs up to `rounds` times, as long as it changes something. A user's pass runs behind the standard pass that
-    `after` names.
+    It runs up to `rounds` times, as long as it changes something. A user's pass runs behind the last place of the
+    standard pass that `after` names, and behind the whole group if that place is in one.
     """
 
     name: str
@@ -91,6 +111,11 @@ class PassGroup:
 
 
 AnyPass = Pass | PassGroup
+
+
+def with_members(item: AnyPass) -> tuple[AnyPass, ...]:
+    """Return a pass; or a group, and then each of its members."""
+    return (item, *item.members) if isinstance(item, PassGroup) else (item,)
 
 
 def graph_pass(
@@ -165,7 +190,9 @@ class PassManager:
         _check_interface(item, graph, after)
         if checked and (changed or after is not graph):  # specs alone may have changed
             _check_graph(item, after, self._specs)
-        left = self.context.left
+        gone = {n.name for n in graph.nodes} - {n.name for n in after.nodes} if self.context.left else set[str]()
+        # What one attempt left, another may have rewritten.
+        left = self.context.left = {name: why for name, why in self.context.left.items() if name not in gone}
         news = {name: why for name, why in left.items() if (item.name, name, why) not in self._told}
         self._told.update((item.name, name, why) for name, why in news.items())
         if rewired or news:
@@ -179,24 +206,25 @@ class PassManager:
 def arranged(standard: Sequence[AnyPass], own: Sequence[AnyPass], default: str) -> list[AnyPass]:
     """Return the standard passes with a user's among them: each behind the last pass named in its `after`.
 
-    One without `after` goes behind `default`; several at one place keep their order. ConfigError names the passes whose
-    `after` names no pass, and the passes that require what no earlier pass ensures.
+    If that is a member of a group, the user's goes behind the group. One without `after` goes behind `default`; several
+    at one place keep their order. ConfigError names the passes whose `after` names no pass, and the passes that require
+    what no earlier pass ensures.
     """
-    names = [each.name for each in standard]
+    last = {each.name: place for place, item in enumerate(standard) for each in with_members(item)}
     problems = [
         f"pass {each.name!r} is to come after {each.after!r}, and there is no such pass"
         for each in own
-        if each.after and each.after not in names
+        if each.after and each.after not in last
     ]
     if problems:
         raise ConfigError(
             "there is no place for a pass",
             why="; ".join(problems),
-            fix=f"choose one of {', '.join(dict.fromkeys(names))}",
+            fix=f"choose one of {', '.join(last)}",
         )
     places: dict[int, list[AnyPass]] = {}
     for each in own:
-        places.setdefault(len(names) - 1 - names[::-1].index(each.after or default), []).append(each)
+        places.setdefault(last[each.after or default], []).append(each)
     order = [p for k, each in enumerate(standard) for p in (each, *places.get(k, ()))]
     _check_order(order)
     return order

@@ -11,7 +11,6 @@ import numpy as np
 from weft.core.graph.graph import Graph, Node, infer_node
 from weft.core.graph.layout import Array
 from weft.core.passes.constants import fold_node
-from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.patterns.reading import Reader, make
 
@@ -27,8 +26,7 @@ def fold_negations(graph: Graph, context: PassContext) -> Graph:
     """
     if not Reader.has(graph, "Neg"):
         return graph
-    # A dead node that reads a value in between would keep the Neg, and go with the first product that is rewritten.
-    reader = Reader(without_dead_nodes(graph))
+    reader = Reader(graph)
     places = [_found(reader, product, value) for product in reader.nodes("Mul") for value in product.inputs]
     found = [each for each in places if each is not None]
     signs = _Signs(reader, context, found)
@@ -36,7 +34,7 @@ def fold_negations(graph: Graph, context: PassContext) -> Graph:
         factor = signs.factor(each) if each.product.name not in reader.replaced else None
         if factor is not None:
             reader.put(each.product, *_without_negations(reader, each, factor))
-    return reader.finish() if reader.replaced else graph
+    return reader.finish()
 
 
 @dataclass(frozen=True, slots=True)

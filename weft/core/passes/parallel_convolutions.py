@@ -44,8 +44,7 @@ def join_parallel_convolutions(graph: Graph, context: PassContext) -> Graph:
     gone: set[str] = set()
     for each in sums:
         nbytes = sum(join.host.weight.nbytes for join in each.joins)
-        if not budget.allows((), nbytes):
-            context.leave(each.root.name, "the new weights would go beyond the limits of folding")
+        if not context.allows(each.root.name, nbytes, "the new weights"):
             continue
         began = budget.clock()
         computed = [(join, join.computed()) for join in each.joins]

@@ -35,7 +35,7 @@ def join_sibling_products(graph: Graph, context: PassContext) -> Graph:
     reader, budget = Reader(graph), context.budget
     for parts in _siblings(reader):
         nbytes = joint_bytes(reader, parts)
-        if not budget.allows((), nbytes):
+        if not context.allows(parts[0].nodes[0].name, nbytes, "joined weights"):
             continue
         began = budget.clock()
         _replace(reader, parts)

@@ -41,8 +41,7 @@ def join_sibling_steps(graph: Graph, context: PassContext) -> Graph:
             if steps is None:
                 continue
             nbytes = steps.stacked_bytes()
-            if not budget.allows((), nbytes):
-                context.leave(steps.computing[0][0].name, "stacked scales would go beyond the limits of folding")
+            if not context.allows(steps.computing[0][0].name, nbytes, "stacked scales"):
                 continue
             began = budget.clock()
             _join(order, steps)

@@ -32,7 +32,7 @@ def fold_single_norms(graph: Graph, context: PassContext) -> Graph:
         shift, began = shifts.get(node.name), context.budget.clock()
         spec = None if shift is None else graph.specs[node.outputs[0]]
         nbytes = 0 if spec is None else spec.size * spec.dtype.itemsize
-        if shift is None or spec is None or not context.budget.allows(node.outputs, nbytes):
+        if shift is None or spec is None or not context.allows(node.name, nbytes, values=node.outputs):
             out.nodes.append(node)
             continue
         out.constants[node.outputs[0]] = np.ascontiguousarray(np.broadcast_to(shift, spec.dims), spec.dtype.numpy)

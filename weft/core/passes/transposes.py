@@ -10,7 +10,6 @@ import numpy as np
 
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Shape
-from weft.core.graph.limits import Budget
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.dead import without_dead_nodes
@@ -57,6 +56,7 @@ def transposes_as_reshapes(graph: Graph, context: PassContext) -> Graph:
 
 ROUNDS = 16
 """Most rounds: one is enough for real networks."""
+TRANSPOSED = "transposed constants"
 
 
 @graph_pass(rounds=ROUNDS)
@@ -72,7 +72,7 @@ def move_transposes_up(graph: Graph, context: PassContext) -> Graph:
     """
     if not any(n.op.type == "Transpose" for n in graph.nodes):
         return graph
-    moves = _Moves(graph, context.budget)
+    moves = _Moves(graph, context)
     return moves.graph if moves.found() else graph
 
 
@@ -93,7 +93,7 @@ def move_transposes_down(graph: Graph, context: PassContext) -> Graph:
         moved: list[Node] = []
         while (order := _common_order(out, node, makers, readers)) is not None:
             nbytes = sum(out.constants[i].nbytes for i in node.inputs if i in out.constants)
-            if not context.budget.allows((), nbytes):
+            if not context.allows(node.name, nbytes, TRANSPOSED):
                 break
             began, back = context.budget.clock(), tuple(order.index(axis) for axis in range(len(order)))
             inputs = tuple(
@@ -146,8 +146,8 @@ def _transposed(graph: Graph, value: str, order: Order, names: Names) -> str:
 class _Moves:
     """A graph while its transposes move up, with the current producers and readers of its values."""
 
-    def __init__(self, graph: Graph, budget: Budget) -> None:
-        self.budget = budget
+    def __init__(self, graph: Graph, context: PassContext) -> None:
+        self.context = context
         self.graph = graph.copy()
         self.names = Names(graph)
         self.makers = graph.producers()
@@ -165,10 +165,12 @@ class _Moves:
             if node is None or node.op.type != "Transpose":
                 continue
             region = _Region(node, _order(self.graph, node), self.graph.specs[node.inputs[0]].dims)
-            if _fill(self, region) and _is_closed(self, region) and self.budget.allows((), region.nbytes):
-                began = self.budget.clock()
+            if not (_fill(self, region) and _is_closed(self, region)):
+                continue
+            if self.context.allows(node.name, region.nbytes, TRANSPOSED):
+                began = self.context.budget.clock()
                 region.rewrite(self)
-                self.budget.spend(region.nbytes, began)
+                self.context.budget.spend(region.nbytes, began)
         nodes = (self._now.get(n.name, n) for n in self.graph.nodes)
         self.graph.nodes = [n for n in nodes if n is not None]
         return bool(self._now)

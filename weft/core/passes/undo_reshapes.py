@@ -44,7 +44,7 @@ def undo_reshapes(graph: Graph, context: PassContext) -> Graph:
         nbytes = sum(array.nbytes for array in made.values())
         if any(each is None for each in operands) or len(made) == len(operands):
             continue
-        if not context.budget.allows((), nbytes):
+        if not context.allows(node.name, nbytes, "its constants in another shape"):
             continue
         inputs = [names.fresh(f"{node.name}.operand") if k in made else str(each) for k, each in enumerate(operands)]
         for k, array in made.items():

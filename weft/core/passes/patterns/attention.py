@@ -59,7 +59,7 @@ def fuse_attention(graph: Graph, context: PassContext) -> Graph:
         if mixed is None or scores is None or not reader.graph.specs[softmax.outputs[0]].size:
             continue
         leads = [*scores.leads, given[:-2], mixed.lead]
-        lead = scores.place(reader, leads, context.budget)
+        lead = scores.place(reader, leads, softmax.name, context)
         if lead is not None:
             _replace(reader, scores, mixed, lead)
     return reader.finish()
@@ -332,7 +332,7 @@ def join_projections(graph: Graph, context: PassContext) -> Graph:
         parts = [p for i in node.inputs[:3] if reader.is_read_once(i) and (p := read_projection(reader, i)) is not None]
         equal = len({(p.x, reader.dims(p.weight)) for p in parts}) == 1
         nbytes = joint_bytes(reader, parts)
-        if len(parts) != 3 or not equal or not budget.allows((), nbytes):
+        if len(parts) != 3 or not equal or not context.allows(node.name, nbytes, "joined weights"):
             continue
         began = budget.clock()
         made = join(reader, node.name, parts)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from weft.core.graph.graph import Graph, Node, infer_node, inferred
 from weft.core.graph.tensor import TensorSpec
-from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.later_constants import only_element
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.patterns.reading import DEEPEST, Reader, make
@@ -34,8 +33,7 @@ def fuse_compare_select(graph: Graph, context: PassContext) -> Graph:
     """
     if not Reader.has(graph, "Where"):
         return graph
-    # A dead node that reads a condition would keep it, and go with the first choice that is replaced.
-    reader = Reader(without_dead_nodes(graph))
+    reader = Reader(graph)
     for kind in (*COMPARISONS, "And", "Or"):
         for node in reader.nodes(kind):
             condition = node.outputs[0]
@@ -46,7 +44,7 @@ def fuse_compare_select(graph: Graph, context: PassContext) -> Graph:
                 for choice in choices:
                     x, y = choice.where.inputs[1:]
                     reader.put(choice.where, *_Spelling(reader, choice.where).of(condition, x, y, choice.opposite))
-    return reader.finish() if reader.replaced else graph
+    return reader.finish()
 
 
 def _choices(reader: Reader, condition: str, depth: int = 0) -> list[_Choice]:

@@ -9,7 +9,6 @@ import numpy as np
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import TensorSpec
-from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES
 from weft.core.passes.patterns.reading import Reader, make
@@ -25,8 +24,7 @@ def fuse_group_norm(graph: Graph, context: PassContext) -> Graph:
     """
     if not Reader.has(graph, "InstanceNormalization"):
         return graph
-    # A dead node that reads a value in between would keep the parts.
-    reader = Reader(without_dead_nodes(graph))
+    reader = Reader(graph)
     for norm in reader.nodes("InstanceNormalization"):
         found = _ungrouped(reader, norm)
         given = reader.graph.input_constants(norm)[1:3]
@@ -48,7 +46,7 @@ def fuse_group_norm(graph: Graph, context: PassContext) -> Graph:
                 break
             root, scale, shift = behind, scaled, shifted
         _put(reader, root, x, groups, (scale, shift), norm)
-    return reader.finish() if reader.replaced else graph
+    return reader.finish()
 
 
 def _ungrouped(reader: Reader, norm: Node) -> tuple[str, Node] | None:

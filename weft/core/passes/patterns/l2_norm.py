@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Shape
-from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.patterns.reading import LEAST, Reader, make
 
@@ -18,15 +17,14 @@ def fuse_l2_norm(graph: Graph, context: PassContext) -> Graph:
     """
     if not Reader.has(graph, "ReduceL2", "ReduceSumSquare", "ReduceSum"):
         return graph
-    # A dead node that reads a value in between would keep the parts.
-    reader = Reader(without_dead_nodes(graph))
+    reader = Reader(graph)
     for quotient, x, divisor in reader.quotients():
         least, norm = _limited(reader, divisor)
         axes = _norm_of(reader, norm, x)
         if len(axes) == 1:
             op = make("weft::L2Normalization", axis=axes[0] - len(reader.dims(x)), least=least)
             reader.put(quotient, Node(quotient.name, op, (x,), quotient.outputs))
-    return reader.finish() if reader.replaced else graph
+    return reader.finish()
 
 
 def _limited(reader: Reader, value: str) -> tuple[float, str]:

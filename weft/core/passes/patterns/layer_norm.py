@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Shape
-from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.patterns.quotients import (
     Over,
@@ -32,13 +31,12 @@ def with_layer_norms(graph: Graph, over: Over) -> Graph:
     """Return the graph with layer norms over such axes in place of their parts."""
     if not Reader.has(graph, "ReduceMean"):
         return graph
-    # A dead node that reads a value in between would keep the parts, and go with the first norm that is found.
-    reader = Reader(without_dead_nodes(graph))
+    reader = Reader(graph)
     for found in quotients(reader, over):
         centred = _centred(reader, found.squared)
         if centred and centred[1] == found.axes and _centred(reader, found.dividend) == centred:
             _put(reader, found, centred[0])
-    return reader.finish() if reader.replaced else graph
+    return reader.finish()
 
 
 def _centred(reader: Reader, value: str) -> tuple[str, Shape] | None:

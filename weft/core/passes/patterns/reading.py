@@ -43,18 +43,22 @@ LEAST = 2.0**-126
 
 
 class Reader:
-    """A graph with the producers and readers of its values, and the nodes that will replace others."""
+    """A graph with the producers and readers of its values, and the nodes that will replace others.
+
+    It has no dead nodes: one that reads a value inside a pattern would keep its parts, and go with the first pattern
+    that is found.
+    """
 
     def __init__(self, graph: Graph) -> None:
-        self.given, self.graph = graph, graph.copy()
+        self.given, self.graph = graph, without_dead_nodes(graph)
         self.replaced: dict[str, list[Node]] = {}
         self.names = Names(graph)
         self.computed: dict[tuple[object, ...], str] = {}
         """Constants that were made of others, by what they were made of."""
-        self._makers = graph.producers()
-        self._counts = graph.readers()
+        self._makers = self.graph.producers()
+        self._counts = self.graph.readers()
         self._readers: dict[str, list[Node]] = {}
-        for node in graph.nodes:
+        for node in self.graph.nodes:
             for value in dict.fromkeys(node.inputs):
                 self._readers.setdefault(value, []).append(node)
 

@@ -8,7 +8,6 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Shape
 from weft.core.graph.symbolic import known
-from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.patterns.quotients import (
     Over,
@@ -37,12 +36,11 @@ def with_rms_norms(graph: Graph, over: Over) -> Graph:
     """Return the graph with RMS norms over such axes in place of their parts."""
     if not Reader.has(graph, "ReduceMean"):
         return graph
-    # A dead node that reads a value in between would keep the parts, and go with the first norm that is found.
-    reader = Reader(without_dead_nodes(graph))
+    reader = Reader(graph)
     for found in quotients(reader, over):
         if _narrow(reader, found.dividend) == _narrow(reader, found.squared):
             _put(reader, found)
-    return reader.finish() if reader.replaced else graph
+    return reader.finish()
 
 
 def _narrow(reader: Reader, value: str) -> str:

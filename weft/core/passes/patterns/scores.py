@@ -11,9 +11,9 @@ import numpy as np
 
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.limits import Budget
 from weft.core.graph.symbolic import has_open_size, is_symbolic
 from weft.core.graph.tensor import TensorSpec
+from weft.core.passes.manager import PassContext
 from weft.core.passes.moves import RESHAPES, Order, compose, is_identity, keeps_elements, order_of, reshape
 from weft.core.passes.patterns.reading import Reader, make
 from weft.core.passes.undo_reshapes import broadcast_reshape
@@ -110,11 +110,13 @@ class Scores:
         """Return scores without masks times a number: a cap grows with the scores."""
         return replace(self, q=self.q.times(number), softcap=self.softcap * number)
 
-    def place(self, reader: Reader, leads: list[Shape], budget: Budget) -> Shape | None:
+    def place(self, reader: Reader, leads: list[Shape], softmax: str, context: PassContext) -> Shape | None:
         """Return one or two axes for heads to which all masks can be broadcast, the first such of `leads`, or None.
 
-        Axes are joined where there are more than two. Masks are reshaped, and added up if they are constants.
+        Axes are joined where there are more than two. Masks are reshaped, and added up if they are constants, within
+        the budget: else the softmax of that name stays.
         """
+        masks = _Masks(reader, softmax, context)
         tried: list[Shape] = []
         for each in sorted((_joined(lead) for lead in leads if lead), key=len, reverse=True):
             if each in tried:
@@ -123,9 +125,9 @@ class Scores:
             rows = self.added[0].scores[-2:] if self.added else ()
             total: list[str] = []
             for k, mask in enumerate(self.added):
-                fitting = _mask(reader, mask, (*each, *rows), budget)
+                fitting = masks.fitting(mask, (*each, *rows))
                 replaced = any(before.number for before in self.added[:k])
-                total = [_with(reader, total, replaced, mask, fitting, budget) if fitting and all(total) else ""]
+                total = [masks.added(total, replaced, mask, fitting) if fitting and all(total) else ""]
             if all(total):
                 self.masks = total
                 return each
@@ -217,63 +219,74 @@ def _masks(reader: Reader, node: Node) -> Iterator[tuple[str, _Mask]]:
 # -- masks -----------------------------------------------------------------------------------------------
 
 
-def _mask(reader: Reader, mask: _Mask, wanted: Shape, budget: Budget) -> str:
-    """Return a mask for scores of another shape; "" if only a constant, or a smaller one, can be made to fit."""
-    if mask.scores == wanted:
-        return mask.value
-    dims = reader.dims(mask.value)
-    own = len(dims) - next((axis for axis, size in enumerate(dims) if size != 1), len(dims))
-    if len(dims) <= len(wanted) and mask.scores[-own:] == wanted[-own:] and own <= min(len(mask.scores), len(wanted)):
-        return mask.value
-    constant = reader.graph.constants.get(mask.value)
-    if constant is None or is_symbolic(constant) or has_open_size((*mask.scores, *wanted)):
-        return ""
-    nbytes, began = prod(wanted) * constant.itemsize, budget.clock()
-    if not budget.allows((), nbytes):
-        return ""
-    made = broadcast_reshape(constant, mask.scores, wanted)
-    return "" if made is None else _constant(reader, f"{mask.value}.apart", made, mask.value, budget, began)
+@dataclass(frozen=True, slots=True)
+class _Masks:
+    """Makes constants of masks, within the budget; without that, the softmax of that name stays."""
 
+    reader: Reader
+    softmax: str
+    context: PassContext
 
-def _with(reader: Reader, before: list[str], replaced: bool, mask: _Mask, value: str, budget: Budget) -> str:
-    """Return the masks before with another, whose value fits; "" if one of several is no constant, or it is too large.
+    def fitting(self, mask: _Mask, wanted: Shape) -> str:
+        """Return a mask for scores of another shape; "" if only a constant, or a smaller one, can be made to fit."""
+        if mask.scores == wanted:
+            return mask.value
+        reader = self.reader
+        dims = reader.dims(mask.value)
+        own = len(dims) - next((axis for axis, size in enumerate(dims) if size != 1), len(dims))
+        same = mask.scores[-own:] == wanted[-own:] and own <= min(len(mask.scores), len(wanted))
+        if same and len(dims) <= len(wanted):
+            return mask.value
+        constant = reader.graph.constants.get(mask.value)
+        if constant is None or is_symbolic(constant) or has_open_size((*mask.scores, *wanted)):
+            return ""
+        began = self.context.budget.clock()
+        if not self.context.allows(self.softmax, prod(wanted) * constant.itemsize, "its mask in another shape"):
+            return ""
+        made = broadcast_reshape(constant, mask.scores, wanted)
+        return "" if made is None else self._constant(f"{mask.value}.apart", made, mask.value, began)
 
-    So it is if numbers that are added are as low as those in place of scores, of which there are some before if
-    `replaced` says so: one mask would not tell them apart. Layers share what is made of the same.
-    """
-    if not before and not mask.number:
-        return value
-    constants = reader.graph.constants
-    parts = [*before, value]
-    if any(each not in constants or is_symbolic(constants[each]) for each in parts):
-        return ""
-    key, like = (*parts, mask.number, mask.hides), mask.number or value
-    if key in reader.computed:
-        return reader.computed[key]
-    began, last = budget.clock(), constants[value]
-    total = constants[before[0]] if before else np.zeros((), constants[like].dtype)
-    if not budget.allows((), prod(np.broadcast_shapes(total.shape, last.shape)) * total.itemsize):
-        return ""
-    with np.errstate(over="ignore"):
-        low = constants[mask.number].reshape(()) if mask.number else None
-        made = total + last if low is None else np.where(last == mask.hides, low, total)
-    in_place = np.zeros(made.shape, bool)
-    if replaced:
-        in_place |= total <= LOWEST
-    if low is not None:
-        in_place |= last == mask.hides
-    mixed = (replaced or low is not None) and not np.array_equal(made <= LOWEST, in_place)
-    reader.computed[key] = "" if mixed else _constant(reader, f"{parts[0]}.masks", made, like, budget, began)
-    return reader.computed[key]
+    def added(self, before: list[str], replaced: bool, mask: _Mask, value: str) -> str:
+        """Return the masks before with another, whose value fits.
 
+        "" if one of several is no constant, or it is too large. So it is if numbers that are added are as low as those
+        in place of scores, of which there are some before if `replaced` says so: one mask would not tell them apart.
+        Layers share what is made of the same.
+        """
+        if not before and not mask.number:
+            return value
+        constants, computed = self.reader.graph.constants, self.reader.computed
+        parts = [*before, value]
+        if any(each not in constants or is_symbolic(constants[each]) for each in parts):
+            return ""
+        key, like = (*parts, mask.number, mask.hides), mask.number or value
+        if key in computed:
+            return computed[key]
+        began, last = self.context.budget.clock(), constants[value]
+        total = constants[before[0]] if before else np.zeros((), constants[like].dtype)
+        nbytes = prod(np.broadcast_shapes(total.shape, last.shape)) * total.itemsize
+        if not self.context.allows(self.softmax, nbytes, "the sum of its masks"):
+            return ""
+        with np.errstate(over="ignore"):
+            low = constants[mask.number].reshape(()) if mask.number else None
+            made = total + last if low is None else np.where(last == mask.hides, low, total)
+        in_place = np.zeros(made.shape, bool)
+        if replaced:
+            in_place |= total <= LOWEST
+        if low is not None:
+            in_place |= last == mask.hides
+        mixed = (replaced or low is not None) and not np.array_equal(made <= LOWEST, in_place)
+        computed[key] = "" if mixed else self._constant(f"{parts[0]}.masks", made, like, began)
+        return computed[key]
 
-def _constant(reader: Reader, name: str, array: Array, like: str, budget: Budget, began: float) -> str:
-    """Add a constant of the type of another, and return the name that it got."""
-    name = reader.names.fresh(name)
-    reader.graph.constants[name] = array
-    reader.graph.specs[name] = TensorSpec(array.shape, reader.graph.specs[like].dtype)
-    budget.spend(array.nbytes, began)
-    return name
+    def _constant(self, name: str, array: Array, like: str, began: float) -> str:
+        """Add a constant of the type of another, and return the name that it got."""
+        graph = self.reader.graph
+        name = self.reader.names.fresh(name)
+        graph.constants[name] = array
+        graph.specs[name] = TensorSpec(array.shape, graph.specs[like].dtype)
+        self.context.budget.spend(array.nbytes, began)
+        return name
 
 
 # -- the product -----------------------------------------------------------------------------------------

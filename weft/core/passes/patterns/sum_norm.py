@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from weft.core.graph.graph import Graph, Node
-from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.patterns.reading import LEAST, Reader, make
 
@@ -16,8 +15,7 @@ def fuse_sum_norm(graph: Graph, context: PassContext) -> Graph:
     """
     if not Reader.has(graph, "ReduceSum", "ReduceMean"):
         return graph
-    # A dead node that reads a value in between would keep the parts.
-    reader = Reader(without_dead_nodes(graph))
+    reader = Reader(graph)
     for quotient, x, divisor in reader.quotients():
         epsilon, total = _raised(reader, divisor)
         reduction = reader.maker(total, "ReduceSum", "ReduceMean")
@@ -26,7 +24,7 @@ def fuse_sum_norm(graph: Graph, context: PassContext) -> Graph:
             mean = int(reduction is not None and reduction.op.type == "ReduceMean")
             op = make("weft::SumNormalization", axis=axes[0] - len(reader.dims(x)), mean=mean, epsilon=epsilon)
             reader.put(quotient, Node(quotient.name, op, (x,), quotient.outputs))
-    return reader.finish() if reader.replaced else graph
+    return reader.finish()
 
 
 def _raised(reader: Reader, value: str) -> tuple[float, str]:
