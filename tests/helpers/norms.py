@@ -243,3 +243,59 @@ def group_norms(draw: st.DrawFn) -> Graph:
     )
     y = group_norm(net, x, groups, factor=factor, shift=shift, like=draw(st.integers(1, 2)))
     return ended(draw, net, net.add("Relu", y) if draw(st.booleans()) else y)
+
+
+def deviation(
+    net: Net,
+    x: str,
+    groups: int,
+    *,
+    keepdims: int = 0,
+    square: str = "Mul",
+    reshaped: str = "mean",
+    epsilon: float = 0.5,
+) -> str:
+    """Add the deviation of groups of channels of x in parts; `reshaped`: where a mean without its axes gets them."""
+    dims, rank = net.shape(x), len(net.shape(x)) + (groups not in (1, net.shape(x)[1]))
+    apart = rank > len(dims)
+    whole = (dims[0], groups, dims[1] // groups, *dims[2:]) if apart else dims
+    parts = net.add("Reshape", x, np.array(whole)) if apart else x
+    axes = np.arange(1 if groups == 1 else 2, rank)
+    centred = net.add("Sub", parts, net.add("ReduceMean", parts, axes))
+    squares = net.add(square, centred, centred if square == "Mul" else np.asarray(2, np.float32))
+    value = net.add("ReduceMean", squares, axes, keepdims=keepdims)
+    spread = np.array((dims[0], groups, *[1] * (rank - 2)))
+    if not keepdims and reshaped == "mean":
+        value = net.add("Reshape", value, spread)
+    if epsilon:
+        value = net.add("Add", value, np.asarray(epsilon, net.graph.specs[x].dtype.numpy))
+    value = net.add("Sqrt", value)
+    if not keepdims and reshaped == "root":
+        value = net.add("Reshape", value, spread)
+    value = net.add("Expand", value, np.array(whole))
+    return net.add("Reshape", value, np.array(dims)) if apart else value
+
+
+@st.composite
+def group_deviations(draw: st.DrawFn) -> Graph:
+    """Draw the deviation of groups of channels in parts, as EvoNorm has it, and what is nearly that."""
+    net = Net(draw(st.integers(0, 100)))
+    dims = (draw(st.integers(1, 2)), 6, *draw(st.sampled_from([(5, 3), (4,), (1, 1), ()])))
+    x = net.add("Sigmoid", net.input("x", *dims))
+    groups = draw(st.sampled_from([1, 2, 3, 6] if len(dims) > 2 else [1, 2]))
+    keepdims, reshaped = draw(st.integers(0, 1)), draw(st.sampled_from(["mean", "root"]))
+    square = draw(st.sampled_from(["Mul", "Pow"]))
+    y = deviation(net, x, groups, keepdims=keepdims, square=square, reshaped=reshaped)
+    return net.finish(net.add("Div", x, y), *draw(st.sampled_from([(), (x,), (y,)])))
+
+
+@st.composite
+def norms_of_few(draw: st.DrawFn) -> Graph:
+    """Draw a norm over axes of which all or none have size 1."""
+    net, size = Net(draw(st.integers(0, 100))), draw(st.integers(1, 2))
+    x = net.add("Relu", net.input("x", 2, 3, size))
+    kind = draw(st.sampled_from(["LayerNormalization", "InstanceNormalization", "parts"]))
+    if kind == "parts":
+        return net.finish(net.add("Sub", x, net.add("ReduceMean", x, np.array([-1]))), x)
+    given = [net.random(size if kind == "LayerNormalization" else 3) for _ in range(2)]
+    return net.finish(net.add("Add", net.add(kind, x, *given), x))

@@ -10,7 +10,15 @@ from tests.helpers.attention_forms import attention_forms
 from tests.helpers.attention_of_images import forms
 from tests.helpers.choices import choice_networks
 from tests.helpers.nets import Net
-from tests.helpers.norms import group_norms, l2_norms, layer_norms, rms_norms, sum_norms
+from tests.helpers.norms import (
+    group_deviations,
+    group_norms,
+    l2_norms,
+    layer_norms,
+    norms_of_few,
+    rms_norms,
+    sum_norms,
+)
 from tests.helpers.parallel_convolutions import convolution_sums
 from tests.helpers.random_casts import cast_chains
 from tests.helpers.random_constants import constant_networks
@@ -20,6 +28,7 @@ from tests.helpers.random_moves import TURNS, move_networks
 from tests.helpers.random_nets import networks
 from tests.helpers.random_parts import (
     biased_scores,
+    expands,
     joined_parts,
     partial_sums,
     scattered_boxes,
@@ -28,6 +37,7 @@ from tests.helpers.random_parts import (
 )
 from tests.helpers.rotary import negated_networks
 from tests.helpers.transformers import transformers
+from tests.helpers.unrolled_loops import recurrences, unrolled_loops
 from weft.core.graph.graph import Graph
 from weft.core.passes import PASSES, AnyPass, run_passes, with_members
 from weft.core.passes.constants import fold_constants
@@ -59,9 +69,13 @@ def _before(name: str, drawn: Networks) -> Networks:
 
 OWN: Mapping[str, Networks] = {
     "fold_constants": constant_networks(),
+    "fold_single_norms": norms_of_few(),
     "remove_dead_nodes": st.one_of(networks(), transformers()),
     "read_through_casts": cast_chains(),
     "concat_scattered_slices": scattered_boxes(),
+    "settle_steps": st.one_of(recurrences(), unrolled_loops()),
+    "join_recurrences": recurrences(),
+    "stack_steps": unrolled_loops(),
     "add_stacked_parts": stacked_sums(),
     "remove_identities": networks(),
     "fold_batch_norm": fold_networks(),
@@ -78,6 +92,8 @@ OWN: Mapping[str, Networks] = {
     "move_transposes_down": move_networks(6, TURNS),
     "fuse_gelu": transformers(("gelu", "tanh", "residual")),
     "fuse_group_norm": group_norms(),
+    "fuse_group_deviation": group_deviations(),
+    "broadcast_expands": expands(),
     "fuse_layer_norm": st.one_of(layer_norms(), transformers()),
     "fuse_rms_norm": st.one_of(rms_norms(), layer_norms()),
     "fuse_l2_norm": l2_norms(),

@@ -176,3 +176,14 @@ def undone_reshapes(draw: Draw) -> Graph:
             break
         x = net.add("Softmax", x) if draw(st.booleans()) else x
     return ended(draw, net, x)
+
+
+@st.composite
+def expands(draw: Draw) -> Graph:
+    """Draw an element-wise node of a whole value and of one that is expanded, which others may read, too."""
+    net, dims = Net(draw(st.integers(0, 100))), (2, 3, 4)
+    x = net.add("Sigmoid", net.input("x", *dims))
+    small = net.input("s", *_broadcast(draw, dims)[draw(st.integers(0, 2)) :])
+    spread = net.add("Expand", small, np.array(dims))
+    y = net.add(draw(st.sampled_from(["Add", "Mul", "Sub"])), *draw(st.permutations([x, spread])))
+    return net.finish(y, *draw(st.sampled_from([(), (net.add("Relu", x),), (x,), (spread,)])))

@@ -12,6 +12,7 @@ import pytest
 import weft
 from tests.helpers.launches import planned_kernels
 from tests.helpers.nets import Net, feeds, kinds
+from tests.helpers.norms import deviation
 from tests.helpers.onnx_models import assert_right_for_open_sizes
 from tests.helpers.rewrites import assert_same
 from weft.core.graph.dtypes import DType
@@ -21,37 +22,6 @@ from weft.core.passes import PASSES, run_passes
 from weft.core.passes.patterns import fuse_group_deviation
 
 FOUND = "weft::GroupDeviation"
-
-
-def deviation(
-    net: Net,
-    x: str,
-    groups: int,
-    *,
-    keepdims: int = 0,
-    square: str = "Mul",
-    reshaped: str = "mean",
-    epsilon: float = 0.5,
-) -> str:
-    """Add the deviation of groups of channels of x in parts; `reshaped`: where a mean without its axes gets them."""
-    dims, rank = net.shape(x), len(net.shape(x)) + (groups not in (1, net.shape(x)[1]))
-    apart = rank > len(dims)
-    whole = (dims[0], groups, dims[1] // groups, *dims[2:]) if apart else dims
-    parts = net.add("Reshape", x, np.array(whole)) if apart else x
-    axes = np.arange(1 if groups == 1 else 2, rank)
-    centred = net.add("Sub", parts, net.add("ReduceMean", parts, axes))
-    squares = net.add(square, centred, centred if square == "Mul" else np.asarray(2, np.float32))
-    value = net.add("ReduceMean", squares, axes, keepdims=keepdims)
-    spread = np.array((dims[0], groups, *[1] * (rank - 2)))
-    if not keepdims and reshaped == "mean":
-        value = net.add("Reshape", value, spread)
-    if epsilon:
-        value = net.add("Add", value, np.asarray(epsilon, net.graph.specs[x].dtype.numpy))
-    value = net.add("Sqrt", value)
-    if not keepdims and reshaped == "root":
-        value = net.add("Reshape", value, spread)
-    value = net.add("Expand", value, np.array(whole))
-    return net.add("Reshape", value, np.array(dims)) if apart else value
 
 
 def alone(groups: int, dims: tuple[int, ...] = (2, 6, 5, 3), dtype: DType = DType.FLOAT32, **form: Any) -> Graph:

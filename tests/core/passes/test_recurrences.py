@@ -11,6 +11,7 @@ import weft
 from tests.helpers.launches import planned_kernels
 from tests.helpers.nets import Net, feeds, kinds
 from tests.helpers.rewrites import assert_same
+from tests.helpers.unrolled_loops import index, joined, states
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
@@ -20,39 +21,8 @@ from weft.core.passes.recurrences import join_recurrences
 FOUND = "weft::LinearRecurrence"
 
 
-def index(net: Net, value: str, at: int, axis: int, form: str = "Gather") -> str:
-    """Add one index of an axis of a value."""
-    if form == "Gather":
-        return net.add("Gather", value, np.asarray(at, np.int64), axis=axis)
-    part = net.add("Slice", value, np.array([at]), np.array([at + 1]), np.array([axis]))
-    return net.add("Squeeze", part, np.array([axis]))
-
-
-def states(
-    net: Net,
-    dims: tuple[int, ...] = (2, 5, 3),
-    axis: int = 1,
-    *,
-    order: tuple[int, ...] = (),
-    form: str = "Gather",
-    swapped: bool = False,
-    zeros: bool = False,
-    dtype: DType = DType.FLOAT32,
-) -> list[str]:
-    """Add the steps of a recurrence, and return what each makes; `order`: which indices they read."""
-    factors, terms = (net.add("Sigmoid", net.input(name, *dims, dtype=dtype)) for name in "ab")
-    rest = (*dims[:axis], *dims[axis + 1 :])
-    state: Any = np.zeros(rest, dtype.numpy) if zeros else net.input("s", *rest, dtype=dtype)
-    made = []
-    for at in order or range(dims[axis]):
-        a, b = (index(net, value, at, axis, form) for value in (factors, terms))
-        scaled = net.add("Mul", *((state, a) if swapped else (a, state)))
-        made.append(state := net.add("Add", *((b, scaled) if swapped else (scaled, b))))
-    return made
-
-
 def stacked(net: Net, made: list[str], axis: int = 1) -> Graph:
-    return net.finish(net.add("Concat", *(net.add("Unsqueeze", each, np.array([axis])) for each in made), axis=axis))
+    return net.finish(joined(net, made, axis))
 
 
 @pytest.mark.parametrize("zeros", [False, True])

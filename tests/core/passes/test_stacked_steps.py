@@ -6,26 +6,17 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import weft
 from tests.helpers.launches import planned_kernels
 from tests.helpers.nets import Net, feeds, kinds
-from tests.helpers.random_nets import SLOW
 from tests.helpers.rewrites import assert_same
-from tests.helpers.run_length import examples
+from tests.helpers.unrolled_loops import index, shared
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
-from weft.core.passes import find_pass, run_passes
 from weft.core.passes.stacked_steps import stack_steps
 
 Step = Callable[[Net, str, int], str]
-
-
-def index(net: Net, value: str, at: int, axis: int = 1) -> str:
-    """Add one index of an axis of a value."""
-    return net.add("Gather", value, np.asarray(at, np.int64), axis=axis)
 
 
 def loop(step: Step, dims: tuple[int, ...] = (2, 5, 3), axis: int = 1, join: int | None = None) -> Graph:
@@ -45,12 +36,6 @@ def after(graph: Graph) -> list[str]:
     assert stack_steps(done) is done
     assert_same(graph, done, 1e-6)
     return kinds(done)
-
-
-def shared(net: Net, *dims: int) -> str:
-    """Return the name of a constant that all steps of a network share."""
-    name = "shared" + "x".join(map(str, dims))
-    return name if name in net.graph.constants else net.constant(net.random(*dims), name)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -141,43 +126,6 @@ def test_some_of_the_indices_stay() -> None:
 
 
 # -- all together ------------------------------------------------------------------------------------------
-
-
-@given(data=st.data())
-@settings(max_examples=examples(80), deadline=None, suppress_health_check=SLOW)
-def test_any_loop_computes_what_it_did(data: st.DataObject) -> None:
-    net, count = Net(), data.draw(st.integers(2, 4))
-    x, y = net.input("x", 3, count, 3), net.add("Sigmoid", net.input("y", count, 3, 3))
-    body = data.draw(st.lists(st.sampled_from("product pair sum relu transpose reshape before".split()), max_size=5))
-    state, made = net.input("s", 3, 3), []
-    for at in range(count):
-        first, second = index(net, x, at), index(net, y, at, 0)
-        value = first
-        for op in body:
-            if op == "product":
-                value = net.add("MatMul", value, shared(net, 3, 3))
-            elif op == "pair":
-                value = net.add("MatMul", second, value)
-            elif op == "sum":
-                value = net.add("Add", value, net.add("Mul", second, shared(net, 3)))
-            elif op == "relu":
-                value = net.add("Relu", value)
-            elif op == "transpose":
-                value = net.add("Transpose", value, perm=(1, 0))
-            elif op == "reshape":
-                value = net.add("Reshape", net.add("Reshape", value, np.array((9,))), np.array((3, 3)))
-            else:
-                state = net.add("Add", net.add("Mul", value, state), second)
-                value = state
-        made.append(value)
-    ends = [net.add("Concat", *made, axis=data.draw(st.sampled_from([0, 1])))] if data.draw(st.booleans()) else made
-    graph = net.finish(*ends)
-    done = find_pass("settle_steps")(graph)
-    assert_same(graph, done, 2e-5)
-    assert str(find_pass("settle_steps")(done)) == str(done)
-    whole = run_passes(graph)
-    assert_same(graph, whole, 2e-5)
-    assert str(run_passes(whole)) == str(whole)
 
 
 @pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
