@@ -66,7 +66,6 @@ def _before(name: str, drawn: Networks) -> Networks:
     return drawn.map(lambda graph: run_passes(graph, PASSES[: places[0]]))
 
 
-
 OWN: Mapping[str, Networks] = {
     "fold_constants": constant_networks(),
     "fold_single_norms": norms_of_few(),

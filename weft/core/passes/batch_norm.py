@@ -150,6 +150,7 @@ def _summed_up(behind: Sequence[tuple[Node, _Affine]]) -> Iterator[_Fold]:
 _Affine = tuple[Array, Array]
 """What each channel is multiplied by, and what is added then, in float64."""
 NOTHING: _Affine = (np.ones(1), np.zeros(1))
+"""What leaves channels as they are."""
 
 
 def _affine(graph: Graph, norm: Node) -> _Affine | None:

@@ -131,4 +131,3 @@ class _Parts:
         self.out.constants[name] = array
         self.out.specs[name] = TensorSpec(array.shape, DType.of(array.dtype))
         return name
-        return name

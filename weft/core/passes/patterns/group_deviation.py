@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Shape
-from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES
 from weft.core.passes.patterns.reading import Reader, make
@@ -21,8 +20,7 @@ def fuse_group_deviation(graph: Graph, context: PassContext) -> Graph:
     """
     if not Reader.has(graph, "Expand"):
         return graph
-    # A dead node that reads a value in between would keep the parts.
-    reader = Reader(without_dead_nodes(graph))
+    reader = Reader(graph)
     for root in reader.nodes("Sqrt"):
         found = _variance(reader, root.inputs[0])
         if found is None:
@@ -32,7 +30,7 @@ def fuse_group_deviation(graph: Graph, context: PassContext) -> Graph:
         if spread:
             op = make("weft::GroupDeviation", num_groups=groups, epsilon=found.epsilon)
             reader.put(spread, Node(spread.name, op, (x,), spread.outputs))
-    return reader.finish() if reader.replaced else graph
+    return reader.finish()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from weft.core.graph.dtypes import DType
-from weft.core.graph.layout import PACK, Array, Layout
+from weft.core.graph.layout import PACK, Array, Layout, Shape
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Facts
 from weft.kernels.device_caps import DeviceCaps
@@ -98,6 +98,28 @@ class ConvProblem:
     """Whether the weights are computed at run time, so that each run packs them."""
     bias_computed: bool = False
     """The same of the bias."""
+
+    @classmethod
+    def foreseen(
+        cls, x: Shape, weight: Shape, window: Window, dtype: DType, layout: Layout, caps: DeviceCaps, *, rows: bool
+    ) -> ConvProblem:
+        """Return the problem of a convolution in one group before layouts are known; `rows`: pixels are rows then."""
+        return cls(
+            images=x[0],
+            channels_in=weight[1],
+            channels_out=weight[0],
+            window=window,
+            group=1,
+            read=dtype,
+            written=dtype,
+            weights=dtype,
+            bias=True,
+            layout=layout,
+            caps=caps,
+            rows=rows,
+            read_pieces=rows and x[1] % PIECE == 0,
+            written_pieces=rows and weight[0] % PIECE == 0,
+        )
 
     def __hash__(self) -> int:
         return self._hash

@@ -24,7 +24,7 @@ from weft.errors import ExecutionError
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
-from weft.kernels.launch import PIECE, KernelBuilder, Prologue
+from weft.kernels.launch import KernelBuilder, Prologue
 from weft.kernels.self_test_cases import SelfTestCase, noise, one_node, several_nodes
 from weft.kernels.special import KernelFamily, SpecialKernel, register_family, register_special
 from weft.ops.binary import Add, Div, Mul
@@ -99,24 +99,8 @@ def _why_not_on_matrix_units(conv: Conv, x: TensorSpec, weight: Shape, steps: in
     Layouts are not known yet: pixels are taken to lie as rows of channels where the device has them so. There must be a
     kernel for others, too.
     """
-    pieces = caps.channels_last and x.dims[1] % PIECE == 0
-    half = DType.FLOAT16
-    plain = ConvProblem(
-        images=x.dims[0],
-        channels_in=weight[1],
-        channels_out=weight[0],
-        window=conv.window(x.dims, weight),
-        group=1,
-        read=half,
-        written=half,
-        weights=half,
-        bias=True,
-        layout=Layout.NHWC4,
-        caps=caps,
-        rows=caps.channels_last,
-        read_pieces=pieces,
-        written_pieces=caps.channels_last and weight[0] % PIECE == 0,
-    )
+    window = conv.window(x.dims, weight)
+    plain = ConvProblem.foreseen(x.dims, weight, window, DType.FLOAT16, Layout.NHWC4, caps, rows=caps.channels_last)
     with_steps = replace(plain, prologue_steps=steps)
     try:
         joined, apart = CONVOLUTIONS.decide(with_steps), CONVOLUTIONS.decide(plain)

@@ -24,7 +24,7 @@ from weft.errors import ExecutionError
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gate import BESIDE, Gate
 from weft.kernels.gpu_op import GpuOp, gpu_op
-from weft.kernels.launch import PIECE, KernelBuilder
+from weft.kernels.launch import KernelBuilder
 from weft.kernels.output_maps import Pairs
 from weft.kernels.self_test_cases import SelfTestCase, noise, noise64, one_node, several_nodes
 from weft.kernels.special import KernelFamily, register_family
@@ -155,24 +155,10 @@ def _problem(
     rows: int, depth: int, columns: int, dtype: DType, caps: DeviceCaps, split_products: bool
 ) -> ConvProblem:
     """Return one of the products as a convolution of images of one pixel, each of which is a row."""
-    looks = caps.matrix_units
-    return ConvProblem(
-        images=rows,
-        channels_in=depth,
-        channels_out=columns,
-        window=Conv(kernel_shape=(1, 1)).window((rows, depth, 1, 1), (columns, depth, 1, 1)),
-        group=1,
-        read=dtype,
-        written=dtype,
-        weights=dtype,
-        bias=True,
-        layout=Layout.NC4HW4,
-        caps=caps,
-        rows=looks,
-        read_pieces=looks and depth % PIECE == 0,
-        written_pieces=looks and columns % PIECE == 0,
-        split_products=split_products,
-    )
+    x, weight = (rows, depth, 1, 1), (columns, depth, 1, 1)
+    window = Conv(kernel_shape=(1, 1)).window(x, weight)
+    made = ConvProblem.foreseen(x, weight, window, dtype, Layout.NC4HW4, caps, rows=caps.matrix_units)
+    return replace(made, split_products=split_products)
 
 
 # -- launches ------------------------------------------------------------------------------------------------------
