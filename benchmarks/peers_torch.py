@@ -5,10 +5,11 @@ memory, where the caller reads it until the next run. `pinned_ms` is the same wi
 array lay in pinned memory: in fp16, if the network computes in fp16, as are Weft's own arrays. Otherwise the cast to
 fp16 is part of the network (and of its graph), and so is the change of layout, as they are in Weft's. In graphs batch
 norms are folded into convolutions, as Weft does it; eager networks are torchvision's, layer for layer. Device: CUDA
-events around five replays queued behind each other, a fifth of it; transfers do not count. cuDNN searches for the
-fastest algorithms (`cudnn.benchmark`) when a row is taken: others may use the GPU before. TF32 is off but for the rows
-that say tf32. "compile" is `torch.compile` with `freezing`, whose kernels (Inductor's, by Triton) are captured in a
-graph.
+events around five replays queued behind each other, a fifth of it; transfers do not count. TF32 is off but for the
+rows that say tf32. "compile" is `torch.compile` with `freezing`, whose kernels (Inductor's, by Triton) are captured in
+a graph. A graph is captured twice, with cuDNN's search for the fastest algorithms (`cudnn.benchmark`) and with its
+rules of thumb, and a row is of the one that takes less time on the device: each was the slower one of some networks by
+a quarter. That is done when a row is taken, since others may use the GPU before.
 """
 
 from __future__ import annotations
@@ -114,15 +115,12 @@ def _prepared(case: Workload, row: Row, way: str, variant: str, counts: Counts) 
 
     if compiled:
         _set_precision(row.precision, search=False)
-        # cuDNN would use what it takes here without a search for ever, but it remembers that by thread.
-        with ThreadPoolExecutor(1) as other:
-            other.submit(compute).result()
+        _in_thread(compute)
         torch.cuda.empty_cache()
 
-    def captured(side: _Side) -> Callable[[], None]:
-        if way == "eager":
-            return side.compute
-        with _threads(threads):
+    def captured(side: _Side, search: bool) -> Callable[[], None]:
+        _set_precision(row.precision, search)
+        with mode(), _threads(threads):
             return side.captured()
 
     def take() -> Row:
@@ -133,12 +131,14 @@ def _prepared(case: Workload, row: Row, way: str, variant: str, counts: Counts) 
                     row.more["gflop"] = side.flops() / 1e9
                 except Exception as e:  # the times do not depend on PyTorch's count of operations
                     row.note = f"operations are not counted: {e}"
-            start = captured(side)
+            start = side.compute
+            if way != "eager":
+                row.more["search"], start = _faster(partial(captured, side), counts)
             row.compare(side.run(start), case)
             _host_times(row, lambda: side.run(start), case, counts)
             row.device_ms, row.device_p90_ms = middle(list(_device_times(start, counts)))
             if kept is not side:
-                start = captured(kept)
+                start = kept.compute if way == "eager" else _in_thread(captured, kept, row.more["search"])
             row.compare(kept.run(start), case)
             row.more["pinned_ms"], _ = timed(lambda: kept.run(start, pinned=True), replace(counts, wake=None))
         return row
@@ -146,21 +146,33 @@ def _prepared(case: Workload, row: Row, way: str, variant: str, counts: Counts) 
     return take
 
 
+def _faster(captured: Callable[[bool], Callable[[], None]], counts: Counts) -> tuple[bool, Callable[[], None]]:
+    """Capture a graph with cuDNN's search and one without; return which is faster on the device, and that graph."""
+    graphs = {search: _in_thread(captured, search) for search in (True, False)}
+    taken = {search: middle(list(_device_times(start, counts)))[0] for search, start in graphs.items()}
+    best = min(taken, key=lambda search: taken[search])
+    return best, graphs[best]
+
+
+def _in_thread(make: Callable[..., Any], *arguments: object) -> Any:
+    """Call a function in a thread of its own: cuDNN remembers by thread what it took, with a search or without."""
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(make, *arguments).result()
+
+
 def _host_times(row: Row, run: Callable[[], list[Array]], case: Workload, counts: Counts) -> None:
-    """Time runs with one thread on the fastest core, and with all threads wherever they run; the faster counts.
+    """Time runs with one thread, at batch 1 on the fastest core, and with all threads; the faster counts.
 
     OpenMP's threads wait for each other without sleeping. Where the caller keeps to one core, a thread woken there
-    to copy its part of an input waits for the end of the caller's time slice, which made a run of 0.4 ms one of 8.
+    to copy its part of an input waits for the end of the caller's time slice, which made a run of 0.4 ms one of 8; so
+    did all threads of a host with 64 cores at batch 16.
     """
-    import torch
-
-    with _threads(1 if counts.one_core else torch.get_num_threads()):
+    with _threads(1):
         row.compare(row.time(run, counts), case)
-    if counts.one_core:
-        taken = timed_result(run, replace(counts, one_core=False, wake=None))
-        row.compare(taken.last, case)
-        if row.host_ms is not None and taken.median < row.host_ms:
-            row.host_ms, row.host_p90_ms = taken.median, taken.p90
+    taken = timed_result(run, replace(counts, one_core=False, wake=None))
+    row.compare(taken.last, case)
+    if row.host_ms is not None and taken.median < row.host_ms:
+        row.host_ms, row.host_p90_ms = taken.median, taken.p90
 
 
 @contextmanager
@@ -223,7 +235,7 @@ class _Side:
         self._outputs = self._network(*self._inputs)
 
     def captured(self) -> Callable[[], None]:
-        """Return what starts the network as a CUDA graph."""
+        """Return what starts the network as a CUDA graph, whose outputs are then the side's."""
         import torch
 
         stream = torch.cuda.Stream()
@@ -235,7 +247,12 @@ class _Side:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.compute()
-        replay: Callable[[], None] = graph.replay
+        outputs = self._outputs
+
+        def replay() -> None:
+            graph.replay()
+            self._outputs = outputs
+
         return replay
 
     def run(self, start: Callable[[], None], pinned: bool = False) -> list[Array]:
