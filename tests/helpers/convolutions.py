@@ -81,7 +81,7 @@ def uneven_convolution(ci: int, co: int, kernel: int, stride: int, residual: boo
     op = Conv(kernel_shape=(kernel, kernel), strides=(stride, stride), pads=(kernel // 2,) * 4)
     y = net.add(op, x, weight, bias)
     if residual:
-        y = net.add("Add", y, net.add("MaxPool", x, kernel_shape=(1, 1)))
+        y = net.add("Add", y, net.pool(x))
     return net.finish(net.add("Relu", y, name="y")), shape
 
 

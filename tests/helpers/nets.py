@@ -82,6 +82,11 @@ class Net:
         extra = [self.random(channels)] if bias else []
         return self.add("Conv", x, w, *extra, name=name, **more)
 
+    def pool(self, x: str) -> str:
+        """Add the maximum around each pixel, of the same size: GPUs read and store it in blocks of channels."""
+        rank = len(self.shape(x)) - 2
+        return self.add("MaxPool", x, kernel_shape=(3,) * rank, pads=(1,) * (2 * rank))
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a value."""
         return self.graph.specs[name].dims

@@ -136,7 +136,7 @@ def test_a_stride_that_is_never_taken_may_be_any() -> None:
 def test_a_join_of_more_keeps_what_is_no_sibling() -> None:
     net = Net()
     x = net.input("x", 1, 4, 9, 9)
-    pool = net.add("MaxPool", x, kernel_shape=(1, 1))
+    pool = net.pool(x)
     assert_become(2, net, net.conv(x, 8), net.conv(x, 8, 3, pads=(1,) * 4), pool, net.conv(x, 4), axis=-3)
 
 

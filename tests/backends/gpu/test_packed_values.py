@@ -67,9 +67,9 @@ OTHERS = {
 def _between(added: Added) -> Graph:
     """Return an op between two pools, which want blocks, while a third node reads its input."""
     net = Net()
-    v = net.add("MaxPool", net.input("x", 2, 8, 6, 5), kernel_shape=(1, 1))
-    y = net.add("MaxPool", added(net, v), kernel_shape=(1, 1))
-    return net.finish(y, net.add("AveragePool", v, kernel_shape=(1, 1)))
+    v = net.pool(net.input("x", 2, 8, 6, 5))
+    y = net.pool(added(net, v))
+    return net.finish(y, net.add("AveragePool", v, kernel_shape=(2, 2)))
 
 
 @pytest.mark.alike

@@ -139,6 +139,7 @@ def test_folding_says_nothing_about_nan_and_infinity() -> None:
 
 # -- remove_identities ---------------------------------------------------------------------------------------
 
+EMPTY = np.zeros(0, np.float32)
 NOTHING: dict[str, tuple[str, list[Array], dict[str, Any]]] = {
     "Identity": ("Identity", [], {}),
     "Dropout": ("Dropout", [f32(0.5).reshape(())], {}),
@@ -150,6 +151,15 @@ NOTHING: dict[str, tuple[str, list[Array], dict[str, Any]]] = {
     "a factor of one": ("Mul", [f32(1)], {}),
     "factors of one": ("Mul", [np.ones((3, 1), np.float32)], {}),
     "a divisor of one": ("Div", [f32(1)], {}),
+    "an average of one pixel": ("AveragePool", [], {"kernel_shape": (1,), "strides": (1,)}),
+    "a maximum of one pixel": ("MaxPool", [], {"kernel_shape": (1,), "pads": (0, 0), "auto_pad": "SAME_UPPER"}),
+    "a resize to its size": ("Resize", [EMPTY, EMPTY, np.array([2, 3, 4])], {"mode": "cubic"}),
+    "a resize by one": ("Resize", [EMPTY, f32(1, 1, 1)], {"mode": "linear"}),
+}
+ONE_WIDE: dict[str, tuple[str, list[Array], dict[str, Any]]] = {
+    "a sum": ("ReduceSum", [np.array([2])], {}),
+    "a maximum along no axes": ("ReduceMax", [], {"noop_with_empty_axes": 1}),
+    "a mean of images of one pixel": ("GlobalAveragePool", [], {}),
 }
 
 
@@ -164,6 +174,15 @@ def test_a_node_that_changes_nothing_goes(case: str) -> None:
     assert_same(graph, after)
 
 
+@pytest.mark.parametrize("case", ONE_WIDE)
+def test_what_combines_single_elements_goes(case: str) -> None:
+    kind, more, attributes = ONE_WIDE[case]
+    net = Net()
+    x = net.add("Relu", net.input("x", 2, 3, 1), name="r")
+    graph = net.finish(net.add("Tanh", net.add(kind, x, *more, **attributes), name="y"))
+    assert kinds(remove_identities(graph)) == ["Relu", "Tanh"]
+
+
 CHANGES: dict[str, tuple[str, list[Array], dict[str, Any]]] = {
     "a cast": ("Cast", [], {"to": DType.FLOAT16}),
     "a reshape": ("Reshape", [np.array([2, 12])], {}),
@@ -172,6 +191,15 @@ CHANGES: dict[str, tuple[str, list[Array], dict[str, Any]]] = {
     "an expand": ("Expand", [np.array([5, 2, 3, 4])], {}),
     "a factor": ("Mul", [f32(1, 1, 2, 1)], {}),
     "factors of one that repeat the value": ("Mul", [np.ones((5, 2, 3, 4), np.float32)], {}),
+    "a pool of every second pixel": ("MaxPool", [], {"kernel_shape": (1,), "strides": (2,)}),
+    "a pool with a border": ("AveragePool", [], {"kernel_shape": (1,), "pads": (1, 1)}),
+    "a norm of one pixel": ("LpPool", [], {"kernel_shape": (1,)}),
+    "a resize that almost keeps the size": ("Resize", [EMPTY, f32(1, 1.2, 1)], {"mode": "linear"}),
+    "a resize that moves": (
+        "Resize", [EMPTY, EMPTY, np.array([2, 3, 4])],
+        {"coordinate_transformation_mode": "tf_half_pixel_for_nn", "nearest_mode": "round_prefer_ceil"},
+    ),
+    "a sum of more": ("ReduceSum", [np.array([2])], {}),
 }
 
 

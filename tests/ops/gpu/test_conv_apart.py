@@ -52,13 +52,13 @@ def network(
     """
     net = Net(seed=5)
     x = net.input("x", images, more + groups * inside, *size)
-    read = net.add("MaxPool", x, kernel_shape=(1, 1))
+    read = net.pool(x)
     behind = net.add("Split", read, np.array([more, groups * inside]), axis=1, outputs=2)
     pads = (kernel // 2,) * 4
     conv = net.conv(f"{behind}.1", channels, kernel, group=groups, kernel_shape=(kernel,) * 2, pads=pads, **attributes)
     steep = net.add("PRelu", conv, net.random(channels, 1, 1))
     residual = net.input("residual", *net.shape(conv))
-    total = net.add("Add", steep, net.add("MaxPool", residual, kernel_shape=(1, 1)), name="total")
+    total = net.add("Add", steep, net.pool(residual), name="total")
     y = net.add("Sigmoid", total, name="y")
     joined = net.add("Concat", net.add("Relu", residual), y, axis=1, name="joined")
     return net.finish(joined, total)

@@ -49,12 +49,12 @@ def network(
     result, too.
     """
     net = Net(seed=3)
-    x = net.add("MaxPool", net.input("x", images, inside, *size), kernel_shape=(1, 1))
+    x = net.pool(net.input("x", images, inside, *size))
     weight, bias = net.random(inside, channels, kernel, kernel), net.random(channels)
     made = net.add("ConvTranspose", x, weight, bias, strides=(stride,) * 2, pads=(pad,) * 4)
     steep = net.add("PRelu", made, net.random(channels, 1, 1))
     residual = net.input("residual", *net.shape(made))
-    total = net.add("Add", steep, net.add("MaxPool", residual, kernel_shape=(1, 1)), name="total")
+    total = net.add("Add", steep, net.pool(residual), name="total")
     y = net.add("Sigmoid", total, name="y")
     return net.finish(net.add("Concat", net.add("Relu", residual), y, axis=1, name="joined"), total)
 

@@ -41,12 +41,12 @@ def test_work_groups_share_images(api: str, kind: DType, last: bool) -> None:
     net = Net()
     ends = []
     for number, (op, shape, attributes) in enumerate(IMAGES):
-        x = net.add("MaxPool", net.input(f"x{number}", *shape), kernel_shape=(1, 1))  # so that it lies in blocks
+        x = net.pool(net.input(f"x{number}", *shape))
         if kind is DType.FLOAT32:  # a mean that is far from zero
             x = net.add("Add", x, np.full((1, 1, 1, 1), 20.0, np.float32))
         parameters = [] if op == "weft::GroupDeviation" else [halves(net.random(shape[1])) for _ in range(2)]
         normed = net.add(op, x, *parameters, **attributes)
-        ends.append(net.add("MaxPool", normed, kernel_shape=(1, 1)))
+        ends.append(net.pool(normed))
     graph = net.finish(*ends)
     with (
         emulated_gpu(api, channels_last=last, **MANY),

@@ -18,6 +18,7 @@ from weft.backends.gpu.device.varying import sizes_of
 from weft.backends.gpu.execution import GpuExecution, PipelineContext
 from weft.backends.gpu.lowering.channel_norms import norm_rows
 from weft.backends.gpu.lowering.channels_last import sum_rows
+from weft.backends.gpu.lowering.flatten_in_place import flatten_in_place
 from weft.backends.gpu.lowering.fusion import why_not_fused, why_not_joined
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.launch_builder import WrongKernel, choice_of
@@ -135,6 +136,7 @@ class GpuBackend(Backend):
         if INDEX_MAPS not in self.device.caps.without:
             turned = norm_rows(turned, self._is_custom, self.device.caps)
             turned = sum_rows(turned, self._is_custom)
+            turned = flatten_in_place(turned, self._is_custom, self._target.packed_layout)
         if turned is not view.graph:
             views.substitute(view, fuse_epilogues(turned, self._can_fuse))
             return views

@@ -35,14 +35,14 @@ def attention_in_columns() -> Graph:
 
 def groups_of_a_split() -> Graph:
     net = Net()
-    read = net.add("MaxPool", net.input("x", 2, 68, 9, 9), kernel_shape=(1, 1))
+    read = net.pool(net.input("x", 2, 68, 9, 9))
     net.add("Split", read, np.array([4, 64]), axis=1, outputs=2, name="parts")
     return net.finish(net.conv("parts.1", 64, 3, group=2, kernel_shape=(3, 3)))
 
 
 def groups_in_a_concat() -> Graph:
     net = Net()
-    x = net.add("MaxPool", net.input("x", 2, 64, 7, 7), kernel_shape=(1, 1))
+    x = net.pool(net.input("x", 2, 64, 7, 7))
     beside = net.add("Relu", net.input("beside", 2, 4, 5, 5))
     return net.finish(net.add("Concat", beside, net.conv(x, 64, 3, group=2, kernel_shape=(3, 3)), axis=1))
 
