@@ -21,7 +21,7 @@ from tests.helpers.op_rows import (
 )
 from tests.helpers.rows_together import by_family, check_rows
 from tests.helpers.run_length import examples
-from weft.backends.gpu.lowering.lower import Target
+from weft.backends.gpu.lowering.target import Target
 from weft.conformance.cases.table import Case
 from weft.conformance.checks.table import feeds_of, graph_of, halved
 from weft.core.graph.graph import Graph, Node, infer_shapes

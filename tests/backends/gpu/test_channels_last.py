@@ -72,6 +72,7 @@ def test_what_became_of_a_sum_is_told() -> None:
     with null_gpu():
         told = "\n".join(weft.optimize(blocks(), "null", fallback="error").why("n_sum0"))
     assert "null:0 (" in told and "'n_sum0'" in told and "now: " in told
+    assert "sum_rows (Compute steps of images on the rows of channels that a product makes)" in told
 
 
 @pytest.mark.alike

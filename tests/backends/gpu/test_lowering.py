@@ -27,8 +27,9 @@ from tests.helpers.saved_networks import content, refusal, rewritten
 from weft.backends.gpu.device.device import BarrierCommand, Command, GpuDevice, LaunchCommand
 from weft.backends.gpu.lowering.find_micro_batches import MicroBatchFigures
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
-from weft.backends.gpu.lowering.lower import GpuPlan, NodePlan, Target, lower
+from weft.backends.gpu.lowering.lower import GpuPlan, NodePlan, lower
 from weft.backends.gpu.lowering.merge_convolutions import MergeFigures
+from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.selftest import verdict_store
 from weft.conformance.cases.table import tolerance
 from weft.core.contract.lowered import Launch, Lowered

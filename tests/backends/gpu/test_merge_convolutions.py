@@ -22,8 +22,8 @@ from tests.helpers.op_rows import GPUS
 from tests.helpers.python_calls import python_calls
 from tests.helpers.rewrites import gpu_fuses
 from tests.helpers.run_length import examples
-from weft.backends.gpu.lowering.lower import Target
 from weft.backends.gpu.lowering.merge_convolutions import MergeFigures, merge_siblings
+from weft.backends.gpu.lowering.target import Target
 from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph

@@ -129,9 +129,16 @@ def lie_about_the_slots(view: SubgraphView) -> OptimizationViews:
     return views.keep_rest(view)
 
 
+def give_reasons_without_nodes(view: SubgraphView) -> OptimizationViews:
+    views = OptimizationViews()
+    views.reasons = ["it is faster"]  # type: ignore[assignment]
+    return views.keep_rest(view)
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [
+        (give_reasons_without_nodes, "reasons is ['it is faster'] (of type list), not a dict"),
         (lose_a_node, "node 'n_b' is in none of the lists"),
         (list_a_node_twice, "node 'n_b' is in 2 of the lists"),
         (keep_a_foreign_node, "node 'stranger' is not in the view"),

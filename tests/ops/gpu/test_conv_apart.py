@@ -13,7 +13,7 @@ from tests.helpers.conv_problems import compute_groups, conv_problem
 from tests.helpers.convolutions import launched_in_halves
 from tests.helpers.emulated_gpus import APIS, emulated_gpu
 from tests.helpers.nets import Net
-from weft.backends.gpu.lowering.lower import Target
+from weft.backends.gpu.lowering.target import Target
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Layout

@@ -15,7 +15,7 @@ from tests.helpers.conv_problems import conv_problem, take, take_where_it_fits
 from tests.helpers.convolutions import launched_as_on_the_cpu
 from tests.helpers.op_rows import ROWS, assert_agree, reference
 from tests.helpers.rows_together import as_it_is, check_rows
-from weft.backends.gpu.lowering.lower import Target
+from weft.backends.gpu.lowering.target import Target
 from weft.conformance.cases.table import Case
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Layout

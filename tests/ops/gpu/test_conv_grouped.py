@@ -13,7 +13,7 @@ import weft
 from tests.helpers.cards import H200
 from tests.helpers.conv_problems import conv_problem, take
 from tests.helpers.convolutions import launched_as_on_the_cpu
-from weft.backends.gpu.lowering.lower import Target
+from weft.backends.gpu.lowering.target import Target
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Layout
 from weft.core.graph.op import op_types

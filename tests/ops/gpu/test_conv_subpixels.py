@@ -18,7 +18,7 @@ from tests.helpers.emulated_gpus import APIS, emulated_gpu
 from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.nets import Net, feeds
 from tests.helpers.run_length import examples
-from weft.backends.gpu.lowering.lower import Target
+from weft.backends.gpu.lowering.target import Target
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph

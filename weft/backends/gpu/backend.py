@@ -16,15 +16,13 @@ from weft.backends.gpu.device.device import Binding, CopyCommand, MemoryKind
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.device.varying import sizes_of
 from weft.backends.gpu.execution import GpuExecution, PipelineContext
-from weft.backends.gpu.lowering.channel_norms import norm_rows
-from weft.backends.gpu.lowering.channels_last import sum_rows
-from weft.backends.gpu.lowering.flatten_in_place import flatten_in_place
 from weft.backends.gpu.lowering.fusion import why_not_fused, why_not_joined
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.launch_builder import WrongKernel, choice_of
-from weft.backends.gpu.lowering.lower import GpuPlan, Target, label_of, lower, templates_of
-from weft.backends.gpu.lowering.scale_norms import scale_norms
+from weft.backends.gpu.lowering.lower import GpuPlan, label_of, lower, templates_of
+from weft.backends.gpu.lowering.rewrites import OF_PARTS, rewritten, why_changed
 from weft.backends.gpu.lowering.support import why_not
+from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.memory.slots import SMALLEST, Region, Slots
 from weft.backends.gpu.recording.chunked_upload import worthwhile
 from weft.backends.gpu.recording.launches import BoundChain, BoundLaunch, PlannedChain, PlannedLaunch
@@ -47,7 +45,7 @@ from weft.core.memory.buffer_manager import BufferManager
 from weft.core.passes.fuse import fuse_epilogues, fuse_groups
 from weft.errors import BackendError
 from weft.kernels.gpu_op import find_gpu_op
-from weft.kernels.launch import FOR_SHAPES, INDEX_MAPS
+from weft.kernels.launch import FOR_SHAPES
 from weft.ops.relayout import Relayout
 
 SMALL_OUTPUT = 1 << 18
@@ -132,11 +130,9 @@ class GpuBackend(Backend):
         views = OptimizationViews()
         if not self.info.config.fusing:
             return views.keep_rest(view)
-        turned = scale_norms(view.graph, self._is_custom)
-        if INDEX_MAPS not in self.device.caps.without:
-            turned = norm_rows(turned, self._is_custom, self.device.caps)
-            turned = sum_rows(turned, self._is_custom)
-            turned = flatten_in_place(turned, self._is_custom, self._target.packed_layout)
+        turned = rewritten(
+            view.graph, self._target, OF_PARTS, lambda *step: views.reasons.update(why_changed(*step))
+        )
         if turned is not view.graph:
             views.substitute(view, fuse_epilogues(turned, self._can_fuse))
             return views

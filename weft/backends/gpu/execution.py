@@ -10,7 +10,8 @@ from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.lowering.find_micro_batches import micro_batch_of
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.launch_builder import PlannedConstant
-from weft.backends.gpu.lowering.lower import NodePlan, Target, plan_node, tuned_plan
+from weft.backends.gpu.lowering.lower import NodePlan, plan_node, tuned_plan
+from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.memory.slots import Region, Slots, Spot
 from weft.backends.gpu.recording.launches import BoundLaunch, PlannedLaunch
 from weft.backends.gpu.recording.pipeline_recording import PipelineRecording

@@ -91,6 +91,8 @@ class OptimizationViews:
     failed: list[FailedPart] = field(default_factory=list)
     untouched: list[SubgraphView] = field(default_factory=list)
     deleted: list[SubgraphView] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why the backend made, changed or removed nodes, by their names: the journal shows it, where there is one."""
 
     def substitute(self, part: SubgraphView, replacement: Graph) -> None:
         """Replace a part by a graph with the part's inputs and outputs."""
@@ -145,6 +147,9 @@ class OptimizationViews:
                 continue
             strange = [e for e in held if not isinstance(e, kind)]
             problems += [f"{name} holds {shown(e)}, which is not a {kind.__name__}" for e in strange]
+        told = self.reasons.items() if isinstance(self.reasons, dict) else [("", self.reasons)]
+        if not all(isinstance(node, str) and isinstance(why, str) for node, why in told):
+            problems.append(f"reasons is {shown(self.reasons)}, not a dict from names of nodes to sentences")
         if problems:
             return problems
         parts = [*(s.part for s in self.substitutions), *(f.part for f in self.failed)]

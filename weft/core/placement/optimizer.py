@@ -224,11 +224,13 @@ class _Optimisation:
             every.substitutions += views.substitutions
             every.deleted += views.deleted
             every.failed += views.failed
+            every.reasons |= views.reasons
         if every.substitutions or every.deleted:
             before = self.graph
             self.graph, self._parts = substitute(before, every, name), None
             purpose = "The backend's own rewrites of its part."
-            self._journal.note(name, before.nodes, self.graph.nodes, before.outputs, purpose=purpose)
+            nodes, reasons = (before.nodes, self.graph.nodes), every.reasons
+            self._journal.note(name, *nodes, before.outputs, purpose=purpose, reasons=reasons)
             homeless = {n.name for n in self.homeless}
             self.device = {n.name: self.device.get(n.name, name) for n in self.graph.nodes if n.name not in homeless}
         for node, reason in [(mine[n.name], f.reason) for f in every.failed for n in f.part.nodes]:

@@ -7,45 +7,33 @@ A pipeline then only binds the launches to memory and kernels. If a load follows
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from weft import config
-from weft.backends.gpu.device.device import GpuDevice
-from weft.backends.gpu.device.kernel_builds import Builds
-from weft.backends.gpu.device.varying import sizes_of
-from weft.backends.gpu.lowering.apply_to_parts import apply_to_parts
 from weft.backends.gpu.lowering.chains import Section, find_chains, without_chained
 from weft.backends.gpu.lowering.dry_run import launches_nothing
 from weft.backends.gpu.lowering.find_micro_batches import find_micro_batches, micro_batch_of
 from weft.backends.gpu.lowering.fold_moves import FoldedMoves, fold_moves
-from weft.backends.gpu.lowering.fuse_gates import fuse_gates
-from weft.backends.gpu.lowering.fusion import fuse_pairs, fuse_pools
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.launch_builder import NodeBuilder, PlannedConstant
 from weft.backends.gpu.lowering.layouts import (
-    IsCustom,
-    assign_layouts,
     base_inputs,
     base_op,
     base_outputs,
     find_views,
     first_blocks,
-    packed_layout,
-    splits_products,
     values_read,
 )
-from weft.backends.gpu.lowering.merge_convolutions import merge_where_faster
-from weft.backends.gpu.lowering.prologues import fuse_prologues
-from weft.backends.gpu.lowering.where_made import fuse_where_made
+from weft.backends.gpu.lowering.rewrites import OF_LAYOUTS, Rewrite, rewritten
+from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.lowering.why_apart import why_apart
 from weft.backends.gpu.memory.slots import Spot
 from weft.backends.gpu.recording.launches import PlannedChain, PlannedLaunch
 from weft.backends.gpu.recording.micro_batches import WHOLE_BATCH, MicroBatches
 from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource, Taken
-from weft.backends.gpu.tuning_tables.tuning_table import TableSource, TuningTable
+from weft.backends.gpu.tuning_tables.tuning_table import TableSource
 from weft.core.contract.error_context import at_node, blame
 from weft.core.contract.lowered import Launch, Lowered, ValueView
-from weft.core.contract.session_config import BackendConfig, MemoryMode
 from weft.core.graph.described import describe
 from weft.core.graph.graph import Graph, Node, depths
 from weft.core.graph.layout import Layout
@@ -55,62 +43,7 @@ from weft.core.passes.journal import Change, Journal, Step, same_nodes
 from weft.kernels.chain import CHAIN
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import find_gpu_op
-from weft.kernels.launch import INDEX_MAPS
-from weft.kernels.verdict import Verdicts
 from weft.ops.gpu.move import launch_blocks
-
-
-@dataclass(frozen=True)
-class Target:
-    """What launches are planned for: an open device and the user's configuration."""
-
-    device: GpuDevice
-    tuning: TuningTable | None = None
-    """The table that decides the choices that ops leave open; None: their defaults."""
-    config: BackendConfig = field(default_factory=BackendConfig)
-    is_custom: IsCustom = lambda op: False
-    profiled: bool = False
-    """Whether each run takes the device's times."""
-    builds: Builds | None = field(default=None, compare=False)
-    """Builds kernels while later nodes are planned; None: kernels are built when they are bound."""
-    chains: bool = False
-    """Whether small launches may share one (`weft.backends.gpu.lowering.chains`)."""
-    verdicts: Verdicts | None = field(default=None, compare=False)
-    """Which kernels are to be tested before they are built; None: none."""
-
-    @property
-    def split_products(self) -> bool:
-        """Tell whether matrix units may multiply fp32 as sums of halves."""
-        return splits_products(self.device.caps, self.config.precision)
-
-    @property
-    def packed_layout(self) -> Layout:
-        """Return the layout of packed images."""
-        return packed_layout(self.device.caps, self.config.precision)
-
-    @property
-    def thrifty(self) -> bool:
-        """Tell whether memory is short."""
-        return self.config.memory is MemoryMode.LIMIT
-
-    def forms_chains(self, graph: Graph) -> bool:
-        """Tell whether small launches share one: not where sizes change, for a chain's kernel knows them all."""
-        changes = self.builds is not None and self.builds.sizes_change(sizes_of(graph))
-        return self.chains and self.device.caps.resident_groups > 0 and not changes
-
-    def earlier(self, graph: Graph) -> Callable[[str], frozenset[str]] | None:
-        """Return what tells, of a choice, the candidates of earlier shapes; None at the first one.
-
-        Kernels are then few rather than the fastest for each size.
-        """
-        if self.builds is None or not self.builds.sizes_change(sizes_of(graph)):
-            return None
-        return self.builds.taken
-
-    @property
-    def begins_early(self) -> bool:
-        """Tell whether the first nodes may run on micro-batches."""
-        return self.device.computes_ahead and not self.thrifty and not self.profiled
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,9 +151,9 @@ def tuned_plan(
 def lower(graph: Graph, target: Target, kept: KeptPlans) -> Lowered:
     """Return the part as a device runs it. Custom nodes are not planned: their executions launch what they like."""
     journal = _Notes(target)
-    graph = _rewritten(graph, target, journal)
+    graph = rewritten(graph, target, OF_LAYOUTS, journal.rewrite)
     folded = FoldedMoves(graph, find_views(graph, target.is_custom))
-    if target.config.fusing and INDEX_MAPS not in target.device.caps.without:
+    if target.config.fusing and target.maps_indices:
         folded = fold_moves(graph, folded.views, target.is_custom, kept.maps(graph.name))
     graph, views = folded.graph, folded.views
     micro_batches = WHOLE_BATCH
@@ -266,12 +199,11 @@ class _Notes:
         """Return the steps that did something."""
         return self._journal.steps
 
-    def rewrite(self, step: str, purpose: str, before: Graph, after: Graph) -> Graph:
-        """Return the graph after a step, of which a note is taken if it changed nodes."""
+    def rewrite(self, step: Rewrite, before: Graph, after: Graph) -> None:
+        """Note a rewrite if it changed nodes."""
         if not same_nodes(before.nodes, after.nodes):
             nodes = list(before.nodes), list(after.nodes)
-            self._journal.note(f"{self._device} {step}", *nodes, before.outputs, purpose=purpose)
-        return after
+            self._journal.note(f"{self._device} {step.name}", *nodes, before.outputs, purpose=step.purpose)
 
     def views(self, graph: Graph, views: Mapping[str, ValueView]) -> None:
         """Note which nodes write into memory of another value, or move nothing."""
@@ -302,46 +234,6 @@ def _shown(view: ValueView) -> str:
     if view.places.is_identity:
         return f"where {view.root!r} does"
     return f"in {view.root!r}, whose elements kernels reach by size:step {view.places}"
-
-
-def _rewritten(graph: Graph, target: Target, journal: _Notes) -> Graph:
-    """Merge convolutions, fuse pools, choose layouts, and sort the nodes by depth."""
-    device, is_custom, split_products = target.device, target.is_custom, target.split_products
-    caps = device.caps
-    if target.config.fusing and not target.thrifty:
-        merged = merge_where_faster(graph, is_custom, device)
-        purpose = "Compute convolutions of one image as one"
-        graph = journal.rewrite("merge_convolutions", purpose, graph, merged)
-    if target.config.fusing:
-        pooled = fuse_pools(graph, is_custom, caps, split_products)
-        graph = journal.rewrite("fuse_pools", "Compute small max pools where they are read", graph, pooled)
-        paired = fuse_pairs(graph, is_custom, caps)
-        graph = journal.rewrite("fuse_pairs", "Compute two convolutions of single pixels as one", graph, paired)
-        applied = fuse_prologues(graph, is_custom, caps, split_products)
-        graph = journal.rewrite("fuse_prologues", "Apply cheap steps as a convolution loads", graph, applied)
-        joined = fuse_where_made(graph, is_custom, caps)
-        purpose = "Compute steps where a value that others read too, or that is reshaped first, is stored"
-        graph = journal.rewrite("fuse_where_made", purpose, graph, joined)
-        gated = fuse_gates(graph, is_custom, caps, split_products)
-        purpose = "Compute two products and the gate that makes one value of them as one"
-        graph = journal.rewrite("fuse_gates", purpose, graph, gated)
-        if INDEX_MAPS not in caps.without:
-            parted = apply_to_parts(graph, is_custom)
-            purpose = "Compute steps on the parts of a concat that would be copied to be joined"
-            graph = journal.rewrite("apply_to_parts", purpose, graph, parted)
-
-    def planar(graph: Graph, node: Node) -> bool:
-        form = find_gpu_op(node.op)
-        inputs, output = base_inputs(node.op, graph.input_specs(node)), graph.specs[node.outputs[0]]
-        return form is not None and form.reads_planar(base_op(node.op), inputs, output, caps, split_products)
-
-    laid = assign_layouts(graph, is_custom, target.packed_layout, planar, caps.without)
-    purpose = "Store each value as its kernels want it, and convert where neighbours differ"
-    graph = journal.rewrite("assign_layouts", purpose, graph, laid)
-    depth = depths(graph)
-    # Nodes of one depth share no memory in the plan, so they can run side by side.
-    graph.nodes.sort(key=lambda node: depth[node.outputs[0]])
-    return graph
 
 
 class _Planner:

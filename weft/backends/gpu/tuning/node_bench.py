@@ -14,7 +14,7 @@ from weft.backends.gpu.device.device import BarrierCommand, Command
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.execution import GpuExecution, PipelineContext
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
-from weft.backends.gpu.lowering.lower import Target
+from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.memory.slots import Region, Slots, Spot
 from weft.backends.gpu.recording.launches import BoundLaunch
 from weft.backends.gpu.recording.pipeline_recording import PipelineRecording, access
