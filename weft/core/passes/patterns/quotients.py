@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Shape
+from weft.core.graph.op import make_op
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.moves import Order, transpose
-from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def put_norm(
     Norms are over the last axes: for a norm over channels, these are moved there and back.
     """
     rank = len(reader.dims(x))
-    op = make(kind, axis=-len(axes), **attributes)
+    op = make_op(kind, axis=-len(axes), **attributes)
     if axes[-1] == rank - 1:
         reader.put(root, Node(root.name, op, (x, *parameters), root.outputs))
         return
