@@ -164,8 +164,8 @@ def _host_times(row: Row, run: Callable[[], list[Array]], case: Workload, counts
     """Time runs with one thread, at batch 1 on the fastest core, and with all threads; the faster counts.
 
     OpenMP's threads wait for each other without sleeping. Where the caller keeps to one core, a thread woken there
-    to copy its part of an input waits for the end of the caller's time slice, which made a run of 0.4 ms one of 8; so
-    did all threads of a host with 64 cores at batch 16.
+    to copy its part of an input waits for the end of the caller's time slice, which made a run of 0.4 ms one of 8. On
+    a host with 64 cores, runs with all threads at batch 16 took 6.0 ms, whatever the network.
     """
     with _threads(1):
         row.compare(row.time(run, counts), case)
