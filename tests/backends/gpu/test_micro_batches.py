@@ -45,7 +45,7 @@ def small_batches_count(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(opened(device), "uploads_directly", False)
     monkeypatch.setattr(chunked_upload, "LEAST", 1 << 10)
     monkeypatch.setattr(chunked_upload, "CHUNK", 3_000)
-    set_figures(monkeypatch, MicroBatchFigures, pixels=1)
+    set_figures(monkeypatch, MicroBatchFigures, pixels=1, copied=1e-6)
 
 
 def recorded(session: weft.Session) -> PipelineRecording:
@@ -167,6 +167,19 @@ def test_results_are_right_whatever_runs_in_parts(
             check(session, graph)
         else:
             check_against_the_whole(session, whole, graph)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_nodes_behind_enough_work_run_on_the_whole_batch(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = scratch()
+    with weft.load(graph, device=device, fallback="error") as session:
+        every = recorded(session).run.micro_batches
+    assert len(every.nodes) == 5 and every.depth == 5
+    set_figures(monkeypatch, MicroBatchFigures, pixels=1, copied=1e12)
+    with weft.load(graph, device=device, fallback="error") as session:
+        few = recorded(session).run.micro_batches
+        assert few.count == 2 and len(few.nodes) < len(every.nodes) and few.depth < every.depth
+        check(session, graph)
 
 
 @pytest.mark.parametrize(("device", "ahead"), STREAMED)

@@ -2,7 +2,9 @@
 
 Copying a large input can take as long as the network itself. Nodes that treat each image by itself need not wait for
 all of it: they are recorded once for each micro-batch, and each recording is submitted when its images are there.
-Deeper nodes have too few pixels in a micro-batch to fill the device, so they run on the whole batch.
+Deeper nodes have too few pixels in a micro-batch to fill the device, so they run on the whole batch. So do nodes behind
+others that take as long for a micro-batch as the copy of the rest (`cover_the_copy`): to divide them hides no more, and
+each kernel leaves units idle at its end.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ class MicroBatchFigures(AlgorithmFigures, section="micro_batches"):
 
     pixels: int
     """A micro-batch must have at least so many pixels for each unit."""
+    copied: float
+    """Bytes of an input that the host is sure to copy in a microsecond, conversions included."""
 
 
 def find_micro_batches(
@@ -66,6 +70,12 @@ def find_micro_batches(
         last = level
         nodes += [node.outputs[0] for node in here]
     return MicroBatches(graph.inputs[0], COUNT, last, frozenset(nodes)) if nodes else WHOLE_BATCH
+
+
+def cover_the_copy(micro_batches: MicroBatches, graph: Graph, us: float, device: GpuDevice) -> bool:
+    """Tell whether nodes that take so many microseconds for a micro-batch hide the copy of the others."""
+    nbytes, count = value_bytes(graph, micro_batches.input), micro_batches.count
+    return us * device.caps.model.of(MicroBatchFigures).copied >= nbytes * (count - 1) / count
 
 
 @dataclass(frozen=True)

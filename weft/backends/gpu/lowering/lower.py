@@ -7,12 +7,12 @@ A pipeline then only binds the launches to memory and kernels. If a load follows
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft import config
 from weft.backends.gpu.lowering.chains import Section, find_chains, without_chained
 from weft.backends.gpu.lowering.dry_run import launches_nothing
-from weft.backends.gpu.lowering.find_micro_batches import find_micro_batches, micro_batch_of
+from weft.backends.gpu.lowering.find_micro_batches import cover_the_copy, find_micro_batches, micro_batch_of
 from weft.backends.gpu.lowering.fold_moves import FoldedMoves, fold_moves
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.launch_builder import NodeBuilder, PlannedConstant
@@ -159,9 +159,10 @@ def lower(graph: Graph, target: Target, kept: KeptPlans) -> Lowered:
     micro_batches = WHOLE_BATCH
     if target.begins_early:
         micro_batches = find_micro_batches(graph, views, target.is_custom, target.device)
+    planner = _Planner(folded, micro_batches, target, kept)
+    plans, micro_batches = planner.run(), planner.micro_batches
     journal.views(graph, views)
     journal.micro_batches(graph, micro_batches)
-    plans = _Planner(folded, micro_batches, target, kept).run()
     chains = _chains(graph, plans, micro_batches, target)
     kept.forget(graph.name, plans.keys())
     read = frozenset(views[i].root if i in views else i for i in values_read(graph, views, target.is_custom))
@@ -237,6 +238,8 @@ def _shown(view: ValueView) -> str:
 
 
 class _Planner:
+    """Plans node by node; `micro_batches` then has those nodes alone that are worth dividing."""
+
     def __init__(self, folded: FoldedMoves, micro_batches: MicroBatches, target: Target, kept: KeptPlans) -> None:
         self.graph, self.views, self.free = folded.graph, folded.views, folded.free
         self.micro_batches, self.target, self.kept = micro_batches, target, kept
@@ -244,12 +247,15 @@ class _Planner:
         self.before = kept.tensors(folded.graph.name)
         self.tunes = config.tuning_enabled()
         self.earlier = target.earlier(folded.graph)
+        self.planned_level = -1
 
     def run(self) -> dict[str, list[NodePlan]]:
         plans: dict[str, list[NodePlan]] = {}
         place, callback = self.target.device.info, "GpuBackend.lower"
         device, chained = f"{place.id}:{place.index}", self.target.forms_chains(self.graph)
+        depth = depths(self.graph)
         for node in self.graph.nodes:
+            self._end_micro_batches(depth[label_of(node)], plans)
             if self.target.is_custom(node.op) or find_gpu_op(node.op) is None:
                 continue
             label = label_of(node)
@@ -262,6 +268,17 @@ class _Planner:
                 _prefetch([launch for plan in plans[label] for launch in plan.launches], self.target)
         self.kept.keep_tensors(self.graph.name, self.tensors)
         return plans
+
+    def _end_micro_batches(self, level: int, plans: Mapping[str, Sequence[NodePlan]]) -> None:
+        """Divide no nodes of this level if those before it hide the copy of the input; each level is planned once."""
+        if level <= self.planned_level or level > self.micro_batches.depth:
+            return
+        self.planned_level = level
+        divided = [label for label in plans if label in self.micro_batches.nodes]
+        caps = self.target.device.caps
+        us = sum(plans[label][0].microseconds(caps) for label in divided)
+        if divided and cover_the_copy(self.micro_batches, self.graph, us, self.target.device):
+            self.micro_batches = replace(self.micro_batches, depth=level - 1, nodes=frozenset(divided))
 
     def _plans(self, node: Node, label: str) -> list[NodePlan]:
         inputs = [self._tensor(i) if i else None for i in node.inputs]
