@@ -104,13 +104,14 @@ def _prepared(case: Workload, row: Row, way: str, variant: str, counts: Counts) 
     make = partial(_Side, case, dtype, variant, fold=way != "eager", compiled=compiled)
     side = make()
     kept = make(edges=dtype) if dtype is torch.float16 else side
+    sides = list(dict.fromkeys((side, kept)))
     # The compiler folds constants without gradients, and not in inference mode.
     mode = torch.no_grad if compiled else torch.inference_mode
 
     def compute() -> None:
         torch.set_num_threads(threads)
         with mode():
-            for each in {side, kept}:
+            for each in sides:
                 each.compute()
 
     if compiled:
@@ -118,38 +119,38 @@ def _prepared(case: Workload, row: Row, way: str, variant: str, counts: Counts) 
         _in_thread(compute)
         torch.cuda.empty_cache()
 
-    def captured(side: _Side, search: bool) -> Callable[[], None]:
+    def captured(search: bool) -> list[Callable[[], None]]:
         _set_precision(row.precision, search)
         with mode(), _threads(threads):
-            return side.captured()
+            return [each.captured() for each in sides]
 
     def take() -> Row:
-        _set_precision(row.precision)
+        _set_precision(row.precision, search=way == "eager")
         with mode():
             if way == "graph":
                 try:
                     row.more["gflop"] = side.flops() / 1e9
                 except Exception as e:  # the times do not depend on PyTorch's count of operations
                     row.note = f"operations are not counted: {e}"
-            start = side.compute
+            starts: list[Callable[[], None]] = [each.compute for each in sides]
             if way != "eager":
-                row.more["search"], start = _faster(partial(captured, side), counts)
-            row.compare(side.run(start), case)
-            _host_times(row, lambda: side.run(start), case, counts)
-            row.device_ms, row.device_p90_ms = middle(list(_device_times(start, counts)))
-            if kept is not side:
-                start = kept.compute if way == "eager" else _in_thread(captured, kept, row.more["search"])
-            row.compare(kept.run(start), case)
-            row.more["pinned_ms"], _ = timed(lambda: kept.run(start, pinned=True), replace(counts, wake=None))
+                row.more["search"], starts = _faster(captured, counts)
+            row.compare(side.run(starts[0]), case)
+            _host_times(row, lambda: side.run(starts[0]), case, counts)
+            row.device_ms, row.device_p90_ms = middle(list(_device_times(starts[0], counts)))
+            row.compare(kept.run(starts[-1]), case)
+            row.more["pinned_ms"], _ = timed(lambda: kept.run(starts[-1], pinned=True), replace(counts, wake=None))
         return row
 
     return take
 
 
-def _faster(captured: Callable[[bool], Callable[[], None]], counts: Counts) -> tuple[bool, Callable[[], None]]:
-    """Capture a graph with cuDNN's search and one without; return which is faster on the device, and that graph."""
+def _faster(
+    captured: Callable[[bool], list[Callable[[], None]]], counts: Counts
+) -> tuple[bool, list[Callable[[], None]]]:
+    """Capture graphs with cuDNN's search and without; return which are faster on the device by the first, and these."""
     graphs = {search: _in_thread(captured, search) for search in (True, False)}
-    taken = {search: middle(list(_device_times(start, counts)))[0] for search, start in graphs.items()}
+    taken = {search: middle(list(_device_times(starts[0], counts)))[0] for search, starts in graphs.items()}
     best = min(taken, key=lambda search: taken[search])
     return best, graphs[best]
 
