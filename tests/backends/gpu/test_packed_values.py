@@ -90,3 +90,16 @@ def test_whole_blocks_of_channels_are_not_moved(case: str) -> None:
     graph = _between(WHOLE_BLOCKS[case])
     with weft.load(graph, "opencl", fallback="error") as session:
         assert not {"gather", "move", "move_wide", "block_copy"} & set(kernels(session))
+
+
+@pytest.mark.alike
+@pytest.mark.parametrize("device", GPUS)
+def test_a_number_for_each_channel_of_one_pixel_is_read_in_blocks(device: str) -> None:
+    """Its shape is that of the image, in whose layout it does not lie."""
+    net = Net()
+    mean = net.add("GlobalAveragePool", net.input("x", 1, 8, 4, 3))
+    scaled = net.add("Mul", net.add("Sigmoid", mean), net.random(1, 8, 1, 1))
+    graph = net.finish(net.conv(net.add("Add", scaled, net.random(1, 8, 1, 1)), 4, 3, pads=(1,) * 4))
+    fed = feeds(graph)
+    with weft.load(graph, device, fallback="error") as session:
+        np.testing.assert_allclose(session.run(fed)[0], outputs(graph, fed)[0], 1e-4, 1e-5)

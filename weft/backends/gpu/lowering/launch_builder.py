@@ -503,7 +503,8 @@ class NodeBuilder(KernelBuilder):
             return known
         tensor, name = self._inputs[position], f"fused{position}"
         assert tensor is not None
-        if tensor.shape == target.shape:
+        packs = tensor.constant is not None and target.layout.packed  # the constant's numbers, one for each channel
+        if tensor.shape == target.shape and not packs:
             out.reads[name] = tensor
             return Operand("same", name)
         if tensor.constant is None:
