@@ -1,8 +1,8 @@
 """Joins the sources of several kernels to one program, in which each kernel and function has a name of its own.
 
 A source is joined only if all it declares outside functions is functions, and macros, which end with its text. Of a
-source of any other kind, `KernelText.of` returns None: it is compiled alone. What extensions it enables holds for the
-rest of the program, so that only sources that enable the same ones belong in one.
+source of any other kind, `Part.of` returns None: it is compiled alone. What extensions it enables holds for the rest of
+the program, so that only sources that enable the same ones belong in one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ALONE = re.compile(r"\b(?:struct|union|enum|typedef)\b|^[ \t]*#[ \t]*pragma\b",
 
 
 @dataclass(frozen=True)
-class KernelText:
+class Part:
     """The source of a kernel, with its constants, and what it declares."""
 
     entry: str
@@ -38,7 +38,7 @@ class KernelText:
     """Extensions of the language that it enables."""
 
     @classmethod
-    def of(cls, entry: str, text: str) -> KernelText | None:
+    def of(cls, entry: str, text: str) -> Part | None:
         """Return the part that a source is; None if it must be compiled alone."""
         bare = _COMMENT_OR_STRING.sub(" ", text)
         if _ALONE.search(_EXTENSION.sub("", bare)):
@@ -64,7 +64,7 @@ class KernelText:
         return text + "".join(f"\n#undef {name}" for name in self.macros) + "\n"
 
 
-def joined(parts: Sequence[KernelText]) -> str:
+def joined(parts: Sequence[Part]) -> str:
     """Return the source of a program with all parts."""
     return "".join(part.renamed(place) for place, part in enumerate(parts))
 

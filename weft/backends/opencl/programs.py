@@ -22,7 +22,7 @@ from weft.backends.opencl.build_options import given_to_compiler, language_optio
 from weft.backends.opencl.cl_errors import words
 from weft.backends.opencl.compilers import Compilers
 from weft.backends.opencl.constants import as_arguments, header, late_constants
-from weft.backends.opencl.joining import KernelText, joined
+from weft.backends.opencl.joining import Part, joined
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError
 from weft.kernels.compile_error import kernel_refused
@@ -163,7 +163,7 @@ class Programs:
         """
         if not self._all_late:
             return []
-        missing: dict[_Key, tuple[_Wanted, KernelText]] = {}
+        missing: dict[_Key, tuple[_Wanted, Part]] = {}
         for source, values in kernels:
             late = late_constants(source, None)
             with suppress(CompileError):  # a value is missing, or too large
@@ -179,7 +179,7 @@ class Programs:
             held += [self._programs.get(key, partial(_same, one)) for key, one in zip(some, made, strict=True) if one]
         return held
 
-    def _make_together(self, wanted: Sequence[tuple[_Wanted, KernelText]]) -> list[Built | None]:
+    def _make_together(self, wanted: Sequence[tuple[_Wanted, Part]]) -> list[Built | None]:
         """Build one program of all parts, and return the kernels; None for those that `get` must build."""
         none: list[Built | None] = [None] * len(wanted)
         program = cl._cl._Program(self._context, joined([part for _, part in wanted]))
@@ -408,12 +408,12 @@ def _wanted(source: KernelSource, values: Mapping[str, int | float], header: str
     return _Wanted(source, header, local, len(source.args) + late)
 
 
-def _part(wanted: _Wanted) -> KernelText | None:
+def _part(wanted: _Wanted) -> Part | None:
     """Return the kernel as part of a program of several; None if it must be compiled alone."""
-    return None if ptx.MARK in wanted.source.text else KernelText.of(wanted.source.entry, wanted.text)
+    return None if ptx.MARK in wanted.source.text else Part.of(wanted.source.entry, wanted.text)
 
 
-def _groups(missing: Mapping[_Key, tuple[_Wanted, KernelText]]) -> Iterator[list[_Key]]:
+def _groups(missing: Mapping[_Key, tuple[_Wanted, Part]]) -> Iterator[list[_Key]]:
     """Yield the kernels of each program: those with the same options and extensions, two or more."""
     alike: dict[tuple[tuple[str, ...], ...], list[_Key]] = {}
     for key, (wanted, part) in missing.items():

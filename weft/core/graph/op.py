@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op_class import made_on_first_instance
 from weft.core.graph.tensor import TensorSpec
-from weft.errors import BackendError, ModelError, WeftError
+from weft.errors import BackendError, ModelError
 
 Constants = Sequence["Array | None"]
 OpClass = Literal["exact", "arithmetic", "transcendental", "reduction"]
@@ -164,11 +164,3 @@ def op_types() -> dict[str, type[Op]]:
 def find_op(type_: str) -> type[Op] | None:
     """Return the op class of that type, or None."""
     return _OPS.get(type_)
-
-
-def make_op(type_: str, **attributes: Any) -> Op:
-    """Return an op by the name of its type; WeftError if it is not registered, as before `weft.ops` is imported."""
-    found = find_op(type_)
-    if found is None:
-        raise WeftError(f"no {type_} op is registered", fix="import weft.ops")
-    return found(**attributes)

@@ -39,12 +39,14 @@ from weft.core.passes.patterns import (
     fuse_layer_norm,
     fuse_rms_norm,
     fuse_sum_norm,
+    join_projections,
     share_keys,
 )
 from weft.core.passes.properties import Property
 from weft.core.passes.recurrences import join_recurrences
 from weft.core.passes.scattered_slices import concat_scattered_slices
-from weft.core.passes.siblings import join_projections, join_sibling_products, join_sibling_steps
+from weft.core.passes.sibling_products import join_sibling_products
+from weft.core.passes.sibling_steps import join_sibling_steps
 from weft.core.passes.single_norms import fold_single_norms
 from weft.core.passes.squash import NO_MOVES_IN_A_ROW, squash_moves
 from weft.core.passes.stacked_steps import stack_steps

@@ -8,9 +8,10 @@ from typing import Any
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Shape
-from weft.core.graph.op import make_op
+from weft.core.graph.op import Op, find_op
 from weft.core.graph.symbolic import int_array
 from weft.core.graph.tensor import TensorSpec
+from weft.errors import WeftError
 
 RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 """The ops that keep the order of the elements; the spec of the result describes them fully."""
@@ -68,7 +69,7 @@ def changes_nothing(graph: Graph, node: Node) -> bool:
 
 def transpose(node: Node, source: str, order: Order) -> Node:
     """Return a transpose of `source` that replaces the node."""
-    return Node(node.name, make_op("Transpose", perm=order), (source,), node.outputs)
+    return Node(node.name, _make("Transpose", perm=order), (source,), node.outputs)
 
 
 def reshape(graph: Graph, node: Node, source: str, names: Names) -> Node:
@@ -77,6 +78,11 @@ def reshape(graph: Graph, node: Node, source: str, names: Names) -> Node:
     name = names.fresh(f"{node.name}.shape")
     graph.constants[name] = int_array(dims)
     graph.specs[name] = TensorSpec((len(dims),), DType.INT64)
-    return Node(node.name, make_op("Reshape", allowzero=int(0 in dims)), (source, name), node.outputs)
+    return Node(node.name, _make("Reshape", allowzero=int(0 in dims)), (source, name), node.outputs)
 
 
+def _make(kind: str, **attributes: object) -> Op:
+    found = find_op(kind)
+    if found is None:
+        raise WeftError(f"no {kind} op is registered", fix="import weft.ops")
+    return found(**attributes)

@@ -14,7 +14,7 @@ from weft.core.graph.fused_op import RUNNING, Fused, Step, earlier, value_number
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.op import Op
 from weft.core.passes.fuse import MOST_STEPS
-from weft.core.passes.parts import Span, part_of
+from weft.core.passes.parts import Part, part_of
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gate import BESIDE
 from weft.ops.binary import Add
@@ -158,7 +158,7 @@ class GateFuser:
         if not base.is_elementwise or len(values) != 2 or len(node.outputs) != 1 or self.is_custom(node.op):
             return None
         rank = len(self.graph.specs[values[0]].dims)
-        parts: dict[str, Span] = {}
+        parts: dict[str, Part] = {}
         for value in values:
             part = part_of(self.graph, self.changing.makers.get(value), value, rank - 1) if rank else None
             if part is None or not self._is_only_reader(node, value):
@@ -167,7 +167,7 @@ class GateFuser:
         first, second = sorted(values, key=lambda value: parts[value].start)
         whole = parts[first].value
         columns = self.graph.specs[whole].dims[-1]
-        halves = (Span(whole, 0, columns // 2), Span(whole, columns // 2, columns))
+        halves = (Part(whole, 0, columns // 2), Part(whole, columns // 2, columns))
         maker = self.changing.makers.get(whole)
         if (parts[first], parts[second]) != halves or columns % 2 or maker is None:
             return None

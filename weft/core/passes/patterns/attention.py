@@ -1,4 +1,4 @@
-"""Find attention among its parts, and drop the transposes around it."""
+"""Find attention among its parts, drop the transposes around it, and compute Q, K and V by one product."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Shape
-from weft.core.graph.op import make_op
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES, Order, compose, is_identity, keeps_elements, order_of, reshape
+from weft.core.passes.patterns.projections import join, joint_bytes, read_projection
+from weft.core.passes.patterns.reading import DEEPEST, Reader, make
 from weft.core.passes.patterns.scores import (
     LOWEST,
-    Scaled,
+    Part,
     Scores,
     in_order,
     keeps_rows,
@@ -26,7 +27,6 @@ from weft.core.passes.patterns.scores import (
     shares_heads,
     turned_over,
 )
-from weft.core.passes.reader import DEEPEST, Reader
 
 ATTENTION = "weft::Attention"
 HEADS_APART = (0, 2, 1, 3)
@@ -71,7 +71,7 @@ class _Mixed:
 
     product: Node
     operand: str
-    values: Scaled
+    values: Part
     count: int
     zero_nan: int
     lead: Shape
@@ -111,7 +111,7 @@ def _mixed(reader: Reader, shares: str) -> _Mixed | None:
     operand = product.inputs[not turned]
     if not shares_heads(lead, reader.dims(operand)[:-2]):
         return None
-    values = in_order(reader, operand, turned_over(len(lead) + 2)) if turned else Scaled(operand)
+    values = in_order(reader, operand, turned_over(len(lead) + 2)) if turned else Part(operand)
     return _Mixed(product, operand, values, count, zero_nan, lead, turned)
 
 
@@ -126,13 +126,13 @@ def _replace(reader: Reader, scores: Scores, mixed: _Mixed, lead: Shape) -> None
     inputs = [*(each.value for each in parts), *scores.masks]
     lowest_hides = int(any(_holds_lowest(reader, mask) for mask in scores.masks))
     flags = {"zero_nan": mixed.zero_nan, "lowest_hides": lowest_hides, "low_replaces": int(scores.are_replaced)}
-    ops = [make_op(ATTENTION, scale=scores.scale, softcap=scores.softcap, **flags)]
+    ops = [make(ATTENTION, scale=scores.scale, softcap=scores.softcap, **flags)]
     shapes = [result.dims]
     if not is_identity(order):
-        ops.append(make_op("Transpose", perm=order))
+        ops.append(make("Transpose", perm=order))
         shapes.append(tuple(result.dims[axis] for axis in order))
     if reader.dims(root.outputs[0]) != shapes[-1]:
-        ops.append(make_op("Identity"))  # a reshape, once there is what it reads
+        ops.append(make("Identity"))  # a reshape, once there is what it reads
     made = list[Node]()
     for op, dims in zip(ops[:-1], shapes, strict=False):
         name = reader.names.fresh(f"{root.outputs[0]}.apart")
@@ -147,7 +147,7 @@ def _replace(reader: Reader, scores: Scores, mixed: _Mixed, lead: Shape) -> None
         reader.put(root, *nodes)
 
 
-def _placed(reader: Reader, scores: Scores, mixed: _Mixed, lead: Shape) -> Sequence[Scaled] | None:
+def _placed(reader: Reader, scores: Scores, mixed: _Mixed, lead: Shape) -> Sequence[Part] | None:
     """Return Q, K and V with the same axes before the last two, or with one head of K and V for all; else None."""
     q, k, v = parts = scores.q, scores.k, mixed.values
     whole = scores.leads[-1], mixed.lead
@@ -249,7 +249,7 @@ class _Repeated:
             return ()
         source, self.name = self.name, reader.names.fresh(f"{self.name}.heads")
         reader.graph.specs[self.name] = TensorSpec(self.shape, reader.graph.specs[source].dtype)
-        made = Node(self.name, make_op("Identity"), (source,), (self.name,))
+        made = Node(self.name, make("Identity"), (source,), (self.name,))
         return (reshape(reader.graph, made, source, reader.names),)
 
 
@@ -313,3 +313,30 @@ def _side_by_side(reader: Reader, value: str) -> str | None:
 
 
 # -- one product for three -------------------------------------------------------------------------------
+
+
+@graph_pass()
+def join_projections(graph: Graph, context: PassContext) -> Graph:
+    """Compute an attention's Q, K and V by one matrix product where three products read one value.
+
+    Weights and biases must be constants. Where only some have a bias, as in BEiT, the others get zeros. Their columns
+    are joined side by side, within the budget.
+    """
+    if not Reader.has(graph, ATTENTION):
+        return graph
+    reader, budget = Reader(graph), context.budget
+    for node in reader.nodes(ATTENTION):
+        op: Any = node.op
+        if not op.heads or op.packed:
+            continue
+        parts = [p for i in node.inputs[:3] if reader.is_read_once(i) and (p := read_projection(reader, i)) is not None]
+        equal = len({(p.x, reader.dims(p.weight)) for p in parts}) == 1
+        nbytes = joint_bytes(reader, parts)
+        if len(parts) != 3 or not equal or not context.allows(node.name, nbytes, "joined weights"):
+            continue
+        began = budget.clock()
+        made = join(reader, node.name, parts)
+        budget.spend(nbytes, began)
+        packed = replace(op, packed=1)
+        reader.put(node, *made, replace(node, op=packed, inputs=(made[-1].outputs[0], *node.inputs[3:])))
+    return reader.finish()

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Shape
-from weft.core.graph.op import make_op
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.moves import Order, transpose
-from weft.core.passes.reader import Reader
+from weft.core.passes.patterns.reading import Reader, make
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ def put_norm(
     Norms are over the last axes: for a norm over channels, these are moved there and back.
     """
     rank = len(reader.dims(x))
-    op = make_op(kind, axis=-len(axes), **attributes)
+    op = make(kind, axis=-len(axes), **attributes)
     if axes[-1] == rank - 1:
         reader.put(root, Node(root.name, op, (x, *parameters), root.outputs))
         return

@@ -11,12 +11,11 @@ import numpy as np
 
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import make_op
 from weft.core.graph.symbolic import has_open_size, is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext
 from weft.core.passes.moves import RESHAPES, Order, compose, is_identity, keeps_elements, order_of, reshape
-from weft.core.passes.reader import Reader
+from weft.core.passes.patterns.reading import Reader, make
 from weft.core.passes.undo_reshapes import broadcast_reshape
 
 LOWEST = -1e30
@@ -26,18 +25,18 @@ LONGEST = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class Part:
     """A number times a value; `nodes` holds the moves and factors that must be added for it."""
 
     value: str
     scale: float = 1.0
     nodes: tuple[Node, ...] = ()
 
-    def times(self, scale: float) -> Scaled:
+    def times(self, scale: float) -> Part:
         """Return it times another number."""
         return replace(self, scale=self.scale * scale)
 
-    def with_lead(self, reader: Reader, lead: Shape) -> Scaled:
+    def with_lead(self, reader: Reader, lead: Shape) -> Part:
         """Return it with other axes before the last two."""
         dims = (*lead, *reader.dims(self.value)[-2:])
         if reader.dims(self.value) == dims:
@@ -47,11 +46,11 @@ class Scaled:
         if last is not None and last.op.type in RESHAPES:  # of two reshapes in a row one is enough
             source, kept = last.inputs[0], tuple(n for n in before if n is not None)
         if reader.dims(source) == dims:
-            return Scaled(source, self.scale, kept)
+            return Part(source, self.scale, kept)
         name = reader.names.fresh(f"{self.value}.apart")
         reader.graph.specs[name] = TensorSpec(dims, reader.graph.specs[source].dtype)
-        shaped = Node(name, make_op("Identity"), (source,), (name,))
-        return Scaled(name, self.scale, (*kept, reshape(reader.graph, shaped, source, reader.names)))
+        shaped = Node(name, make("Identity"), (source,), (name,))
+        return Part(name, self.scale, (*kept, reshape(reader.graph, shaped, source, reader.names)))
 
     def spared(self, reader: Reader, before: str) -> int:
         """Return how many nodes nothing reads any more if this is read in place of the value `before`."""
@@ -86,8 +85,8 @@ class Scores:
     softcap * tanh(scale * q k^T / softcap).
     """
 
-    q: Scaled
-    k: Scaled
+    q: Part
+    k: Part
     operands: tuple[str, ...]
     count: int
     leads: list[Shape]
@@ -350,16 +349,16 @@ def moves_within(operands: Sequence[Operand]) -> int:
     return sum(not is_identity(order) for _, order in operands)
 
 
-def in_order(reader: Reader, value: str, order: Order) -> Scaled:
+def in_order(reader: Reader, value: str, order: Order) -> Part:
     """Return a value with its axes in another order, and whatever it was multiplied by."""
     before = reader.maker(value, "Transpose")
     first = None if before is None else order_of(reader.graph, before)
     if before is not None and first is not None and is_identity(compose(first, order)):
-        return Scaled(before.inputs[0])
-    return Scaled(value) if is_identity(order) else _transposed(reader, value, value, order, takes_scale=False)
+        return Part(before.inputs[0])
+    return Part(value) if is_identity(order) else _transposed(reader, value, value, order, takes_scale=False)
 
 
-def _ordered(reader: Reader, value: str, order: Order) -> Scaled:
+def _ordered(reader: Reader, value: str, order: Order) -> Part:
     """Return a value without its scale, with its axes in another order."""
     return _unscaled(reader, value) if is_identity(order) else _transposed(reader, value, value, order)
 
@@ -376,24 +375,24 @@ def _factor(reader: Reader, node: Node) -> Node | None:
     return replace(node, inputs=(inner, factor)) if fits else None
 
 
-def _times(reader: Reader, queries: Scaled, factor: Node) -> Scaled:
+def _times(reader: Reader, queries: Part, factor: Node) -> Part:
     """Return queries times a factor of scores, which is the same for all keys."""
     name = reader.names.fresh(f"{queries.value}.times")
     reader.graph.specs[name] = reader.graph.specs[queries.value]
     node = Node(name, factor.op, (queries.value, factor.inputs[1]), (name,))
-    return Scaled(name, queries.scale, (*queries.nodes, node))
+    return Part(name, queries.scale, (*queries.nodes, node))
 
 
-def _unscaled(reader: Reader, value: str) -> Scaled:
+def _unscaled(reader: Reader, value: str) -> Part:
     """Return a value without its scale, which may lie before a transpose, and before the reshape of that."""
     scale, value = reader.scaled(value)
     node = reader.maker(value, "Transpose")
     order = None if node is None else order_of(reader.graph, node)
     if node is None or order is None or not reader.is_read_once(value):
-        return Scaled(value, scale)
+        return Part(value, scale)
     (source,) = node.inputs
     is_scaled = reader.scaled(source)[1] != source or _scaled_before_reshape(reader, source) is not None
-    return _transposed(reader, value, source, order, scale) if is_scaled else Scaled(value, scale)
+    return _transposed(reader, value, source, order, scale) if is_scaled else Part(value, scale)
 
 
 def _scaled_before_reshape(reader: Reader, value: str) -> tuple[float, str] | None:
@@ -405,27 +404,27 @@ def _scaled_before_reshape(reader: Reader, value: str) -> tuple[float, str] | No
     return None if inner == apart.inputs[0] else (scale, inner)
 
 
-def _before_reshape(reader: Reader, value: str) -> Scaled:
+def _before_reshape(reader: Reader, value: str) -> Part:
     """Return a value without the scale that lies before the reshape that makes it, if there is one."""
     found = _scaled_before_reshape(reader, value)
     if found is None:
-        return Scaled(value)
+        return Part(value)
     scale, inner = found
     name = reader.names.fresh(f"{value}.unscaled")
     reader.graph.specs[name] = reader.graph.specs[value]
-    node = Node(name, make_op("Identity"), (inner,), (name,))  # a reshape, as `reshape` makes it
-    return Scaled(name, scale, (reshape(reader.graph, node, inner, reader.names),))
+    node = Node(name, make("Identity"), (inner,), (name,))  # a reshape, as `reshape` makes it
+    return Part(name, scale, (reshape(reader.graph, node, inner, reader.names),))
 
 
 def _transposed(
     reader: Reader, value: str, source: str, order: Order, scale: float = 1.0, *, takes_scale: bool = True
-) -> Scaled:
+) -> Part:
     """Return `source`, transposed, in place of something like `value`; its scale is apart if `takes_scale`.
 
     Moves that the scale was between become one, so that there is nothing left to squash.
     """
     more, source = reader.scaled(source) if takes_scale else (1.0, source)
-    flat = _before_reshape(reader, source) if takes_scale else Scaled(source)
+    flat = _before_reshape(reader, source) if takes_scale else Part(source)
     source, scale = flat.value, scale * more * flat.scale
     before = reader.maker(source, "Transpose")
     first = None if before is None else order_of(reader.graph, before)
@@ -437,15 +436,15 @@ def _transposed(
         apart = reader.maker(source, *RESHAPES)
         source = source if apart is None else apart.inputs[0]
         if reader.dims(source) == dims:
-            return Scaled(source, scale, flat.nodes)
+            return Part(source, scale, flat.nodes)
     name = reader.names.fresh(f"{value}.turned")
     reader.graph.specs[name] = TensorSpec(dims, reader.graph.specs[source].dtype)
-    node = Node(name, make_op("Transpose", perm=order), (source,), (name,))
+    node = Node(name, make("Transpose", perm=order), (source,), (name,))
     moved = reshape(reader.graph, node, source, reader.names) if free else node
-    return Scaled(name, scale, (*flat.nodes, moved))
+    return Part(name, scale, (*flat.nodes, moved))
 
 
-def _turned_back(reader: Reader, value: str) -> Scaled | None:
+def _turned_back(reader: Reader, value: str) -> Part | None:
     """Return the value that `value` is with its last two axes swapped; axes before these may be joined or divided."""
     node = reader.maker(value, "Transpose", *RESHAPES)
     order = None if node is None else order_of(reader.graph, node)

@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from weft.core.graph.graph import Graph, Node
-from weft.core.graph.op import make_op
 from weft.core.graph.symbolic import int_array
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES, is_move, reshape
-from weft.core.passes.parts import Span, part_of, split
-from weft.core.passes.reader import Reader
-from weft.core.passes.siblings.side_by_side import Row, Rows
+from weft.core.passes.parts import Part, part_of, split
+from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.patterns.side_by_side import Row, Rows
 
 ATTENTION = "weft::Attention"
 ROUNDS = 4
 """A node that was replaced in a round blocks its readers until the next."""
-MOST_ALIKE = 8
+MOST = 8
 """Networks have fewer parts side by side that they treat alike, and fewer readers of each; it bounds the search."""
 
 
@@ -60,14 +59,14 @@ class _Taken:
     name: str
     maker: Node
     axis: int
-    part: Span
+    part: Part
 
 
 def _neighbours(graph: Graph) -> Iterator[list[_Taken]]:
     """Return the parts of each value that lie side by side along one axis, in order, where these are few."""
     found: dict[tuple[str, int], list[_Taken]] = {}
     for node in graph.nodes:
-        for name in node.outputs if node.op.type in ("Split", "Slice") and len(node.outputs) <= MOST_ALIKE else ():
+        for name in node.outputs if node.op.type in ("Split", "Slice") and len(node.outputs) <= MOST else ():
             sizes = zip(graph.specs[name].dims, graph.specs[node.inputs[0]].dims, strict=True) if name else ()
             axes = [axis for axis, (size, whole) in enumerate(sizes) if size != whole]
             part = part_of(graph, node, name, axes[0]) if len(axes) == 1 else None
@@ -78,7 +77,7 @@ def _neighbours(graph: Graph) -> Iterator[list[_Taken]]:
         begin = 0
         for end in range(1, len(parts) + 1):
             if end == len(parts) or parts[end - 1].part.stop != parts[end].part.start:
-                if end - begin <= MOST_ALIKE:
+                if end - begin <= MOST:
                     yield parts[begin:end]
                 begin = end
 
@@ -113,7 +112,7 @@ def _find(rows: Rows, order: Mapping[str, int], parts: Row) -> list[tuple[Node, 
     def reach(row: Row) -> None:
         rows.add(row)
         readers = [reader.readers(value) for value in row.values]
-        for node in readers[0] if max(map(len, readers)) <= MOST_ALIKE else ():
+        for node in readers[0] if max(map(len, readers)) <= MOST else ():
             if (place := order[node.name]) not in seen:
                 seen.add(place)
                 heappush(ahead, place)
@@ -237,7 +236,7 @@ def _slice(steps: _Steps, output: str) -> Node:
     first, last = steps.parts[0].part, steps.parts[-1].part
     bounds = {"start": first.start, "stop": last.stop, "axis": steps.row.axis}
     added = [steps.reader.add(f"{output}.{name}", int_array([number])) for name, number in bounds.items()]
-    return Node(output, make_op("Slice"), (first.value, *added), (output,))
+    return Node(output, make("Slice"), (first.value, *added), (output,))
 
 
 def _joint_step(rows: Rows, nodes: Sequence[Node], joint: Mapping[str, str]) -> Node:

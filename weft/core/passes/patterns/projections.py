@@ -9,9 +9,8 @@ import numpy as np
 
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array
-from weft.core.graph.op import make_op
 from weft.core.graph.tensor import TensorSpec
-from weft.core.passes.reader import Reader
+from weft.core.passes.patterns.reading import Reader, make
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +70,9 @@ def join(reader: Reader, name: str, parts: Sequence[Projection]) -> tuple[Node, 
 
     product = value("joint")
     weights = constant("weights", [held[p.weight] for p in parts])
-    nodes = (Node(product, make_op("MatMul"), (x, weights), (product,)),)
+    nodes = (Node(product, make("MatMul"), (x, weights), (product,)),)
     if not any(p.bias for p in parts):
         return nodes
     total = value("joint_biased")
     biases = constant("biases", [held[p.bias] if p.bias else np.zeros(p.width, dtype.numpy) for p in parts])
-    return (*nodes, Node(total, make_op("Add"), (product, biases), (total,)))
+    return (*nodes, Node(total, make("Add"), (product, biases), (total,)))

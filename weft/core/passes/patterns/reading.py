@@ -1,4 +1,4 @@
-"""Follow a graph from a value to its producers and readers, and replace nodes: what passes share."""
+"""What the patterns share: following a graph from a value to its producers and readers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Array, Shape
+from weft.core.graph.op import Op, find_op
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.dead import without_dead_nodes
+from weft.errors import WeftError
 
 DEEPEST = 6
 """Exporters write no pattern with products nested deeper than this, or with more scalings in a row."""
@@ -219,3 +221,11 @@ class Reader:
         out = self.graph.copy()
         out.nodes = [new for n in self.graph.nodes for new in self.replaced.get(n.name, [n])]
         return without_dead_nodes(out)
+
+
+def make(kind: str, **attributes: Any) -> Op:
+    """Return an op by the name of its type."""
+    found = find_op(kind)
+    if found is None:
+        raise WeftError(f"no {kind} op is registered", fix="import weft.ops")
+    return found(**attributes)
