@@ -12,7 +12,7 @@ from weft.core.graph.graph import Graph, Node, infer_node
 from weft.core.graph.layout import Array
 from weft.core.passes.constants import fold_node
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.reader import Reader, make
 
 
 @graph_pass(rounds=2)

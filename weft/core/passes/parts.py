@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.symbolic import int_array, known
-from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.reader import Reader, make
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.parts import Select, select_of
-from weft.core.passes.patterns.reading import make
+from weft.core.passes.reader import make
 
 
 @graph_pass()

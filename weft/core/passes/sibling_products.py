@@ -10,7 +10,7 @@ from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES, is_move, keeps_elements, order_of
 from weft.core.passes.parts import split
 from weft.core.passes.patterns.projections import Projection, join, joint_bytes, read_projection
-from weft.core.passes.patterns.reading import Reader
+from weft.core.passes.reader import Reader
 
 HEAVY = ("MatMul", "Gemm", "Conv", "Einsum", "weft::Attention")
 """Ops that begin another step of a network, if they do not read the value that siblings read."""

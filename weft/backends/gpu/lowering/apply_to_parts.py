@@ -19,7 +19,7 @@ from weft.core.graph.symbolic import int_array
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.moves import is_move
 from weft.core.passes.parts import axis_of
-from weft.core.passes.patterns.reading import make
+from weft.core.passes.reader import make
 from weft.kernels.gpu_op import WantedLayout, find_gpu_op
 from weft.ops.concat import Concat
 

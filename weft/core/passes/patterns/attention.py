@@ -14,7 +14,6 @@ from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES, Order, compose, is_identity, keeps_elements, order_of, reshape
 from weft.core.passes.patterns.projections import join, joint_bytes, read_projection
-from weft.core.passes.patterns.reading import DEEPEST, Reader, make
 from weft.core.passes.patterns.scores import (
     LOWEST,
     Part,
@@ -27,6 +26,7 @@ from weft.core.passes.patterns.scores import (
     shares_heads,
     turned_over,
 )
+from weft.core.passes.reader import DEEPEST, Reader, make
 
 ATTENTION = "weft::Attention"
 HEADS_APART = (0, 2, 1, 3)

@@ -8,7 +8,7 @@ from weft.core.graph.graph import Graph, Node, infer_node, inferred
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.later_constants import only_element
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.patterns.reading import DEEPEST, Reader, make
+from weft.core.passes.reader import DEEPEST, Reader, make
 
 COMPARE_SELECT = "weft::CompareSelect"
 COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")

@@ -7,7 +7,7 @@ from math import pi, sqrt
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.patterns.reading import DEEPEST, Reader, is_about, make
+from weft.core.passes.reader import DEEPEST, Reader, is_about, make
 
 
 @graph_pass()

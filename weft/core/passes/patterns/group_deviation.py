@@ -8,7 +8,7 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Shape
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES
-from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.reader import Reader, make
 
 
 @graph_pass()

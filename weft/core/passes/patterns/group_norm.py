@@ -11,7 +11,7 @@ from weft.core.graph.layout import Array
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES
-from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.reader import Reader, make
 from weft.core.passes.rounding import exceeds, loses_more
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Shape
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.patterns.reading import LEAST, Reader, make
+from weft.core.passes.reader import LEAST, Reader, make
 
 
 @graph_pass()

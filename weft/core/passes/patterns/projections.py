@@ -10,7 +10,7 @@ import numpy as np
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import TensorSpec
-from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.reader import Reader, make
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from weft.core.graph.layout import Shape
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.moves import Order, transpose
-from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.reader import Reader, make
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from weft.core.graph.symbolic import has_open_size, is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext
 from weft.core.passes.moves import RESHAPES, Order, compose, is_identity, keeps_elements, order_of, reshape
-from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.reader import Reader, make
 from weft.core.passes.undo_reshapes import broadcast_reshape
 
 LOWEST = -1e30

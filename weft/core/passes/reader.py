@@ -1,4 +1,4 @@
-"""What the patterns share: following a graph from a value to its producers and readers."""
+"""Following a graph from a value to its producers and readers: what patterns and the passes like them share."""
 
 from __future__ import annotations
 
