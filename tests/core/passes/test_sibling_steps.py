@@ -20,8 +20,8 @@ from tests.helpers.rewrites import assert_identical
 from weft.core.graph.graph import Graph
 from weft.core.graph.limits import Budget, Limits
 from weft.core.passes import PassContext, run_passes
-from weft.core.passes.sibling_products import join_sibling_products
-from weft.core.passes.sibling_steps import MOST, join_sibling_steps
+from weft.core.passes.siblings import join_sibling_products
+from weft.core.passes.siblings.steps import MOST, join_sibling_steps
 
 
 def joined(graph: Graph) -> Graph:

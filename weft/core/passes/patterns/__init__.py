@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.core.passes.patterns.attention import attend_in_place, fuse_attention, join_projections, share_keys
+from weft.core.passes.patterns.attention import attend_in_place, fuse_attention, share_keys
 from weft.core.passes.patterns.channel_norms import fuse_channel_norms
 from weft.core.passes.patterns.compare_select import fuse_compare_select
 from weft.core.passes.patterns.gelu import fuse_gelu
@@ -25,6 +25,5 @@ __all__ = [
     "fuse_layer_norm",
     "fuse_rms_norm",
     "fuse_sum_norm",
-    "join_projections",
     "share_keys",
 ]

@@ -1,4 +1,4 @@
-"""Find attention among its parts, drop the transposes around it, and compute Q, K and V by one product."""
+"""Find attention among its parts, and drop the repeats and transposes around it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES, Order, compose, is_identity, keeps_elements, order_of, reshape
-from weft.core.passes.patterns.projections import join, joint_bytes, read_projection
 from weft.core.passes.patterns.scores import (
     LOWEST,
     Part,
@@ -310,33 +309,3 @@ def _side_by_side(reader: Reader, value: str) -> str | None:
         return None
     batch, rows, heads, each = reader.dims(apart.outputs[0])
     return apart.inputs[0] if reader.dims(apart.inputs[0]) == (batch, rows, heads * each) else None
-
-
-# -- one product for three -------------------------------------------------------------------------------
-
-
-@graph_pass()
-def join_projections(graph: Graph, context: PassContext) -> Graph:
-    """Compute an attention's Q, K and V by one matrix product where three products read one value.
-
-    Weights and biases must be constants. Where only some have a bias, as in BEiT, the others get zeros. Their columns
-    are joined side by side, within the budget.
-    """
-    if not Reader.has(graph, ATTENTION):
-        return graph
-    reader, budget = Reader(graph), context.budget
-    for node in reader.nodes(ATTENTION):
-        op: Any = node.op
-        if not op.heads or op.packed:
-            continue
-        parts = [p for i in node.inputs[:3] if reader.is_read_once(i) and (p := read_projection(reader, i)) is not None]
-        equal = len({(p.x, reader.dims(p.weight)) for p in parts}) == 1
-        nbytes = joint_bytes(reader, parts)
-        if len(parts) != 3 or not equal or not context.allows(node.name, nbytes, "joined weights"):
-            continue
-        began = budget.clock()
-        made = join(reader, node.name, parts)
-        budget.spend(nbytes, began)
-        packed = replace(op, packed=1)
-        reader.put(node, *made, replace(node, op=packed, inputs=(made[-1].outputs[0], *node.inputs[3:])))
-    return reader.finish()

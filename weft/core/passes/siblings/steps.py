@@ -12,10 +12,10 @@ from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES, is_move, reshape
 from weft.core.passes.parts import Part, part_of, split
-from weft.core.passes.patterns.side_by_side import Row, Rows
+from weft.core.passes.patterns.attention import ATTENTION
 from weft.core.passes.reader import Reader, make
+from weft.core.passes.siblings.rows import Row, Rows
 
-ATTENTION = "weft::Attention"
 ROUNDS = 4
 """A node that was replaced in a round blocks its readers until the next."""
 MOST = 8

@@ -10,6 +10,7 @@ import numpy as np
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import TensorSpec
+from weft.core.passes.manager import PassContext
 from weft.core.passes.reader import Reader, make
 
 
@@ -46,12 +47,21 @@ def read_projection(reader: Reader, value: str) -> Projection | None:
     return Projection(value, x, weight, bias, reader.dims(weight)[1], nodes)
 
 
-def joint_bytes(reader: Reader, parts: Sequence[Projection]) -> int:
-    """Return how many bytes the joint weights of projections take."""
-    return sum(reader.graph.constants[p.weight].nbytes for p in parts)
+def join_within_budget(
+    reader: Reader, context: PassContext, name: str, parts: Sequence[Projection]
+) -> tuple[Node, ...]:
+    """Return the nodes of the joint product for a node of that name; () if the budget does not allow its weights."""
+    budget = context.budget
+    nbytes = sum(reader.graph.constants[p.weight].nbytes for p in parts)
+    if not context.allows(name, nbytes, "joined weights"):
+        return ()
+    began = budget.clock()
+    made = _join(reader, name, parts)
+    budget.spend(nbytes, began)
+    return made
 
 
-def join(reader: Reader, name: str, parts: Sequence[Projection]) -> tuple[Node, ...]:
+def _join(reader: Reader, name: str, parts: Sequence[Projection]) -> tuple[Node, ...]:
     """Return the node of the joint product of one x, and that of the sum with the biases if there are any.
 
     The columns are side by side. Parts without a bias get zeros where others have one.
