@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.core.graph.graph import Graph, Node
+from weft.core.graph.op import new_op
 from weft.core.graph.symbolic import int_array, known
-from weft.core.passes.reader import Reader, make
+from weft.core.passes.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,4 +80,4 @@ def split(reader: Reader, name: str, value: str, parts: Sequence[str], axis: int
     """Return a new node that splits a value along an axis into all of its parts."""
     name = reader.names.fresh(name)
     sizes = reader.add(f"{name}.sizes", int_array([reader.dims(part)[axis] for part in parts]))
-    return Node(name, make("Split", axis=axis, outputs=len(parts)), (value, sizes), tuple(parts))
+    return Node(name, new_op("Split", axis=axis, outputs=len(parts)), (value, sizes), tuple(parts))

@@ -13,8 +13,8 @@ from typing import Any
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Shape
 from weft.core.graph.masks import LOWEST
+from weft.core.graph.op import new_op
 from weft.core.graph.symbolic import is_symbolic
-from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES, Order, compose, is_identity, keeps_elements, order_of, reshape
 from weft.core.passes.patterns.operands import (
@@ -27,7 +27,7 @@ from weft.core.passes.patterns.operands import (
     turned_over,
 )
 from weft.core.passes.patterns.scores import Scores, read_scores
-from weft.core.passes.reader import DEEPEST, Reader, make
+from weft.core.passes.reader import DEEPEST, Reader
 
 ATTENTION = "weft::Attention"
 
@@ -122,21 +122,21 @@ def _replace(reader: Reader, scores: Scores, mixed: _Mixed, lead: Shape) -> None
     inputs = [*(each.value for each in parts), *scores.masks]
     lowest_hides = int(any(_holds_lowest(reader, mask) for mask in scores.masks))
     flags = {"zero_nan": mixed.zero_nan, "lowest_hides": lowest_hides, "low_replaces": int(scores.are_replaced)}
-    ops = [make(ATTENTION, scale=scores.scale, softcap=scores.softcap, **flags)]
+    ops = [new_op(ATTENTION, scale=scores.scale, softcap=scores.softcap, **flags)]
     shapes = [result.dims]
     if not is_identity(order):
-        ops.append(make("Transpose", perm=order))
+        ops.append(new_op("Transpose", perm=order))
         shapes.append(tuple(result.dims[axis] for axis in order))
-    if reader.dims(root.outputs[0]) != shapes[-1]:
-        ops.append(make("Identity"))  # a reshape, once there is what it reads
+    is_reshaped = reader.dims(root.outputs[0]) != shapes[-1]
     made = list[Node]()
-    for op, dims in zip(ops[:-1], shapes, strict=False):
-        name = reader.names.fresh(f"{root.outputs[0]}.apart")
-        reader.graph.specs[name] = TensorSpec(dims, reader.graph.specs[root.outputs[0]].dtype)
+    for op, dims in zip(ops if is_reshaped else ops[:-1], shapes, strict=False):
+        name = reader.new_value(f"{root.outputs[0]}.apart", dims, root.outputs[0])
         made.append(Node(reader.names.fresh(f"{root.name}.attention"), op, tuple(inputs), (name,)))
         inputs = [name]
-    last = Node(root.name, ops[-1], tuple(inputs), root.outputs)
-    made.append(reshape(reader.graph, last, inputs[0], reader.names) if len(ops) > len(shapes) else last)
+    if is_reshaped:
+        made.append(reshape(reader.graph, reader.names, root.name, inputs[0], root.outputs[0]))
+    else:
+        made.append(Node(root.name, ops[-1], tuple(inputs), root.outputs))
     nodes = [*(node for each in parts for node in each.nodes), *made]
     operands = zip((*scores.operands, mixed.operand), parts, strict=True)
     if len(nodes) <= count + result.count + sum(each.spared(reader, before) for before, each in operands):

@@ -7,11 +7,10 @@ from typing import Any
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Shape
-from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES, order_of, reshape
 from weft.core.passes.patterns.attention import ATTENTION
-from weft.core.passes.reader import Reader, make
+from weft.core.passes.reader import Reader
 
 HEADS_APART = (0, 2, 1, 3)
 """The order that takes (batch, rows, heads, elements) to (batch, heads, rows, elements), and back."""
@@ -52,10 +51,8 @@ class _Repeated:
         """Return the reshape that must be added, after which `name` is its result."""
         if reader.dims(self.name) == self.shape:
             return ()
-        source, self.name = self.name, reader.names.fresh(f"{self.name}.heads")
-        reader.graph.specs[self.name] = TensorSpec(self.shape, reader.graph.specs[source].dtype)
-        made = Node(self.name, make("Identity"), (source,), (self.name,))
-        return (reshape(reader.graph, made, source, reader.names),)
+        source, self.name = self.name, reader.new_value(f"{self.name}.heads", self.shape, self.name)
+        return (reshape(reader.graph, reader.names, self.name, source, self.name),)
 
 
 def _before_repeats(reader: Reader, value: str) -> _Repeated | None:

@@ -8,9 +8,17 @@ from typing import Any
 
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Shape
-from weft.core.graph.tensor import TensorSpec
-from weft.core.passes.moves import RESHAPES, Order, compose, is_identity, keeps_elements, order_of, reshape
-from weft.core.passes.reader import Reader, make
+from weft.core.passes.moves import (
+    RESHAPES,
+    Order,
+    compose,
+    is_identity,
+    keeps_elements,
+    order_of,
+    reshape,
+    transpose,
+)
+from weft.core.passes.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +44,8 @@ class Operand:
             source, kept = last.inputs[0], tuple(n for n in before if n is not None)
         if reader.dims(source) == dims:
             return Operand(source, self.scale, kept)
-        name = reader.names.fresh(f"{self.value}.apart")
-        reader.graph.specs[name] = TensorSpec(dims, reader.graph.specs[source].dtype)
-        shaped = Node(name, make("Identity"), (source,), (name,))
-        return Operand(name, self.scale, (*kept, reshape(reader.graph, shaped, source, reader.names)))
+        name = reader.new_value(f"{self.value}.apart", dims, source)
+        return Operand(name, self.scale, (*kept, reshape(reader.graph, reader.names, name, source, name)))
 
     def spared(self, reader: Reader, before: str) -> int:
         """Return how many nodes nothing reads any more if this is read in place of the value `before`."""
@@ -161,8 +167,7 @@ def _before_reshape(reader: Reader, value: str) -> Operand:
     scale, inner = found
     name = reader.names.fresh(f"{value}.unscaled")
     reader.graph.specs[name] = reader.graph.specs[value]
-    node = Node(name, make("Identity"), (inner,), (name,))  # a reshape, as `reshape` makes it
-    return Operand(name, scale, (reshape(reader.graph, node, inner, reader.names),))
+    return Operand(name, scale, (reshape(reader.graph, reader.names, name, inner, name),))
 
 
 def transposed(
@@ -186,10 +191,8 @@ def transposed(
         source = source if apart is None else apart.inputs[0]
         if reader.dims(source) == dims:
             return Operand(source, scale, flat.nodes)
-    name = reader.names.fresh(f"{value}.turned")
-    reader.graph.specs[name] = TensorSpec(dims, reader.graph.specs[source].dtype)
-    node = Node(name, make("Transpose", perm=order), (source,), (name,))
-    moved = reshape(reader.graph, node, source, reader.names) if free else node
+    name = reader.new_value(f"{value}.turned", dims, source)
+    moved = reshape(reader.graph, reader.names, name, source, name) if free else transpose(name, source, order, name)
     return Operand(name, scale, (*flat.nodes, moved))
 
 

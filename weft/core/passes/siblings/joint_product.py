@@ -9,9 +9,9 @@ import numpy as np
 
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array
-from weft.core.graph.tensor import TensorSpec
+from weft.core.graph.op import new_op
 from weft.core.passes.manager import PassContext
-from weft.core.passes.reader import Reader, make
+from weft.core.passes.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +71,16 @@ def _join(reader: Reader, name: str, parts: Sequence[Projection]) -> tuple[Node,
     shape = (*reader.dims(x)[:-1], sum(p.width for p in parts))
 
     def value(tag: str) -> str:
-        made = reader.names.fresh(f"{name}.{tag}")
-        reader.graph.specs[made] = TensorSpec(shape, dtype)
-        return made
+        return reader.new_value(f"{name}.{tag}", shape, x)
 
     def constant(tag: str, arrays: Sequence[Array]) -> str:
         return reader.add(f"{name}.{tag}", np.concatenate(arrays, axis=-1))
 
     product = value("joint")
     weights = constant("weights", [held[p.weight] for p in parts])
-    nodes = (Node(product, make("MatMul"), (x, weights), (product,)),)
+    nodes = (Node(product, new_op("MatMul"), (x, weights), (product,)),)
     if not any(p.bias for p in parts):
         return nodes
     total = value("joint_biased")
     biases = constant("biases", [held[p.bias] if p.bias else np.zeros(p.width, dtype.numpy) for p in parts])
-    return (*nodes, Node(total, make("Add"), (product, biases), (total,)))
+    return (*nodes, Node(total, new_op("Add"), (product, biases), (total,)))

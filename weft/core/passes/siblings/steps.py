@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from weft.core.graph.graph import Graph, Node
+from weft.core.graph.op import new_op
 from weft.core.graph.symbolic import int_array
-from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES, is_move, reshape
 from weft.core.passes.parts import Part, part_of, split
 from weft.core.passes.patterns.attention import ATTENTION
-from weft.core.passes.reader import Reader, make
+from weft.core.passes.reader import Reader
 from weft.core.passes.siblings.rows import Row, Rows
 
 ROUNDS = 4
@@ -225,10 +225,7 @@ def _join(order: Mapping[str, int], steps: _Steps) -> None:
 
 def _new_value(rows: Rows, row: Row) -> str:
     """Return the name of a new value, in which those of a row lie."""
-    reader, first = rows.reader, row.values[0]
-    name = reader.names.fresh(f"{first}.joint")
-    reader.graph.specs[name] = TensorSpec(rows.joint_dims(row), reader.graph.specs[first].dtype)
-    return name
+    return rows.reader.new_value(f"{row.values[0]}.joint", rows.joint_dims(row), row.values[0])
 
 
 def _slice(steps: _Steps, output: str) -> Node:
@@ -236,7 +233,7 @@ def _slice(steps: _Steps, output: str) -> Node:
     first, last = steps.parts[0].part, steps.parts[-1].part
     bounds = {"start": first.start, "stop": last.stop, "axis": steps.row.axis}
     added = [steps.reader.add(f"{output}.{name}", int_array([number])) for name, number in bounds.items()]
-    return Node(output, make("Slice"), (first.value, *added), (output,))
+    return Node(output, new_op("Slice"), (first.value, *added), (output,))
 
 
 def _joint_step(rows: Rows, nodes: Sequence[Node], joint: Mapping[str, str]) -> Node:
@@ -245,5 +242,6 @@ def _joint_step(rows: Rows, nodes: Sequence[Node], joint: Mapping[str, str]) -> 
     added = {k: reader.add(f"{names[k]}.stacked", array) for k, array in rows.stacked(nodes).items()}
     inputs = tuple(added.get(k, joint.get(name, name)) for k, name in enumerate(names))
     outputs = tuple(joint[each] for each in nodes[0].outputs)
-    node = Node(outputs[0], nodes[0].op, inputs, outputs)
-    return reshape(reader.graph, node, inputs[0], reader.names) if node.op.type in RESHAPES else node
+    if nodes[0].op.type in RESHAPES:
+        return reshape(reader.graph, reader.names, outputs[0], inputs[0], outputs[0])
+    return Node(outputs[0], nodes[0].op, inputs, outputs)
