@@ -11,15 +11,17 @@ from weft.core.graph.op import new_op
 from weft.core.graph.symbolic import int_array
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES, is_move, reshape
-from weft.core.passes.parts import Part, part_of, split
+from weft.core.passes.parts import Interval, interval_of, split
 from weft.core.passes.patterns.attention import ATTENTION
 from weft.core.passes.reader import Reader
 from weft.core.passes.siblings.rows import Row, Rows
 
 ROUNDS = 4
 """A node that was replaced in a round blocks its readers until the next."""
-MOST = 8
-"""Networks have fewer parts side by side that they treat alike, and fewer readers of each; it bounds the search."""
+MOST_PARTS = 8
+"""Networks have fewer parts side by side that they treat alike; it bounds the search."""
+MOST_READERS = 8
+"""Networks have fewer readers of each such part; it bounds the search."""
 
 
 @graph_pass(rounds=ROUNDS)
@@ -59,25 +61,25 @@ class _Taken:
     name: str
     maker: Node
     axis: int
-    part: Part
+    interval: Interval
 
 
 def _neighbours(graph: Graph) -> Iterator[list[_Taken]]:
     """Return the parts of each value that lie side by side along one axis, in order, where these are few."""
     found: dict[tuple[str, int], list[_Taken]] = {}
     for node in graph.nodes:
-        for name in node.outputs if node.op.type in ("Split", "Slice") and len(node.outputs) <= MOST else ():
+        for name in node.outputs if node.op.type in ("Split", "Slice") and len(node.outputs) <= MOST_PARTS else ():
             sizes = zip(graph.specs[name].dims, graph.specs[node.inputs[0]].dims, strict=True) if name else ()
             axes = [axis for axis, (size, whole) in enumerate(sizes) if size != whole]
-            part = part_of(graph, node, name, axes[0]) if len(axes) == 1 else None
-            if part is not None:
-                found.setdefault((part.value, axes[0]), []).append(_Taken(name, node, axes[0], part))
+            interval = interval_of(graph, node, name, axes[0]) if len(axes) == 1 else None
+            if interval is not None:
+                found.setdefault((interval.value, axes[0]), []).append(_Taken(name, node, axes[0], interval))
     for parts in found.values():
-        parts.sort(key=lambda each: each.part.start)
+        parts.sort(key=lambda each: each.interval.start)
         begin = 0
         for end in range(1, len(parts) + 1):
-            if end == len(parts) or parts[end - 1].part.stop != parts[end].part.start:
-                if end - begin <= MOST:
+            if end == len(parts) or parts[end - 1].interval.stop != parts[end].interval.start:
+                if end - begin <= MOST_PARTS:
                     yield parts[begin:end]
                 begin = end
 
@@ -112,7 +114,7 @@ def _find(rows: Rows, order: Mapping[str, int], parts: Row) -> list[tuple[Node, 
     def reach(row: Row) -> None:
         rows.add(row)
         readers = [reader.readers(value) for value in row.values]
-        for node in readers[0] if max(map(len, readers)) <= MOST else ():
+        for node in readers[0] if max(map(len, readers)) <= MOST_READERS else ():
             if (place := order[node.name]) not in seen:
                 seen.add(place)
                 heappush(ahead, place)
@@ -165,7 +167,7 @@ class _Steps:
 
     def are_all(self) -> bool:
         """Tell whether the parts are all of their value."""
-        first, last = self.parts[0].part, self.parts[-1].part
+        first, last = self.parts[0].interval, self.parts[-1].interval
         return first.start == 0 and bool(last.stop == self.reader.dims(first.value)[self.row.axis])
 
     def stacked_bytes(self) -> int:
@@ -205,7 +207,7 @@ class _Steps:
 def _join(order: Mapping[str, int], steps: _Steps) -> None:
     """Put each joint step in the place of the first of its nodes, with a split of what others read."""
     reader, rows, splits = steps.reader, steps.rows, steps.splits()
-    joint, made = {steps.row.values[0]: steps.parts[0].part.value}, dict[str, list[Node]]()
+    joint, made = {steps.row.values[0]: steps.parts[0].interval.value}, dict[str, list[Node]]()
     places = [min((node.name for node in nodes), key=lambda name: order[name]) for nodes in steps.found]
     if not steps.are_all():
         joint[steps.row.values[0]] = _new_value(rows, steps.row)
@@ -230,7 +232,7 @@ def _new_value(rows: Rows, row: Row) -> str:
 
 def _slice(steps: _Steps, output: str) -> Node:
     """Return the node that takes all of the parts."""
-    first, last = steps.parts[0].part, steps.parts[-1].part
+    first, last = steps.parts[0].interval, steps.parts[-1].interval
     bounds = {"start": first.start, "stop": last.stop, "axis": steps.row.axis}
     added = [steps.reader.add(f"{output}.{name}", int_array([number])) for name, number in bounds.items()]
     return Node(output, new_op("Slice"), (first.value, *added), (output,))
