@@ -53,7 +53,7 @@ from benchmarks import (
 from benchmarks.bars import APIS, bars, complaint, table, wrong_rows
 from benchmarks.facts import command, tuning, variables
 from benchmarks.jobs import begin, side_by_side
-from benchmarks.measure import PRODUCTS, Counts, Part, Record, Row, Workload, build
+from benchmarks.measure import PRODUCTS, Counts, PlannedRow, Record, Row, Workload, build
 from benchmarks.minilm import Sizes, minilm_l6
 from benchmarks.options import existing_folder, number, numbers, output, words
 
@@ -210,7 +210,7 @@ def _parts(
     peers: Sequence[str],
     counts: Counts,
     record: Record,
-) -> Iterator[Part]:
+) -> Iterator[PlannedRow]:
     name = f"{case.network} x{case.batch}"
     beside_weft = {precision for asked in options.precision for precision in PEER_PRECISIONS[asked]}
     for device in devices:
@@ -220,18 +220,18 @@ def _parts(
                 more = {"tables": tables, "beside": beside, "launches": options.launches}
                 more["device_times"] = options.device_times
                 make = partial(own.prepared, case, device, precision, counts, **more)
-                yield Part(f"{name} weft {device} {precision}{' untuned' if beside else ''}", make)
+                yield PlannedRow(f"{name} weft {device} {precision}{' untuned' if beside else ''}", make)
     if "webgpu" in peers:
         for precision in (p for p in peers_webgpu.PRECISIONS if p in beside_weft):
             make = partial(peers_webgpu.prepared, case, precision, counts)
-            yield Part(f"{name} {peers_webgpu.WHO} {precision}", make)
+            yield PlannedRow(f"{name} {peers_webgpu.WHO} {precision}", make)
     if "torch" in peers:
         yield from peers_torch.rows(case, options.torch, beside_weft, counts)
     if "ncnn" in peers:
         yield from _ncnn(case, options.ncnn, counts, record)
     if "onnxruntime" in peers:
         few = Counts(1, counts.iterations, min(counts.seconds, 1.5))
-        yield Part(f"{name} onnxruntime", lambda: partial(peers_onnxruntime.row, case, few))
+        yield PlannedRow(f"{name} onnxruntime", lambda: partial(peers_onnxruntime.row, case, few))
 
 
 def _products(sizes: Sequence[int], devices: Sequence[str], cublas: bool, counts: Counts, record: Record) -> None:
@@ -247,7 +247,7 @@ def _case(network: str, batch: int, options: argparse.Namespace, record: Record)
     return case
 
 
-def _ncnn(case: Workload, folder: Path | None, counts: Counts, record: Record) -> Iterator[Part]:
+def _ncnn(case: Workload, folder: Path | None, counts: Counts, record: Record) -> Iterator[PlannedRow]:
     network, batch = case.network, case.batch
     if network not in peers_ncnn.NETWORKS or folder is None:
         why = "ncnn has no such benchmark network" if folder else "--ncnn names no folder of its networks"
@@ -255,7 +255,7 @@ def _ncnn(case: Workload, folder: Path | None, counts: Counts, record: Record) -
         return
     for precision in peers_ncnn.PRECISIONS:
         take = partial(peers_ncnn.row, network, batch, precision, folder, counts)
-        yield Part(f"{network} x{batch} ncnn {precision}", lambda t=take: t)  # type: ignore[misc]
+        yield PlannedRow(f"{network} x{batch} ncnn {precision}", lambda t=take: t)  # type: ignore[misc]
 
 
 def _tinygrad(options: argparse.Namespace, counts: Counts, record: Record) -> None:

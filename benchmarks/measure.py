@@ -67,7 +67,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Part:
+class PlannedRow:
     """A row to be measured: its name, and what prepares it and returns what takes it."""
 
     what: str

@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from benchmarks.measure import Array, Counts, Part, Row, Workload, middle, timed, timed_result
+from benchmarks.measure import Array, Counts, PlannedRow, Row, Workload, middle, timed, timed_result
 
 REPLAYS = 5
 PLANS = (
@@ -70,7 +70,7 @@ def is_there() -> bool:
         return False
 
 
-def rows(case: Workload, ways: Sequence[str], precisions: Collection[str], counts: Counts) -> Iterator[Part]:
+def rows(case: Workload, ways: Sequence[str], precisions: Collection[str], counts: Counts) -> Iterator[PlannedRow]:
     """Return the rows of one network: the ways of running, their variants, and those of the precisions."""
     variants = torch_side(case).variants
     for way, precision in PLANS:
@@ -78,7 +78,7 @@ def rows(case: Workload, ways: Sequence[str], precisions: Collection[str], count
             for variant in variants[:1] if way in ONE_VARIANT else variants:
                 found = Row(case.network, case.batch, f"torch {way} {variant}", precision)
                 what = f"{case.network} x{case.batch} {found.who} {precision}"
-                yield Part(what, partial(_prepared, case, found, way, variant, counts))
+                yield PlannedRow(what, partial(_prepared, case, found, way, variant, counts))
 
 
 def torch_side(case: Workload, fold: bool = False) -> Any:

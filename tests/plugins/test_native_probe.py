@@ -14,9 +14,9 @@ import weft
 from tests.helpers.native_probe import PROBE, Probe
 from tests.helpers.plugins import needs_compiler, write
 from weft import conformance
-from weft.conformance.networks import Net, make_op
+from weft.conformance.networks import Net
 from weft.core.graph.dtypes import DType
-from weft.core.graph.op import find_op
+from weft.core.graph.op import find_op, new_op
 from weft.core.graph.tensor import Tensor
 from weft.core.registry.backend_registry import registry
 from weft.plugins.native_abi import CBackend, Message, NodeView
@@ -45,7 +45,7 @@ def test_A19_the_kit_on_a_strict_c_backend_breaks_no_rule(probe: Probe, tmp_path
 
 def test_A19_a_constant_is_on_the_host_in_supports_and_create_alone(probe: Probe, tmp_path: Path) -> None:
     net = Net((2, 3))
-    graph = net.finish(net.add(make_op("Add"), "x", net.weights(2, 3)))
+    graph = net.finish(net.add(new_op("Add"), "x", net.weights(2, 3)))
     x = np.ones((2, 3), np.float32)
     registry.rescan([tmp_path])
     try:

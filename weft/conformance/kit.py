@@ -15,7 +15,7 @@ from typing import ParamSpec
 from weft import loading
 from weft.conformance.cases.table import tolerance
 from weft.conformance.drive import ask
-from weft.conformance.networks import FORMS, JOINS, MOST_STEPS, STEPS, Blocks, Net, Step, difference, make_op
+from weft.conformance.networks import FORMS, JOINS, MOST_STEPS, STEPS, Blocks, Net, Step, difference
 from weft.conformance.report import Finding, Verdict, is_sentence
 from weft.conformance.streams import heard
 from weft.conformance.watch import RAISED_BY, Call, Watch
@@ -26,6 +26,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, infer_shapes
 from weft.core.graph.interpreter import outputs as expected
 from weft.core.graph.layout import Array
+from weft.core.graph.op import new_op
 from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.session import Session
 from weft.errors import ModelError, UnsupportedOps, WeftError
@@ -244,7 +245,7 @@ class Kit:
 
     def _joins(self, form: tuple[int, ...], kind: str, reasons: dict[str, None]) -> bool:
         net = Net(form)
-        return self._accepts(net.finish(net.add(make_op(kind), "x", "x")), reasons)
+        return self._accepts(net.finish(net.add(new_op(kind), "x", "x")), reasons)
 
     def _accepts(self, graph: Graph, reasons: dict[str, None]) -> bool:
         try:

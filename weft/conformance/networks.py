@@ -12,18 +12,11 @@ from weft.conformance.cases.table import comparable
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Op, find_op
+from weft.core.graph.op import Op, new_op
 from weft.core.graph.tensor import TensorSpec
 
 FORMS: tuple[Shape, ...] = ((2, 6, 5, 5), (2, 6), (2, 6, 5))
 """The input shapes that networks are tried with, in order, until the backend takes ops of one."""
-
-
-def make_op(kind: str, **attributes: object) -> Op:
-    """Return an op by its type."""
-    found = find_op(kind)
-    assert found is not None, f"there is no op {kind}"
-    return found(**attributes)
 
 
 class Net:
@@ -60,21 +53,21 @@ Step = Callable[[Net, str], str]
 
 
 def _unary(kind: str, **attributes: object) -> Step:
-    return lambda net, x: net.add(make_op(kind, **attributes), x)
+    return lambda net, x: net.add(new_op(kind, **attributes), x)
 
 
 def _with_constant(kind: str) -> Step:
-    return lambda net, x: net.add(make_op(kind), x, net.weights(*net.form[1:]))
+    return lambda net, x: net.add(new_op(kind), x, net.weights(*net.form[1:]))
 
 
 def _conv(net: Net, x: str) -> str:
     channels = net.form[1]
     kernel = (1,) * (len(net.form) - 2)
-    return net.add(make_op("Conv"), x, net.weights(channels, channels, *kernel), net.weights(channels))
+    return net.add(new_op("Conv"), x, net.weights(channels, channels, *kernel), net.weights(channels))
 
 
 def _matmul(net: Net, x: str) -> str:
-    return net.add(make_op("MatMul"), x, net.weights(net.form[-1], net.form[-1]))
+    return net.add(new_op("MatMul"), x, net.weights(net.form[-1], net.form[-1]))
 
 
 STEPS: dict[str, Step] = {
@@ -83,7 +76,7 @@ STEPS: dict[str, Step] = {
     "Relu": _unary("Relu"),
     "MatMul": _matmul,
     "Softmax": _unary("Softmax", axis=-1),
-    "Add to itself": lambda net, x: net.add(make_op("Add"), x, x),
+    "Add to itself": lambda net, x: net.add(new_op("Add"), x, x),
     "Sigmoid": _unary("Sigmoid"),
     "Mul by a constant": _with_constant("Mul"),
     "Neg": _unary("Neg"),
@@ -91,7 +84,7 @@ STEPS: dict[str, Step] = {
     "Tanh": _unary("Tanh"),
     "Abs": _unary("Abs"),
     "LeakyRelu": _unary("LeakyRelu"),
-    "Mul by itself": lambda net, x: net.add(make_op("Mul"), x, x),
+    "Mul by itself": lambda net, x: net.add(new_op("Mul"), x, x),
     "Exp": _unary("Exp"),
     "Max of a constant": _with_constant("Max"),
 }
@@ -126,8 +119,8 @@ class Blocks:
         c = (others or [first])[-1](net, a)
         if not self.join:
             return net.finish(a, first(net, b), c)
-        y = net.add(make_op(self.join), b, c)
-        late = net.add(make_op(self.join), first(net, y), "x")
+        y = net.add(new_op(self.join), b, c)
+        late = net.add(new_op(self.join), first(net, y), "x")
         return net.finish(late, c)
 
     def pair(self) -> Graph:

@@ -13,14 +13,11 @@ from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
+from weft.core.graph.masks import LOWEST_HALF, replaces_from
 from weft.core.graph.op import Constants, Op, OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
-from weft.core.passes.patterns.scores import LOWEST
 from weft.ops.elementwise import FLOATS, broadcast, check_type, misfit, take_inputs, widen
-
-LOWEST_HALF = float(np.finfo(np.float16).min)
-"""What float16 makes of a lower finite mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +179,6 @@ class Attention(Op):
         """Return the operations of the two products, two for a multiply-add; the softmax is not counted."""
         each = self.extents([shape for shape in inputs[: self.count()] if shape is not None])
         return 2 * prod(each.scores) * (each.depth + each.width)
-
-
-def replaces_from(dtype: DType) -> float:
-    """Return the number of a mask from which down `low_replaces` puts it in place of scores, for its type."""
-    return LOWEST_HALF if dtype is DType.FLOAT16 else LOWEST
 
 
 def _shares(q: Shape, k: Shape) -> bool:

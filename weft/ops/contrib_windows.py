@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from weft.core.graph.composite import Body, Composite
+from weft.core.graph.layout import to_image, to_rows
 from weft.core.graph.op_class import op_dataclass
 
 
 def channels_second(make: Body, x: str) -> str:
     """Return images whose channels lie last with channels behind the batch."""
-    rank = len(make.dims(x))
-    return make.add("Transpose", x, perm=(0, rank - 1, *range(1, rank - 1)))
+    return make.add("Transpose", x, perm=to_image(len(make.dims(x))))
 
 
 def channels_last(make: Body, x: str) -> str:
     """Return images with their channels last."""
-    return make.add("Transpose", x, perm=(0, *range(2, len(make.dims(x))), 1))
+    return make.add("Transpose", x, perm=to_rows(len(make.dims(x))))
 
 
 def window_of(op: Any) -> dict[str, Any]:

@@ -39,7 +39,7 @@ LIMIT = "weft.backends.gpu.lowering.merge_convolutions.cheap_zero_products"
 
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let products in vain cost little on every device."""
+    """Let products with padding cost little on every device."""
     let_them_merge(monkeypatch, 1 << 23)
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.opencl_kernels import NO_DIALECT, SCALE, SOURCE, run, values, whole
 from weft.backends.gpu.device.device import LaunchCommand
 from weft.backends.opencl.device import OpenCLDevice, open_device
-from weft.backends.opencl.joining import Part
+from weft.backends.opencl.joining import JoinableSource
 from weft.errors import CompileError
 from weft.kernels.source import KernelSource
 
@@ -90,6 +90,6 @@ def test_those_that_enable_the_same_extensions_are_one_program(device: OpenCLDev
     ["typedef float t;", "struct s { int a; };", "__constant int C = 1;", "#pragma OPENCL FP_CONTRACT OFF", "int f();"],
 )
 def test_a_source_that_declares_more_than_functions_and_macros_is_compiled_alone(alone: str) -> None:
-    assert Part.of("scale", SOURCES[0].text) is not None
-    assert Part.of("scale", f"{alone}\n{SOURCES[0].text}") is None
-    assert Part.of("other", SOURCES[0].text) is None
+    assert JoinableSource.of("scale", SOURCES[0].text) is not None
+    assert JoinableSource.of("scale", f"{alone}\n{SOURCES[0].text}") is None
+    assert JoinableSource.of("other", SOURCES[0].text) is None

@@ -15,7 +15,7 @@ from weft.backends.vulkan.device import VulkanDevice
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.backends.vulkan.pipeline_builder import Kernel
 from weft.backends.vulkan.pipelines import PushedKernel
-from weft.backends.vulkan.pushed_constants import MOST, pushable
+from weft.backends.vulkan.pushed_constants import MOST_PUSHED, pushable
 from weft.backends.vulkan.spirv import spirv_for
 from weft.core.graph.dtypes import DType
 from weft.kernels.source import LOCAL_SIZE, Arg, ConstantKind, KernelSource
@@ -130,7 +130,7 @@ def test_no_more_are_pushed_than_every_device_takes(device: VulkanDevice) -> Non
     for k in (0, 5, 39):
         numbers = {**values(1), **{n: i + (i == k) for i, n in enumerate(names)}}
         made = device.compile_for_shapes(source, numbers, frozenset(names))
-        assert isinstance(made, PushedKernel) and len(made.pushed) == 4 * MOST == 128
+        assert isinstance(made, PushedKernel) and len(made.pushed) == 4 * MOST_PUSHED == 128
         run(device, device.record([LaunchCommand(made, (whole(y),), (1, 1, 1))]))
         assert host(y)[0] == sum(range(40)) + 1
     assert device.stats.compiles == 2, "the last constants are still known when a pipeline is built"
@@ -149,7 +149,7 @@ def test_every_standard_kernel_can_take_all_of_its_sizes(device: VulkanDevice) -
         source = render(request, GlslDialect())
         wanted = [k for k, (name, _) in enumerate(source.constants) if name not in LOCAL_SIZE]
         spirv = spirv_for(source)
-        assert pushable(spirv, wanted) == tuple(wanted[:MOST]), template
+        assert pushable(spirv, wanted) == tuple(wanted[:MOST_PUSHED]), template
         numbers = {name: 1 for name, _ in source.constants} | {"LX": 64}
         if template in compiled:
             device.compile_for_shapes(source, numbers, frozenset(numbers))

@@ -28,9 +28,9 @@ from weft.core.passes.patterns import (
     fuse_attention,
     fuse_gelu,
     fuse_layer_norm,
-    join_projections,
     share_keys,
 )
+from weft.core.passes.siblings import join_projections
 
 few = settings(max_examples=examples(40), deadline=None, suppress_health_check=SLOW)
 

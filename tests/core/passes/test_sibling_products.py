@@ -15,7 +15,7 @@ from tests.helpers.random_nets import assert_right
 from tests.helpers.rewrites import assert_same
 from weft.core.graph.limits import Budget, Limits
 from weft.core.passes import PassContext
-from weft.core.passes.sibling_products import join_sibling_products
+from weft.core.passes.siblings import join_sibling_products
 
 
 @pytest.mark.parametrize("biases", ["", "qkv", "qk", "v"])

@@ -20,8 +20,8 @@ from tests.helpers.rewrites import assert_identical
 from weft.core.graph.graph import Graph
 from weft.core.graph.limits import Budget, Limits
 from weft.core.passes import PassContext, run_passes
-from weft.core.passes.sibling_products import join_sibling_products
-from weft.core.passes.sibling_steps import MOST, join_sibling_steps
+from weft.core.passes.siblings import join_sibling_products
+from weft.core.passes.siblings.steps import MOST_PARTS, MOST_READERS, join_sibling_steps
 
 
 def joined(graph: Graph) -> Graph:
@@ -160,10 +160,10 @@ def in_parts(count: int, readers: int = 1) -> Graph:
 
 def test_few_parts_and_readers_are_joined() -> None:
     """So the search stays short; real networks have fewer."""
-    for count, readers in ((MOST, 1), (MOST + 1, 1), (2, MOST), (2, MOST + 1)):
+    for count, readers in ((MOST_PARTS, 1), (MOST_PARTS + 1, 1), (2, MOST_READERS), (2, MOST_READERS + 1)):
         before = in_parts(count, readers)
         after = join_sibling_steps(before)
-        assert (after is before) == (max(count, readers) > MOST)
+        assert (after is before) == (count > MOST_PARTS or readers > MOST_READERS)
         if after is not before:
             assert kinds(after).count("Sin") == readers
             assert_identical(before, after)

@@ -28,7 +28,7 @@ from weft.core.graph.dtypes import DType
 from weft.ops.gpu.conv import gemm, matrix
 from weft.ops.gpu.conv.gemm import GemmTile
 from weft.ops.gpu.conv.matrix import MatrixTile
-from weft.ops.gpu.conv.split_k import MOST, InParts, TileWork, better, offer_parts
+from weft.ops.gpu.conv.split_k import MOST_TILES, InParts, TileWork, better, offer_parts
 from weft.ops.unary import Relu
 
 LONG, SHORT = TileWork(32, 36, 36 * 20_000, 49 * 512), TileWork(32, 6, 6 * 20_000, 49 * 512)
@@ -58,7 +58,7 @@ def test_a_second_launch_must_pay(work: TileWork, pays: bool) -> None:
         return work
 
     offered = offer_parts(H200, [whole], work_of)
-    assert (0 < len(offered) <= MOST) is pays
+    assert (0 < len(offered) <= MOST_TILES) is pays
     assert better(H200, whole, offered, work_of) == (offered[0] if pays else whole)
     assert better(H200, whole, [], work_of) == whole
 

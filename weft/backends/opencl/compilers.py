@@ -35,7 +35,7 @@ USUAL = 8000
 """Characters of a kernel of the usual length: that of a chain of launches has ten times as many."""
 PATIENCE = 10.0
 """Seconds that a kernel waits for a child process that is about to be ready, while the program compiles another one."""
-MOST = 8
+MOST_COMPILERS = 8
 MARK = b"weft-compiler "
 """The start of each answer line: drivers print lines of their own."""
 TIMEOUT = 60.0
@@ -47,7 +47,7 @@ def process_count() -> int:
     """Return how many child processes compile: `WEFT_BUILD_PROCESSES`, or half as many as cores, up to a limit."""
     given = config.build_processes()
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST, mine // 2) if given is None else given
+    return min(MOST_COMPILERS, mine // 2) if given is None else given
 
 
 class Compilers:

@@ -1,8 +1,8 @@
 """Joins the sources of several kernels to one program, in which each kernel and function has a name of its own.
 
 A source is joined only if all it declares outside functions is functions, and macros, which end with its text. Of a
-source of any other kind, `Part.of` returns None: it is compiled alone. What extensions it enables holds for the rest of
-the program, so that only sources that enable the same ones belong in one.
+source of any other kind, `JoinableSource.of` returns None: it is compiled alone. What extensions it enables holds for
+the rest of the program, so that only sources that enable the same ones belong in one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ALONE = re.compile(r"\b(?:struct|union|enum|typedef)\b|^[ \t]*#[ \t]*pragma\b",
 
 
 @dataclass(frozen=True)
-class Part:
+class JoinableSource:
     """The source of a kernel, with its constants, and what it declares."""
 
     entry: str
@@ -38,8 +38,8 @@ class Part:
     """Extensions of the language that it enables."""
 
     @classmethod
-    def of(cls, entry: str, text: str) -> Part | None:
-        """Return the part that a source is; None if it must be compiled alone."""
+    def of(cls, entry: str, text: str) -> JoinableSource | None:
+        """Return what a source declares; None if it must be compiled alone."""
         bare = _COMMENT_OR_STRING.sub(" ", text)
         if _ALONE.search(_EXTENSION.sub("", bare)):
             return None
@@ -54,7 +54,7 @@ class Part:
         return cls(entry, text, *map(tuple, named))
 
     def name(self, place: int) -> str:
-        """Return the name of the kernel in the program in which this is the part at `place`."""
+        """Return the name of the kernel in the program in which this source is at `place`."""
         return _named(self.entry, place)
 
     def renamed(self, place: int) -> str:
@@ -64,9 +64,9 @@ class Part:
         return text + "".join(f"\n#undef {name}" for name in self.macros) + "\n"
 
 
-def joined(parts: Sequence[Part]) -> str:
-    """Return the source of a program with all parts."""
-    return "".join(part.renamed(place) for place, part in enumerate(parts))
+def joined(sources: Sequence[JoinableSource]) -> str:
+    """Return the source of a program with all of these."""
+    return "".join(each.renamed(place) for place, each in enumerate(sources))
 
 
 def _named(name: str, place: int) -> str:

@@ -22,7 +22,7 @@ from weft.backends.opencl.build_options import given_to_compiler, language_optio
 from weft.backends.opencl.cl_errors import words
 from weft.backends.opencl.compilers import Compilers
 from weft.backends.opencl.constants import as_arguments, header, late_constants
-from weft.backends.opencl.joining import Part, joined
+from weft.backends.opencl.joining import JoinableSource, joined
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError
 from weft.kernels.compile_error import kernel_refused
@@ -163,26 +163,26 @@ class Programs:
         """
         if not self._all_late:
             return []
-        missing: dict[_Key, tuple[_Wanted, Part]] = {}
+        missing: dict[_Key, tuple[_Wanted, JoinableSource]] = {}
         for source, values in kernels:
             late = late_constants(source, None)
             with suppress(CompileError):  # a value is missing, or too large
                 key = self._key(source, values, late)
                 if key not in missing and self._programs.find(key) is None:
                     wanted = _wanted(source, values, key[2], len(late))
-                    part = None if self._is_on_disk(wanted) else _part(wanted)
-                    if part is not None:
-                        missing[key] = wanted, part
+                    joinable = None if self._is_on_disk(wanted) else _joinable(wanted)
+                    if joinable is not None:
+                        missing[key] = wanted, joinable
         held: list[Built] = []
         for some in _groups(missing):
             made = self._make_together([missing[key] for key in some])
             held += [self._programs.get(key, partial(_same, one)) for key, one in zip(some, made, strict=True) if one]
         return held
 
-    def _make_together(self, wanted: Sequence[tuple[_Wanted, Part]]) -> list[Built | None]:
-        """Build one program of all parts, and return the kernels; None for those that `get` must build."""
+    def _make_together(self, wanted: Sequence[tuple[_Wanted, JoinableSource]]) -> list[Built | None]:
+        """Build one program of all, and return the kernels; None for those that `get` must build."""
         none: list[Built | None] = [None] * len(wanted)
-        program = cl._cl._Program(self._context, joined([part for _, part in wanted]))
+        program = cl._cl._Program(self._context, joined([source for _, source in wanted]))
         first, _ = wanted[0]
         try:
             _build(program, self._device, first.source, first.local)
@@ -408,16 +408,16 @@ def _wanted(source: KernelSource, values: Mapping[str, int | float], header: str
     return _Wanted(source, header, local, len(source.args) + late)
 
 
-def _part(wanted: _Wanted) -> Part | None:
-    """Return the kernel as part of a program of several; None if it must be compiled alone."""
-    return None if ptx.MARK in wanted.source.text else Part.of(wanted.source.entry, wanted.text)
+def _joinable(wanted: _Wanted) -> JoinableSource | None:
+    """Return the source as one that a program of several can hold; None if it must be compiled alone."""
+    return None if ptx.MARK in wanted.source.text else JoinableSource.of(wanted.source.entry, wanted.text)
 
 
-def _groups(missing: Mapping[_Key, tuple[_Wanted, Part]]) -> Iterator[list[_Key]]:
+def _groups(missing: Mapping[_Key, tuple[_Wanted, JoinableSource]]) -> Iterator[list[_Key]]:
     """Yield the kernels of each program: those with the same options and extensions, two or more."""
     alike: dict[tuple[tuple[str, ...], ...], list[_Key]] = {}
-    for key, (wanted, part) in missing.items():
-        alike.setdefault((language_options(wanted.source), part.extensions), []).append(key)
+    for key, (wanted, joinable) in missing.items():
+        alike.setdefault((language_options(wanted.source), joinable.extensions), []).append(key)
     for keys in alike.values():
         for first in range(0, len(keys), _MOST_TOGETHER):
             some = keys[first : first + _MOST_TOGETHER]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 FIRST_ID = 3
 """The `constant_id` of a kernel's first constant; before it come those of the local size."""
-MOST = 32
+MOST_PUSHED = 32
 """Most constants that are pushed: 128 bytes, which every Vulkan device has."""
 
 Instruction = tuple[int, tuple[int, ...]]
@@ -62,13 +62,13 @@ class _Module:
 
 
 def pushable(spirv: bytes, wanted: Iterable[int]) -> tuple[int, ...]:
-    """Return which of the wanted constants (by position) can be pushed, at most MOST of them, in order."""
+    """Return which of the wanted constants (by position) can be pushed, at most MOST_PUSHED of them, in order."""
     module = _read(spirv)
     if module is None:
         return ()
     ids, needed = module.constants(), _needed(module)
     allowed = (k for k in sorted(wanted) if k + FIRST_ID in ids and ids[k + FIRST_ID] not in needed)
-    return tuple(allowed)[:MOST]
+    return tuple(allowed)[:MOST_PUSHED]
 
 
 def with_pushed(spirv: bytes, positions: Sequence[int]) -> bytes:

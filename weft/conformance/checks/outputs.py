@@ -10,14 +10,14 @@ from itertools import combinations
 from weft.conformance.cases.table import Case, tolerance
 from weft.conformance.checks.table import all_rows, feeds_of, graph_of, halved
 from weft.conformance.kit import Kit, Untried, check
-from weft.conformance.networks import difference, make_op
+from weft.conformance.networks import difference
 from weft.conformance.report import Finding
 from weft.core.contract.backend import Precision
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node, infer_shapes
 from weft.core.graph.interpreter import evaluate
 from weft.core.graph.layout import Array
-from weft.core.graph.op import Op
+from weft.core.graph.op import Op, new_op
 from weft.errors import UnsupportedOps
 
 BEHIND = ("Relu", "Neg", "Abs", "Sigmoid")
@@ -63,7 +63,7 @@ def _with_a_node_behind(
     if len(read) > 1 or not graph.specs[graph.outputs[read[0]]].dtype.is_float:
         return ""
     for kind in BEHIND:
-        behind = make_op(kind)
+        behind = new_op(kind)
         whole = _reading(graph, read, named=False)
         (value,) = whole.outputs
         whole.nodes.append(Node("behind", behind, (value,), ("z",)))

@@ -18,9 +18,9 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node, infer_node
 from weft.core.graph.interpreter import evaluate, values
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, find_op
+from weft.core.graph.op import Constants, Op, new_op
 from weft.core.graph.tensor import TensorSpec
-from weft.errors import ModelError, WeftError
+from weft.errors import ModelError
 
 MOST_KEPT = 512
 """How many bodies are kept for runs on the host."""
@@ -68,10 +68,7 @@ class Body:
 
     def all(self, kind: str, *inputs: str, made: int, **attributes: Any) -> tuple[str, ...]:
         """Add a node and return its outputs; a composite adds its own nodes, and what constants decide is computed."""
-        found = find_op(kind)
-        if found is None:
-            raise WeftError(f"no {kind} op is registered", fix="import weft.ops")
-        op = found(**attributes)
+        op = new_op(kind, **attributes)
         if isinstance(op, Composite):
             return tuple(op.body(self, inputs))[:made]
         if any(inputs) and all(i in self.graph.constants for i in inputs if i):
@@ -113,7 +110,8 @@ class Body:
             if result in made and result not in names:
                 names[result] = output
             else:  # an input, a constant, or what is already another output
-                self.nodes.append(Node(self.names.fresh(f"{self.label}.Identity"), _identity(), (result,), (output,)))
+                name = self.names.fresh(f"{self.label}.Identity")
+                self.nodes.append(Node(name, new_op("Identity"), (result,), (output,)))
         wanted, kept = {*outputs}, list[Node]()
         for node in reversed(self.nodes):
             node = replace(
@@ -130,13 +128,6 @@ class Body:
 def padded(inputs: Sequence[str], count: int) -> list[str]:
     """Return the names of so many inputs, "" for those at the end that a node does not have."""
     return [*inputs, *[""] * count][:count]
-
-
-def _identity() -> Op:
-    found = find_op("Identity")
-    if found is None:
-        raise WeftError("no Identity op is registered", fix="import weft.ops")
-    return found()
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,16 @@ def row_major(shape: Shape) -> tuple[int, ...]:
     return tuple(steps)
 
 
+def to_rows(rank: int) -> tuple[int, ...]:
+    """Return the order of axes that moves the channels of an image behind its pixels, whose rows they become."""
+    return (0, *range(2, rank), 1)
+
+
+def to_image(rank: int) -> tuple[int, ...]:
+    """Return the order of axes that moves channels behind the pixels back to the second axis."""
+    return (0, rank - 1, *range(1, rank - 1))
+
+
 def storage_shape(shape: Shape, layout: Layout) -> Shape:
     """Return the shape of the array that stores a tensor of logical `shape` in `layout`."""
     if layout is Layout.NCHW or len(shape) < 2:

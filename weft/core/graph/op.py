@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op_class import made_on_first_instance
 from weft.core.graph.tensor import TensorSpec
-from weft.errors import BackendError, ModelError
+from weft.errors import BackendError, ModelError, WeftError
 
 Constants = Sequence["Array | None"]
 OpClass = Literal["exact", "arithmetic", "transcendental", "reduction"]
@@ -164,3 +164,11 @@ def op_types() -> dict[str, type[Op]]:
 def find_op(type_: str) -> type[Op] | None:
     """Return the op class of that type, or None."""
     return _OPS.get(type_)
+
+
+def new_op(type_: str, **attributes: Any) -> Op:
+    """Return an op of that type; WeftError if none is registered, as before `weft.ops` is imported."""
+    found = find_op(type_)
+    if found is None:
+        raise WeftError(f"no {type_} op is registered", fix="import weft.ops")
+    return found(**attributes)

@@ -31,7 +31,7 @@ _UNFINISHED = re.compile(rf"{_BEGINS}[a-z0-9_]{{8}}{re.escape(_ENDS)}")
 """Matches the name of a file that is being written; no other program uses such names."""
 STALE = 600.0
 """Seconds after which an unfinished file counts as abandoned: its writer was killed."""
-MOST = 1 << 30
+LARGEST_FILE = 1 << 30
 """Largest file that is read, in bytes."""
 _MARK = b"weft\x00\x02"
 """The first bytes of a blob; the number is the format's version."""
@@ -124,7 +124,7 @@ def read_trusted(path: Path) -> bytes:
     if why:
         raise PermissionError(errno.EPERM, why)
     try:
-        return read_file(path, MOST)
+        return read_file(path, LARGEST_FILE)
     except NotTrusted as e:
         _note(path, f"{e}; remove it, or name another folder in WEFT_CACHE_DIR")
         raise PermissionError(errno.EPERM, str(e)) from e

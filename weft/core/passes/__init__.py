@@ -26,7 +26,6 @@ from weft.core.passes.manager import (
 )
 from weft.core.passes.negations import fold_negations
 from weft.core.passes.pads import PADS_FOLDED, fold_pads
-from weft.core.passes.parallel_convolutions import PARALLEL_CONVOLUTIONS_JOINED, join_parallel_convolutions
 from weft.core.passes.partial_sums import pad_partial_sums
 from weft.core.passes.patterns import (
     attend_in_place,
@@ -39,14 +38,18 @@ from weft.core.passes.patterns import (
     fuse_layer_norm,
     fuse_rms_norm,
     fuse_sum_norm,
-    join_projections,
     share_keys,
 )
 from weft.core.passes.properties import Property
 from weft.core.passes.recurrences import join_recurrences
 from weft.core.passes.scattered_slices import concat_scattered_slices
-from weft.core.passes.sibling_products import join_sibling_products
-from weft.core.passes.sibling_steps import join_sibling_steps
+from weft.core.passes.siblings import (
+    PARALLEL_CONVOLUTIONS_JOINED,
+    join_parallel_convolutions,
+    join_projections,
+    join_sibling_products,
+    join_sibling_steps,
+)
 from weft.core.passes.single_norms import fold_single_norms
 from weft.core.passes.squash import NO_MOVES_IN_A_ROW, squash_moves
 from weft.core.passes.stacked_steps import stack_steps

@@ -11,14 +11,13 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Op, find_op
+from weft.core.graph.op import Op, new_op
 from weft.core.graph.symbolic import known
 from weft.core.host.threads import in_threads
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import axis_before, is_move
 from weft.core.passes.properties import Property
 from weft.core.passes.rounding import exceeds, loses_more
-from weft.errors import WeftError
 
 FOLDING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 """The ops that multiply by weights, their second input."""
@@ -238,7 +237,7 @@ def _merged(graph: Graph, row: _Row, made: _Made, names: Names) -> list[Node]:
     weight, bias = added
     x, result = node.inputs[0], norm.outputs[0]
     if node.op.type == "MatMul" and not len(graph.specs[x].dims) == len(graph.specs[weight].dims) == 2:
-        shift = Node(names.fresh(f"{norm.name}.shift"), _make("Add"), (result, bias), node.outputs)
+        shift = Node(names.fresh(f"{norm.name}.shift"), new_op("Add"), (result, bias), node.outputs)
         line = [replace(node, inputs=(x, weight)), shift]
     else:
         line = [replace(node, op=_with_bias(node.op), inputs=(x, weight, bias))]
@@ -280,11 +279,4 @@ def _with_bias(op: Op) -> Op:
     """Return an op that computes the same of two matrices, or convolves, and adds its third input unscaled."""
     if op.type == "Gemm":
         return replace(op, beta=1.0)  # type: ignore[call-arg]
-    return _make("Gemm") if op.type == "MatMul" else op
-
-
-def _make(kind: str) -> Op:
-    found = find_op(kind)
-    if found is None:
-        raise WeftError(f"no {kind} op is registered", fix="import weft.ops")
-    return found()
+    return new_op("Gemm") if op.type == "MatMul" else op

@@ -12,7 +12,7 @@ from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES
 
-MOST = 4
+MOST_BIASES = 4
 """Exporters write no sums of more biases; it bounds the search."""
 
 
@@ -61,7 +61,7 @@ class _Sums:
             return None
         return (x, biases) if self._span(biases, dims) else None
 
-    def _summed(self, value: str, dims: Shape, most: int = MOST) -> tuple[str, list[str]] | None:
+    def _summed(self, value: str, dims: Shape, most: int = MOST_BIASES) -> tuple[str, list[str]] | None:
         """Return what is reshaped to these sizes, and what is added before it is `value`; None if it is no such sum."""
         node = self.makers.get(value) if self.readers[value] == 1 else None
         if node is None or self.graph.specs[value].dims != dims:

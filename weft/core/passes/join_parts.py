@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.parts import Part, axis_of, part_of, select_of
+from weft.core.passes.parts import Interval, axis_of, interval_of, select_of
 
 
 @graph_pass()
@@ -28,19 +28,19 @@ def join_parts(graph: Graph, context: PassContext) -> Graph:
     return out
 
 
-def _part(graph: Graph, makers: Mapping[str, Node], name: str, axis: int) -> Part | None:
+def _part(graph: Graph, makers: Mapping[str, Node], name: str, axis: int) -> Interval | None:
     """Return of what value a value is a part along an axis."""
     maker = makers.get(name)
     if maker is None or maker.op.type not in ("Unsqueeze", "Reshape"):
-        return part_of(graph, maker, name, axis)
+        return interval_of(graph, maker, name, axis)
     found, dims = select_of(graph, makers, maker.inputs[0]), graph.specs[name].dims
     if found is None or found.axis != axis or len(graph.specs[found.value].dims) != len(dims) or dims[axis] != 1:
         return None
     same = (*dims[:axis], *dims[axis + 1 :]) == graph.specs[maker.inputs[0]].dims
-    return Part(found.value, found.index, found.index + 1) if same else None
+    return Interval(found.value, found.index, found.index + 1) if same else None
 
 
-def _whole(graph: Graph, parts: Sequence[Part | None], concat: Node, axis: int) -> tuple[str, ...]:
+def _whole(graph: Graph, parts: Sequence[Interval | None], concat: Node, axis: int) -> tuple[str, ...]:
     """Return the inputs of a concat with values in place of all of their parts."""
     names, at = list[str](), 0
     while at < len(parts):

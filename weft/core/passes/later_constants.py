@@ -27,8 +27,8 @@ from weft.core.graph.symbolic import (
 )
 from weft.errors import LESS_MEMORY, ModelError, OutOfMemory, WeftError
 
-MOST = 64
-"""Elements, at most, of integers that are kept as polynomials."""
+MOST_INTEGERS = 64
+"""Most integers of a value that are kept as polynomials."""
 INTEGERS: Mapping[str, Callable[..., Any]] = {
     "Add": operator.add,
     "Sub": operator.sub,
@@ -141,7 +141,7 @@ def _integers(graph: Graph, node: Node, values: list[Any], specs: list[Any]) -> 
         return [int_array(dims[named._part(len(dims))])]
     if kind == "Size":
         return [_scalar(prod(graph.specs[node.inputs[0]].shape))]
-    few = all(all(type(d) is int for d in s.shape) and s.size <= MOST and not s.dtype.is_float for s in specs)
+    few = all(all(type(d) is int for d in s.shape) and s.size <= MOST_INTEGERS and not s.dtype.is_float for s in specs)
     if not few or any(isinstance(v, LaterConstant) for v in values):
         return None
     if kind in INTEGERS:

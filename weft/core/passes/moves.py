@@ -8,10 +8,9 @@ from typing import Any
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Shape
-from weft.core.graph.op import Op, find_op
+from weft.core.graph.op import new_op
 from weft.core.graph.symbolic import int_array
 from weft.core.graph.tensor import TensorSpec
-from weft.errors import WeftError
 
 RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 """The ops that keep the order of the elements; the spec of the result describes them fully."""
@@ -67,22 +66,15 @@ def changes_nothing(graph: Graph, node: Node) -> bool:
     return before == after and keeps_elements(before.dims, order_of(graph, node))
 
 
-def transpose(node: Node, source: str, order: Order) -> Node:
-    """Return a transpose of `source` that replaces the node."""
-    return Node(node.name, _make("Transpose", perm=order), (source,), node.outputs)
+def transpose(name: str, source: str, order: Order, output: str) -> Node:
+    """Return a transpose of `source` to the value `output`."""
+    return Node(name, new_op("Transpose", perm=order), (source,), (output,))
 
 
-def reshape(graph: Graph, node: Node, source: str, names: Names) -> Node:
-    """Return a Reshape of `source` that replaces the node; its shape becomes a constant of the graph."""
-    dims = graph.specs[node.outputs[0]].dims
-    name = names.fresh(f"{node.name}.shape")
-    graph.constants[name] = int_array(dims)
-    graph.specs[name] = TensorSpec((len(dims),), DType.INT64)
-    return Node(node.name, _make("Reshape", allowzero=int(0 in dims)), (source, name), node.outputs)
-
-
-def _make(kind: str, **attributes: object) -> Op:
-    found = find_op(kind)
-    if found is None:
-        raise WeftError(f"no {kind} op is registered", fix="import weft.ops")
-    return found(**attributes)
+def reshape(graph: Graph, names: Names, name: str, source: str, output: str) -> Node:
+    """Return a Reshape of `source` to the value `output`, whose shape becomes a constant of the graph."""
+    dims = graph.specs[output].dims
+    shape = names.fresh(f"{name}.shape")
+    graph.constants[shape] = int_array(dims)
+    graph.specs[shape] = TensorSpec((len(dims),), DType.INT64)
+    return Node(name, new_op("Reshape", allowzero=int(0 in dims)), (source, shape), (output,))

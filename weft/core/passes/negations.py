@@ -10,9 +10,10 @@ import numpy as np
 
 from weft.core.graph.graph import Graph, Node, infer_node
 from weft.core.graph.layout import Array
+from weft.core.graph.op import new_op
 from weft.core.passes.constants import fold_node
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.reader import Reader
 
 
 @graph_pass(rounds=2)
@@ -130,7 +131,7 @@ class _Signs:
             return None
         signs = found.signs.astype(graph.specs[factor].dtype.numpy).reshape(-1, *(1,) * (-found.axis - 1))
         name = reader.names.fresh(f"{factor}.signed")
-        node = Node(name, make("Mul"), (factor, reader.add(f"{factor}.signs", signs)), (name,))
+        node = Node(name, new_op("Mul"), (factor, reader.add(f"{factor}.signs", signs)), (name,))
         infer_node(graph, node)
         values = fold_node(graph, node, self.context)
         if values is not None:

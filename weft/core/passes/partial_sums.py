@@ -9,7 +9,7 @@ from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.symbolic import has_open_size
 from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.parts import axis_of, part_of
+from weft.core.passes.parts import axis_of, interval_of
 
 
 @graph_pass()
@@ -53,7 +53,7 @@ def _sum(graph: Graph, makers: dict[str, Node], readers: dict[str, int], concat:
     sums, dims = makers.get(total), graph.specs[total].dims
     if axis_of(concat, len(dims)) != 1:
         return None
-    behind = part_of(graph, makers.get(rest), rest, 1)
+    behind = interval_of(graph, makers.get(rest), rest, 1)
     if sums is None or sums.op.type != "Add" or behind is None or not graph.specs[total].dtype.is_float:
         return None
     maker = makers.get(behind.value)
@@ -64,7 +64,7 @@ def _sum(graph: Graph, makers: dict[str, Node], readers: dict[str, int], concat:
     if len(whole) < 4 or whole != graph.specs[concat.outputs[0]].dims or whole[1:2] == dims[1:2]:
         return None
     for first, added in (sums.inputs, sums.inputs[::-1]):
-        part = part_of(graph, makers.get(first), first, 1)
+        part = interval_of(graph, makers.get(first), first, 1)
         if part is None or part.value != behind.value or readers[first] != 1 or graph.specs[added].dims != dims:
             continue
         covers = (part.start, part.stop, behind.stop) == (0, behind.start, whole[1])

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.core.graph.graph import Graph, Node
+from weft.core.graph.op import new_op
 from weft.core.graph.symbolic import int_array, known
-from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Interval:
     """Indices from `start` up to `stop` of a value along one axis."""
 
     value: str
@@ -26,7 +27,7 @@ def axis_of(node: Node, rank: int) -> int:
     return int(op.axis) % max(rank, 1)
 
 
-def part_of(graph: Graph, maker: Node | None, name: str, axis: int) -> Part | None:
+def interval_of(graph: Graph, maker: Node | None, name: str, axis: int) -> Interval | None:
     """Return of what value an output of a Split, or a Slice with step 1, is a part along an axis; None if of none."""
     rank = len(graph.specs[name].dims)
     if maker is None or maker.op.type not in ("Split", "Slice"):
@@ -39,14 +40,14 @@ def part_of(graph: Graph, maker: Node | None, name: str, axis: int) -> Part | No
             return None
         before = maker.outputs[: maker.outputs.index(name)]
         start = sum(graph.specs[each].dims[axis] for each in before if each)
-        return None if "" in before else Part(source, start, start + graph.specs[name].dims[axis])
+        return None if "" in before else Interval(source, start, start + graph.specs[name].dims[axis])
     constants = [known(graph.constants.get(each)) for each in maker.inputs[1:]]
     if any(value is None for value, each in zip(constants, maker.inputs[1:], strict=True) if each):
         return None
     spans: Sequence[tuple[int, int, int]] = maker.op.spans(graph.specs[source].dims, constants)  # type: ignore[attr-defined]
     others = [a for a, size in enumerate(graph.specs[source].dims) if a != axis and spans[a] != (0, size, 1)]
     start, stop, step = spans[axis]
-    return Part(source, start, stop) if not others and step == 1 and start < stop else None
+    return Interval(source, start, stop) if not others and step == 1 and start < stop else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,10 @@ def select_of(graph: Graph, makers: Mapping[str, Node], name: str) -> Select | N
     dims, given = graph.specs[source].dims, [known(graph.constants.get(each)) for each in rest]
     if maker.op.type == "Squeeze":
         axes = [] if not given or given[0] is None else [int(axis) % len(dims) for axis in given[0]]
-        part = part_of(graph, makers.get(source), source, axes[0]) if len(axes) == 1 else None
-        return Select(part.value, axes[0], part.start) if part is not None and part.stop == part.start + 1 else None
+        found = interval_of(graph, makers.get(source), source, axes[0]) if len(axes) == 1 else None
+        if found is None or found.stop != found.start + 1:
+            return None
+        return Select(found.value, axes[0], found.start)
     axis, index = axis_of(maker, len(dims)), given[0]
     if index is None or index.ndim or not isinstance(dims[axis], int):
         return None
@@ -79,4 +82,4 @@ def split(reader: Reader, name: str, value: str, parts: Sequence[str], axis: int
     """Return a new node that splits a value along an axis into all of its parts."""
     name = reader.names.fresh(name)
     sizes = reader.add(f"{name}.sizes", int_array([reader.dims(part)[axis] for part in parts]))
-    return Node(name, make("Split", axis=axis, outputs=len(parts)), (value, sizes), tuple(parts))
+    return Node(name, new_op("Split", axis=axis, outputs=len(parts)), (value, sizes), tuple(parts))

@@ -9,12 +9,11 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node, infer_node
 from weft.core.graph.layout import Array
-from weft.core.graph.op import Op, find_op
+from weft.core.graph.op import Op, new_op
 from weft.core.host.threads import in_threads
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.properties import Property
 from weft.core.passes.wide_values import spreads, wide_values
-from weft.errors import WeftError
 
 LARGEST, INFINITE = 0x7BFF, 0x7C00
 """The bits of the largest finite number and of infinity in fp16, without the sign; the bits of NaN are larger."""
@@ -189,10 +188,7 @@ def _name(graph: Graph, value: str, dtype: DType, names: Names) -> str:
 
 
 def _cast(graph: Graph, name: str, source: str, target: str, to: DType, names: Names) -> Node:
-    cast = find_op("Cast")
-    if cast is None:
-        raise WeftError("no Cast op is registered", fix="import weft.ops")
-    node = Node(names.fresh(f"Cast.{name}"), cast(to=to), (source,), (target,))  # type: ignore[call-arg]
+    node = Node(names.fresh(f"Cast.{name}"), new_op("Cast", to=to), (source,), (target,))
     graph.specs[target] = replace(graph.specs[source], dtype=to)
     return node
 

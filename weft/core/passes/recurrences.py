@@ -9,11 +9,11 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node, infer_node
+from weft.core.graph.op import new_op
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.parts import Select, select_of
-from weft.core.passes.patterns.reading import make
 
 
 @graph_pass()
@@ -34,7 +34,7 @@ def join_recurrences(graph: Graph, context: PassContext) -> Graph:
         if node.name in first:
             each = first[node.name]
             name = names.fresh(f"{node.name}.recurrence")
-            op = make("weft::LinearRecurrence", axis=each.axis)
+            op = new_op("weft::LinearRecurrence", axis=each.axis)
             nodes.append(Node(name, op, (each.factors, each.terms, each.start), (name,)))
             infer_node(out, nodes[-1])
             whole[id(each)] = name
@@ -46,7 +46,7 @@ def join_recurrences(graph: Graph, context: PassContext) -> Graph:
             indices[at] = names.fresh(f"index.{at}")
             out.constants[indices[at]] = np.asarray(at, np.int64)
             out.specs[indices[at]] = TensorSpec((), DType.INT64)
-        nodes.append(Node(node.name, make("Gather", axis=each.axis), (whole[id(each)], indices[at]), node.outputs))
+        nodes.append(Node(node.name, new_op("Gather", axis=each.axis), (whole[id(each)], indices[at]), node.outputs))
     out.nodes = nodes
     return without_dead_nodes(out)
 

@@ -80,7 +80,9 @@ def _shorten(graph: Graph, node: Node, made: dict[str, Node], bypassed: set[str]
         source = before.inputs[0]
     if source == node.inputs[0]:
         return node
-    return reshape(graph, node, source, names) if order is None else transpose(node, source, order)
+    if order is None:
+        return reshape(graph, names, node.name, source, node.outputs[0])
+    return transpose(node.name, source, order, node.outputs[0])
 
 
 def _form(graph: Graph, node: Node) -> object:

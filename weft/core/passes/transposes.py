@@ -49,7 +49,7 @@ def transposes_as_reshapes(graph: Graph, context: PassContext) -> Graph:
     out.nodes = []
     for node in graph.nodes:
         if _moves_nothing(graph, node):
-            node = reshape(out, node, node.inputs[0], names)
+            node = reshape(out, names, node.name, node.inputs[0], node.outputs[0])
         out.nodes.append(node)
     return out
 
@@ -105,8 +105,7 @@ def move_transposes_down(graph: Graph, context: PassContext) -> Graph:
                     readers[new] += readers[old] > 0
             before, spec = names.fresh(f"{node.outputs[0]}.before"), out.specs[node.outputs[0]]
             out.specs[before] = TensorSpec(tuple(spec.dims[axis] for axis in back), spec.dtype)
-            after = Node(names.fresh(f"{node.name}.transpose"), node.op, (before,), node.outputs)
-            moved.append(transpose(after, before, order))
+            moved.append(transpose(names.fresh(f"{node.name}.transpose"), before, order, node.outputs[0]))
             makers[node.outputs[0]] = moved[-1]
             node, readers[before] = replace(node, inputs=inputs, outputs=(before,)), 1
             context.budget.spend(nbytes, began)
@@ -213,7 +212,7 @@ class _Region:
                     replaced.append((leaf, None))
             else:
                 renamed[value] = self._fresh(graph, value, names)
-                replaced.append((leaf, replace(transpose(leaf, leaf.inputs[0], order), outputs=(renamed[value],))))
+                replaced.append((leaf, transpose(leaf.name, leaf.inputs[0], order, renamed[value])))
         for value in self.nodes:
             if value not in renamed:
                 renamed[value] = self._fresh(graph, value, names)

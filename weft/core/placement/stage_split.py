@@ -17,13 +17,13 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node, infer_node, name_outputs
 from weft.core.graph.layout import Array
 from weft.core.graph.limits import Budget
-from weft.core.graph.op import Constants, Op, find_op
+from weft.core.graph.op import Constants, new_op
 from weft.core.graph.run_sized import RunSized
 from weft.core.graph.tensor import SequenceSpec, TensorSpec
 from weft.core.passes.constants import fold_node
 from weft.core.passes.manager import PassContext
 from weft.core.passes.wide_values import wide_values
-from weft.errors import ExecutionError, ModelError, ValueNeeded, WeftError
+from weft.errors import ExecutionError, ModelError, ValueNeeded
 
 SMALL = 64
 """The host computes integers of at most so many elements to find a shape."""
@@ -283,15 +283,8 @@ def inlined(graph: Graph, node: Node, body: Graph, free: Names) -> list[Node]:
     ]
     for k, (inner, out) in enumerate(zip(body.outputs, node.outputs, strict=False)):
         if out and names.get(inner) != out:
-            nodes.append(Node(free.fresh(f"{node.name}/output {k}"), _identity(), renamed((inner,)), (out,)))
+            nodes.append(Node(free.fresh(f"{node.name}/output {k}"), new_op("Identity"), renamed((inner,)), (out,)))
     return nodes
-
-
-def _identity() -> Op:
-    found = find_op("Identity")
-    if found is None:
-        raise WeftError("no Identity op is registered", fix="import weft.ops")
-    return found()
 
 
 def without(graph: Graph, done: Collection[str]) -> Graph:

@@ -24,7 +24,7 @@ SHORTEST = 16
 SIDE_BY_SIDE = 32
 """Subgroup size of the devices where it matters; a team of at most this size needs no barrier to exchange values."""
 LARGEST = 256
-MOST = {True: 8, False: 16}
+MOST_PER_ITEM = {True: 8, False: 16}
 """Most vectors of four (True) or elements (False) that a work-item keeps; beyond that registers become scarce."""
 GROUP = 256
 """Work-items of a work-group, if there are enough lines; a GPU starts small work-groups slower than it runs them."""
@@ -112,7 +112,7 @@ def choose_team(
         return None
     fours = all(size % PACK == 0 for size in (length, *sizes)) and k.lies_plain(*tensors, count=PACK)
     units = length // PACK if fours else length
-    items = power_of_two(min(units, max(SIDE_BY_SIDE, -(-units // MOST[fours]))))
+    items = power_of_two(min(units, max(SIDE_BY_SIDE, -(-units // MOST_PER_ITEM[fours]))))
     each = -(-units // items)
     if items > min(LARGEST, k.caps.max_local_items):
         return None

@@ -15,11 +15,11 @@ import numpy as np
 from weft.backends.gpu.lowering.layouts import IsCustom, base_op
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node
+from weft.core.graph.op import new_op
 from weft.core.graph.symbolic import int_array
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.moves import is_move
 from weft.core.passes.parts import axis_of
-from weft.core.passes.patterns.reading import make
 from weft.kernels.gpu_op import WantedLayout, find_gpu_op
 from weft.ops.concat import Concat
 
@@ -123,7 +123,7 @@ class _Parts:
             self.out.constants[part] = np.ascontiguousarray(self.source.constants[name][..., start:stop])
             return part
         added = [self._numbers(f"{part}.{what}", [k]) for what, k in (("start", start), ("stop", stop), ("axis", -1))]
-        made.append(Node(part, make("Slice"), (name, *added), (part,)))
+        made.append(Node(part, new_op("Slice"), (name, *added), (part,)))
         return part
 
     def _numbers(self, name: str, numbers: Sequence[int]) -> str:

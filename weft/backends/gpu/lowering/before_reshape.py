@@ -55,7 +55,7 @@ def before_reshape(graph: ChangingGraph, reshape: Node, node: Node, is_custom: I
     for name in rows:
         inner = renamed[name] = fresh(f"{name}.before")
         known.specs[inner] = TensorSpec(dims, known.specs[name].dtype)
-        reshapes.append(reshape_of(known, replace(reshape, name=inner, outputs=(inner,)), name, graph.names))
+        reshapes.append(reshape_of(known, graph.names, inner, name, inner))
     made = fresh(f"{result}.before")
     known.specs[made] = TensorSpec(dims, known.specs[result].dtype)
     inputs = tuple(renamed.get(i, i) for i in node.inputs)

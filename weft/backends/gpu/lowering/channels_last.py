@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from weft.backends.gpu.lowering.layouts import IsCustom, base_op
 from weft.core.graph.graph import Graph, Names, Node
-from weft.core.graph.layout import PACK
+from weft.core.graph.layout import PACK, to_image, to_rows
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.dead import without_dead_nodes
-from weft.core.passes.moves import Order, order_of, transpose
+from weft.core.passes.moves import order_of, transpose
 from weft.kernels.gpu_op import WantedLayout, find_gpu_op
 
 
@@ -53,7 +53,7 @@ class _Turned:
 
     def _note(self, node: Node) -> None:
         order = order_of(self.source, node)
-        if order is not None and order == _to_image(len(order)):
+        if order is not None and order == to_image(len(order)):
             self.rows[node.outputs[0]] = node.inputs[0]
 
     def _is_turned(self, node: Node) -> bool:
@@ -94,10 +94,10 @@ class _Turned:
         name = node.outputs[0]
         if name in self.source.outputs:
             return False
-        to_rows = _to_rows(len(self.source.specs[name].dims))
+        order = to_rows(len(self.source.specs[name].dims))
         readers = self.reads.get(name, [])
         return all(
-            self._stores_images(each.op) or each.op.is_elementwise or order_of(self.source, each) == to_rows
+            self._stores_images(each.op) or each.op.is_elementwise or order_of(self.source, each) == order
             for each in readers
         )
 
@@ -111,28 +111,19 @@ class _Turned:
         inputs = tuple(i if not i or i in self.source.constants else self._as_rows(i) for i in node.inputs)
         rows = self._rows_of(target)
         self.out.nodes.append(replace(node, inputs=inputs, outputs=(rows,)))
-        after = Node(self.names.fresh(f"{node.name}.image"), node.op, (rows,), node.outputs)
-        self.out.nodes.append(transpose(after, rows, _to_image(len(self.source.specs[target].dims))))
+        name, order = self.names.fresh(f"{node.name}.image"), to_image(len(self.source.specs[target].dims))
+        self.out.nodes.append(transpose(name, rows, order, target))
         self.rows[target] = rows
 
     def _as_rows(self, value: str) -> str:
         if value not in self.rows:
-            rows, order = self._rows_of(value), _to_rows(len(self.source.specs[value].dims))
-            node = Node(self.names.fresh(f"{value}.to_rows"), self.makers[value].op, (value,), (rows,))
-            self.out.nodes.append(transpose(node, value, order))
+            rows, order = self._rows_of(value), to_rows(len(self.source.specs[value].dims))
+            self.out.nodes.append(transpose(self.names.fresh(f"{value}.to_rows"), value, order, rows))
             self.rows[value] = rows
         return self.rows[value]
 
     def _rows_of(self, value: str) -> str:
         spec, name = self.source.specs[value], self.names.fresh(f"{value}.rows")
-        dims = tuple(spec.dims[axis] for axis in _to_rows(len(spec.dims)))
+        dims = tuple(spec.dims[axis] for axis in to_rows(len(spec.dims)))
         self.out.specs[name] = TensorSpec(dims, spec.dtype)
         return name
-
-
-def _to_rows(rank: int) -> Order:
-    return (0, *range(2, rank), 1)
-
-
-def _to_image(rank: int) -> Order:
-    return (0, rank - 1, *range(1, rank - 1))

@@ -20,7 +20,7 @@ from weft.core.graph.described import described
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.index_map import IDENTITY, IndexMap
-from weft.core.graph.layout import PACK, Layout, Shape
+from weft.core.graph.layout import PACK, Layout, Shape, to_rows
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.passes.moves import order_of
@@ -329,9 +329,9 @@ class _Folder:
 
     def _wants_rows(self, node: Node) -> bool:
         """Tell whether all that read a converted image move its channels to the end."""
-        to_rows = (0, *range(2, len(self.graph.specs[node.outputs[0]].dims)), 1)
+        order = to_rows(len(self.graph.specs[node.outputs[0]].dims))
         readers = [each for each, _ in self.reads.get(node.outputs[0], ())]
-        return bool(readers) and all(order_of(self.graph, each) == to_rows for each in readers)
+        return bool(readers) and all(order_of(self.graph, each) == order for each in readers)
 
     def _gains_by_rows(self, conversions: Sequence[Node]) -> bool:
         """Tell whether converted images are read in place if channels are last, by more readers than otherwise."""

@@ -14,7 +14,7 @@ from weft.core.graph.fused_op import RUNNING, Fused, Step, earlier, value_number
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.op import Op
 from weft.core.passes.fuse import MOST_STEPS
-from weft.core.passes.parts import Part, part_of
+from weft.core.passes.parts import Interval, interval_of
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gate import BESIDE
 from weft.ops.binary import Add
@@ -158,16 +158,16 @@ class GateFuser:
         if not base.is_elementwise or len(values) != 2 or len(node.outputs) != 1 or self.is_custom(node.op):
             return None
         rank = len(self.graph.specs[values[0]].dims)
-        parts: dict[str, Part] = {}
+        parts: dict[str, Interval] = {}
         for value in values:
-            part = part_of(self.graph, self.changing.makers.get(value), value, rank - 1) if rank else None
-            if part is None or not self._is_only_reader(node, value):
+            interval = interval_of(self.graph, self.changing.makers.get(value), value, rank - 1) if rank else None
+            if interval is None or not self._is_only_reader(node, value):
                 return None
-            parts[value] = part
+            parts[value] = interval
         first, second = sorted(values, key=lambda value: parts[value].start)
         whole = parts[first].value
         columns = self.graph.specs[whole].dims[-1]
-        halves = (Part(whole, 0, columns // 2), Part(whole, columns // 2, columns))
+        halves = (Interval(whole, 0, columns // 2), Interval(whole, columns // 2, columns))
         maker = self.changing.makers.get(whole)
         if (parts[first], parts[second]) != halves or columns % 2 or maker is None:
             return None

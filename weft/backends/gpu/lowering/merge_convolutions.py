@@ -34,12 +34,12 @@ class MergedConv(Conv):
     """A merged convolution, whose weights are padded with zeros to a common window."""
 
     type: ClassVar[str] = "Conv"
-    vain: int = 0
+    padding_products: int = 0
     """Products with such zeros."""
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
         """Return the operations of the convolutions that were merged."""
-        return super().flops(inputs, outputs) - 2 * self.vain
+        return super().flops(inputs, outputs) - 2 * self.padding_products
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class _Merger:
             kernel_shape=around.kernel,
             pads=(*around.begin, *around.end),
             strides=tuple(map(max, *(s.strides for s in siblings))),
-            vain=cover.zeros * self._pixels(siblings[0]),
+            padding_products=cover.zeros * self._pixels(siblings[0]),
         )
         op: Op = replace(first.op, base=made) if isinstance(first.op, Fused) else made
         return Node(first.name, op, tuple(inputs), (output,))

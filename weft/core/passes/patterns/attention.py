@@ -1,39 +1,35 @@
-"""Find attention among its parts, drop the transposes around it, and compute Q, K and V by one product."""
+"""Put one op in the place of an attention: find its softmax and the product behind it, and make the op of all parts.
+
+What is before the softmax, `scores` reads; both take Q, K and V as `operands`. `heads` rewrites the op that is made.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Shape
+from weft.core.graph.masks import LOWEST
+from weft.core.graph.op import new_op
 from weft.core.graph.symbolic import is_symbolic
-from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES, Order, compose, is_identity, keeps_elements, order_of, reshape
-from weft.core.passes.patterns.projections import join, joint_bytes, read_projection
-from weft.core.passes.patterns.reading import DEEPEST, Reader, make
-from weft.core.passes.patterns.scores import (
-    LOWEST,
-    Part,
-    Scores,
+from weft.core.passes.patterns.operands import (
+    Operand,
     in_order,
     keeps_rows,
     moves_within,
     read_einsum,
-    read_scores,
     shares_heads,
     turned_over,
 )
+from weft.core.passes.patterns.scores import Scores, read_scores
+from weft.core.passes.reader import DEEPEST, Reader
 
 ATTENTION = "weft::Attention"
-HEADS_APART = (0, 2, 1, 3)
-"""The order that takes (batch, rows, heads, elements) to (batch, heads, rows, elements), and back."""
-
-
-# -- one op ----------------------------------------------------------------------------------------------
 
 
 @graph_pass()
@@ -71,7 +67,7 @@ class _Mixed:
 
     product: Node
     operand: str
-    values: Part
+    values: Operand
     count: int
     zero_nan: int
     lead: Shape
@@ -111,7 +107,7 @@ def _mixed(reader: Reader, shares: str) -> _Mixed | None:
     operand = product.inputs[not turned]
     if not shares_heads(lead, reader.dims(operand)[:-2]):
         return None
-    values = in_order(reader, operand, turned_over(len(lead) + 2)) if turned else Part(operand)
+    values = in_order(reader, operand, turned_over(len(lead) + 2)) if turned else Operand(operand)
     return _Mixed(product, operand, values, count, zero_nan, lead, turned)
 
 
@@ -126,28 +122,28 @@ def _replace(reader: Reader, scores: Scores, mixed: _Mixed, lead: Shape) -> None
     inputs = [*(each.value for each in parts), *scores.masks]
     lowest_hides = int(any(_holds_lowest(reader, mask) for mask in scores.masks))
     flags = {"zero_nan": mixed.zero_nan, "lowest_hides": lowest_hides, "low_replaces": int(scores.are_replaced)}
-    ops = [make(ATTENTION, scale=scores.scale, softcap=scores.softcap, **flags)]
+    ops = [new_op(ATTENTION, scale=scores.scale, softcap=scores.softcap, **flags)]
     shapes = [result.dims]
     if not is_identity(order):
-        ops.append(make("Transpose", perm=order))
+        ops.append(new_op("Transpose", perm=order))
         shapes.append(tuple(result.dims[axis] for axis in order))
-    if reader.dims(root.outputs[0]) != shapes[-1]:
-        ops.append(make("Identity"))  # a reshape, once there is what it reads
+    is_reshaped = reader.dims(root.outputs[0]) != shapes[-1]
     made = list[Node]()
-    for op, dims in zip(ops[:-1], shapes, strict=False):
-        name = reader.names.fresh(f"{root.outputs[0]}.apart")
-        reader.graph.specs[name] = TensorSpec(dims, reader.graph.specs[root.outputs[0]].dtype)
+    for op, dims in zip(ops if is_reshaped else ops[:-1], shapes, strict=False):
+        name = reader.new_value(f"{root.outputs[0]}.apart", dims, root.outputs[0])
         made.append(Node(reader.names.fresh(f"{root.name}.attention"), op, tuple(inputs), (name,)))
         inputs = [name]
-    last = Node(root.name, ops[-1], tuple(inputs), root.outputs)
-    made.append(reshape(reader.graph, last, inputs[0], reader.names) if len(ops) > len(shapes) else last)
+    if is_reshaped:
+        made.append(reshape(reader.graph, reader.names, root.name, inputs[0], root.outputs[0]))
+    else:
+        made.append(Node(root.name, ops[-1], tuple(inputs), root.outputs))
     nodes = [*(node for each in parts for node in each.nodes), *made]
     operands = zip((*scores.operands, mixed.operand), parts, strict=True)
     if len(nodes) <= count + result.count + sum(each.spared(reader, before) for before, each in operands):
         reader.put(root, *nodes)
 
 
-def _placed(reader: Reader, scores: Scores, mixed: _Mixed, lead: Shape) -> Sequence[Part] | None:
+def _placed(reader: Reader, scores: Scores, mixed: _Mixed, lead: Shape) -> Sequence[Operand] | None:
     """Return Q, K and V with the same axes before the last two, or with one head of K and V for all; else None."""
     q, k, v = parts = scores.q, scores.k, mixed.values
     whole = scores.leads[-1], mixed.lead
@@ -210,133 +206,3 @@ def _without_nan(reader: Reader, shares: str) -> tuple[str, int]:
     hidden, zero, kept = choice.inputs
     fits = (hidden, kept) == (check.outputs[0], shares) and reader.number(zero) == 0
     return (choice.outputs[0], 1) if fits and reader.dims(choice.outputs[0]) == reader.dims(shares) else (shares, 0)
-
-
-# -- keys that heads share -------------------------------------------------------------------------------
-
-
-@graph_pass()
-def share_keys(graph: Graph, context: PassContext) -> Graph:
-    """Let heads of attention share keys and values that were repeated for them.
-
-    It applies where K and V of (batch, heads, rows, elements) are expanded, and reshaped to as many heads as Q has.
-    """
-    if not Reader.has(graph, ATTENTION) or not Reader.has(graph, "Expand"):
-        return graph
-    reader = Reader(graph)
-    for node in reader.nodes(ATTENTION):
-        op: Any = node.op
-        if op.heads or len(reader.dims(node.outputs[0])) != 4:
-            continue
-        keys, values = (_before_repeats(reader, i) for i in node.inputs[1:3])
-        if keys is not None and values is not None and keys.shape[:2] == values.shape[:2]:
-            nodes = (*keys.nodes(reader), *values.nodes(reader))
-            inputs = (node.inputs[0], keys.name, values.name, *node.inputs[3:])
-            reader.put(node, *nodes, replace(node, inputs=inputs))
-    return reader.finish()
-
-
-@dataclass(slots=True)
-class _Repeated:
-    """The heads that were repeated, as the value `name` of this shape, or as what must be reshaped to it."""
-
-    name: str
-    shape: Shape
-
-    def nodes(self, reader: Reader) -> tuple[Node, ...]:
-        """Return the reshape that must be added, after which `name` is its result."""
-        if reader.dims(self.name) == self.shape:
-            return ()
-        source, self.name = self.name, reader.names.fresh(f"{self.name}.heads")
-        reader.graph.specs[self.name] = TensorSpec(self.shape, reader.graph.specs[source].dtype)
-        made = Node(self.name, make("Identity"), (source,), (self.name,))
-        return (reshape(reader.graph, made, source, reader.names),)
-
-
-def _before_repeats(reader: Reader, value: str) -> _Repeated | None:
-    """Return the heads of (batch, heads, rows, elements) of which `value` repeats each several times."""
-    joined = reader.maker(value, *RESHAPES)
-    wide = reader.maker(joined.inputs[0] if joined is not None else value, "Expand")
-    batch, heads, rows, each = reader.dims(value)
-    if wide is None:
-        return None
-    narrow, dims = reader.dims(wide.inputs[0]), reader.dims(wide.outputs[0])
-    if joined is None:
-        one = (batch, 1, rows, each)
-        return _Repeated(wide.inputs[0], one) if narrow == one else None
-    if len(dims) != 5:
-        return None
-    shape = (batch, dims[1], rows, each)
-    if narrow != (*shape[:2], 1, *shape[2:]) or dims != (*shape[:2], dims[2], *shape[2:]) or dims[1] * dims[2] != heads:
-        return None
-    apart = reader.maker(wide.inputs[0], *RESHAPES)
-    return _Repeated(apart.inputs[0] if apart is not None else wide.inputs[0], shape)
-
-
-# -- heads where they lie --------------------------------------------------------------------------------
-
-
-@graph_pass()
-def attend_in_place(graph: Graph, context: PassContext) -> Graph:
-    """Let attention read heads that lie side by side, without transposes.
-
-    It applies where Q, K and V are reshaped from (batch, rows, heads * elements), and the result is reshaped back.
-    """
-    if not Reader.has(graph, ATTENTION):
-        return graph
-    reader = Reader(graph)
-    for node in reader.nodes(ATTENTION):
-        op: Any = node.op
-        sources = [_side_by_side(reader, i) for i in node.inputs[:3]]
-        turned = reader.only_reader(node.outputs[0], "Transpose")
-        flat = turned and reader.only_reader(turned.outputs[0], *RESHAPES)
-        if op.heads or None in sources or turned is None or flat is None:
-            continue
-        batch, heads, rows, width = reader.dims(node.outputs[0])
-        whole = reader.dims(flat.outputs[0]) == (batch, rows, heads * width)
-        if whole and order_of(reader.graph, turned) == HEADS_APART:
-            inputs = (*(s for s in sources if s is not None), *node.inputs[3:])
-            reader.put(flat, replace(node, op=replace(op, heads=heads), inputs=inputs, outputs=flat.outputs))
-    return reader.finish()
-
-
-def _side_by_side(reader: Reader, value: str) -> str | None:
-    """Return the (batch, rows, heads * elements) value that was reshaped to `value`, (batch, heads, rows, elements)."""
-    turned = reader.maker(value, "Transpose")
-    if turned is None or order_of(reader.graph, turned) != HEADS_APART:
-        return None
-    apart = reader.maker(turned.inputs[0], *RESHAPES)
-    if apart is None:
-        return None
-    batch, rows, heads, each = reader.dims(apart.outputs[0])
-    return apart.inputs[0] if reader.dims(apart.inputs[0]) == (batch, rows, heads * each) else None
-
-
-# -- one product for three -------------------------------------------------------------------------------
-
-
-@graph_pass()
-def join_projections(graph: Graph, context: PassContext) -> Graph:
-    """Compute an attention's Q, K and V by one matrix product where three products read one value.
-
-    Weights and biases must be constants. Where only some have a bias, as in BEiT, the others get zeros. Their columns
-    are joined side by side, within the budget.
-    """
-    if not Reader.has(graph, ATTENTION):
-        return graph
-    reader, budget = Reader(graph), context.budget
-    for node in reader.nodes(ATTENTION):
-        op: Any = node.op
-        if not op.heads or op.packed:
-            continue
-        parts = [p for i in node.inputs[:3] if reader.is_read_once(i) and (p := read_projection(reader, i)) is not None]
-        equal = len({(p.x, reader.dims(p.weight)) for p in parts}) == 1
-        nbytes = joint_bytes(reader, parts)
-        if len(parts) != 3 or not equal or not context.allows(node.name, nbytes, "joined weights"):
-            continue
-        began = budget.clock()
-        made = join(reader, node.name, parts)
-        budget.spend(nbytes, began)
-        packed = replace(op, packed=1)
-        reader.put(node, *made, replace(node, op=packed, inputs=(made[-1].outputs[0], *node.inputs[3:])))
-    return reader.finish()

@@ -9,8 +9,8 @@ from weft.core.graph.graph import Graph
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.patterns.layer_norm import with_layer_norms
 from weft.core.passes.patterns.quotients import over_channels, put_norm
-from weft.core.passes.patterns.reading import Reader
 from weft.core.passes.patterns.rms_norm import with_rms_norms
+from weft.core.passes.reader import Reader
 
 
 @graph_pass()

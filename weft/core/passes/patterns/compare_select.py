@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from weft.core.graph.graph import Graph, Node, infer_node, inferred
+from weft.core.graph.op import new_op
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.later_constants import only_element
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.patterns.reading import DEEPEST, Reader, make
+from weft.core.passes.reader import DEEPEST, Reader
 
 COMPARE_SELECT = "weft::CompareSelect"
 COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
@@ -102,7 +103,7 @@ class _Spelling:
         return [*nodes, *self.of(first, x, y, False, inner=inner)]
 
     def _choice(self, comparison: Node, x: str, y: str, inner: bool) -> Node:
-        op, graph = make(COMPARE_SELECT, comparison=comparison.op.type), self.reader.graph
+        op, graph = new_op(COMPARE_SELECT, comparison=comparison.op.type), self.reader.graph
         name, outputs = self.where.name, self.where.outputs
         if inner:
             name = self.reader.names.fresh(f"{self.where.outputs[0]}.choice")

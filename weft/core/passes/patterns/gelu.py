@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from math import pi, sqrt
 
 from weft.core.graph.graph import Graph, Node
+from weft.core.graph.op import new_op
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.patterns.reading import DEEPEST, Reader, is_about, make
+from weft.core.passes.reader import DEEPEST, Reader, is_about
 
 
 @graph_pass()
@@ -24,7 +25,7 @@ def fuse_gelu(graph: Graph, context: PassContext) -> Graph:
             for x in inside(reader, node.inputs[0]):
                 root = _root(reader, node.outputs[0], x)
                 if root is not None:
-                    reader.put(root, Node(root.name, make("Gelu", approximate=form), (x,), root.outputs))
+                    reader.put(root, Node(root.name, new_op("Gelu", approximate=form), (x,), root.outputs))
     return reader.finish()
 
 

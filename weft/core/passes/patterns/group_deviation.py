@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Shape
+from weft.core.graph.op import new_op
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES
-from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.reader import Reader
 
 
 @graph_pass()
@@ -28,7 +29,7 @@ def fuse_group_deviation(graph: Graph, context: PassContext) -> Graph:
         x, groups = _ungrouped(reader, found)
         spread = groups and _spread(reader, root.outputs[0], (x, found.of), groups)
         if spread:
-            op = make("weft::GroupDeviation", num_groups=groups, epsilon=found.epsilon)
+            op = new_op("weft::GroupDeviation", num_groups=groups, epsilon=found.epsilon)
             reader.put(spread, Node(spread.name, op, (x,), spread.outputs))
     return reader.finish()
 

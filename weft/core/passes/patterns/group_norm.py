@@ -8,10 +8,11 @@ import numpy as np
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
+from weft.core.graph.op import new_op
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES
-from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.reader import Reader
 from weft.core.passes.rounding import exceeds, loses_more
 
 
@@ -79,5 +80,5 @@ def _put(reader: Reader, root: Node, x: str, groups: int, parameters: tuple[Arra
     for name, value in zip(names, parameters, strict=True):
         reader.graph.constants[name] = np.ascontiguousarray(np.broadcast_to(value, (channels,))).astype(dtype.numpy)
         reader.graph.specs[name] = TensorSpec((channels,), dtype)
-    op = make("GroupNormalization", num_groups=groups, epsilon=norm.op.attributes()["epsilon"])
+    op = new_op("GroupNormalization", num_groups=groups, epsilon=norm.op.attributes()["epsilon"])
     reader.put(root, Node(root.name, op, (x, *names), root.outputs))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Shape
+from weft.core.graph.op import new_op
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.patterns.reading import LEAST, Reader, make
+from weft.core.passes.reader import LEAST, Reader
 
 
 @graph_pass()
@@ -22,7 +23,7 @@ def fuse_l2_norm(graph: Graph, context: PassContext) -> Graph:
         least, norm = _limited(reader, divisor)
         axes = _norm_of(reader, norm, x)
         if len(axes) == 1:
-            op = make("weft::L2Normalization", axis=axes[0] - len(reader.dims(x)), least=least)
+            op = new_op("weft::L2Normalization", axis=axes[0] - len(reader.dims(x)), least=least)
             reader.put(quotient, Node(quotient.name, op, (x,), quotient.outputs))
     return reader.finish()
 

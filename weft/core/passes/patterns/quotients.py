@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from weft.core.graph.graph import Node
-from weft.core.graph.layout import Shape
+from weft.core.graph.layout import Shape, to_image, to_rows
+from weft.core.graph.op import new_op
 from weft.core.graph.symbolic import is_symbolic
-from weft.core.graph.tensor import TensorSpec
-from weft.core.passes.moves import Order, transpose
-from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.moves import transpose
+from weft.core.passes.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,31 +108,20 @@ def put_norm(
     Norms are over the last axes: for a norm over channels, these are moved there and back.
     """
     rank = len(reader.dims(x))
-    op = make(kind, axis=-len(axes), **attributes)
+    op = new_op(kind, axis=-len(axes), **attributes)
     if axes[-1] == rank - 1:
         reader.put(root, Node(root.name, op, (x, *parameters), root.outputs))
         return
     parameters = tuple(p if not reader.dims(p) else _flat(reader, p) for p in parameters)
-    rows, normed = (_rows(reader, f"{root.name}.{tag}", x) for tag in ("rows", "normed"))
+    turned = tuple(reader.dims(x)[axis] for axis in to_rows(rank))
+    rows, normed = (reader.new_value(f"{root.name}.{tag}", turned, x) for tag in ("rows", "normed"))
     name = reader.names.fresh
     reader.put(
         root,
-        transpose(Node(name(f"{root.name}.to_rows"), op, (x,), (rows,)), x, _to_rows(rank)),
+        transpose(name(f"{root.name}.to_rows"), x, to_rows(rank), rows),
         Node(name(f"{root.name}.rows"), op, (rows, *parameters), (normed,)),
-        transpose(root, normed, (0, rank - 1, *range(1, rank - 1))),
+        transpose(root.name, normed, to_image(rank), root.outputs[0]),
     )
-
-
-def _to_rows(rank: int) -> Order:
-    """Return the order of axes in which the channels of an image are last."""
-    return (0, *range(2, rank), 1)
-
-
-def _rows(reader: Reader, name: str, like: str) -> str:
-    """Add the spec of a value that is an image with its channels last, and return its name."""
-    spec, name = reader.graph.specs[like], reader.names.fresh(name)
-    reader.graph.specs[name] = TensorSpec(tuple(spec.dims[axis] for axis in _to_rows(len(spec.dims))), spec.dtype)
-    return name
 
 
 def _flat(reader: Reader, value: str) -> str:

@@ -18,7 +18,7 @@ from weft.core.passes.patterns.quotients import (
     put_norm,
     quotients,
 )
-from weft.core.passes.patterns.reading import Reader
+from weft.core.passes.reader import Reader
 
 
 @graph_pass()

@@ -1,69 +1,38 @@
-"""Read the scores of an attention back to Q, K, a cap and masks, whatever moves and factors lie between."""
+"""Read the scores of an attention, what its softmax reads, back to Q, K, a cap and masks, and place the masks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
+from weft.core.graph.masks import LOWEST
 from weft.core.graph.symbolic import has_open_size, is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext
-from weft.core.passes.moves import RESHAPES, Order, compose, is_identity, keeps_elements, order_of, reshape
-from weft.core.passes.patterns.reading import Reader, make
+from weft.core.passes.moves import RESHAPES
+from weft.core.passes.patterns.operands import (
+    Operand,
+    keeps_rows,
+    moves_within,
+    ordered,
+    read_einsum,
+    shares_heads,
+    times_factor,
+    transposed,
+    turned_back,
+    turned_over,
+    unscaled,
+)
+from weft.core.passes.reader import Reader
 from weft.core.passes.undo_reshapes import broadcast_reshape
 
-LOWEST = -1e30
-"""A finite mask of this or less leaves nothing of a score, in float32."""
 LONGEST = 16
 """Exporters write no more moves, factors and masks between the product and the softmax."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A number times a value; `nodes` holds the moves and factors that must be added for it."""
-
-    value: str
-    scale: float = 1.0
-    nodes: tuple[Node, ...] = ()
-
-    def times(self, scale: float) -> Part:
-        """Return it times another number."""
-        return replace(self, scale=self.scale * scale)
-
-    def with_lead(self, reader: Reader, lead: Shape) -> Part:
-        """Return it with other axes before the last two."""
-        dims = (*lead, *reader.dims(self.value)[-2:])
-        if reader.dims(self.value) == dims:
-            return self
-        *before, last = self.nodes or (reader.maker(self.value, *RESHAPES),)
-        source, kept = self.value, self.nodes
-        if last is not None and last.op.type in RESHAPES:  # of two reshapes in a row one is enough
-            source, kept = last.inputs[0], tuple(n for n in before if n is not None)
-        if reader.dims(source) == dims:
-            return Part(source, self.scale, kept)
-        name = reader.names.fresh(f"{self.value}.apart")
-        reader.graph.specs[name] = TensorSpec(dims, reader.graph.specs[source].dtype)
-        shaped = Node(name, make("Identity"), (source,), (name,))
-        return Part(name, self.scale, (*kept, reshape(reader.graph, shaped, source, reader.names)))
-
-    def spared(self, reader: Reader, before: str) -> int:
-        """Return how many nodes nothing reads any more if this is read in place of the value `before`."""
-        made = {o for node in self.nodes for o in node.outputs}
-        sources = {i for node in self.nodes for i in node.inputs if i not in made} | {self.value}
-        count = 0
-        while before not in sources and reader.is_read_once(before):
-            node = reader.maker(before, "Transpose", "Mul", "Div", *RESHAPES)
-            if node is None:
-                break
-            scaled = None if node.op.type in ("Transpose", *RESHAPES) else reader.with_number(node)
-            before, count = (scaled[1] if scaled else node.inputs[0]), count + 1
-        return count
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +54,8 @@ class Scores:
     softcap * tanh(scale * q k^T / softcap).
     """
 
-    q: Part
-    k: Part
+    q: Operand
+    k: Operand
     operands: tuple[str, ...]
     count: int
     leads: list[Shape]
@@ -139,22 +108,6 @@ def _joined(lead: Shape) -> Shape:
     return lead if len(lead) <= 2 else (prod(lead[:-1]), lead[-1])
 
 
-def shares_heads(lead: Shape, own: Shape) -> bool:
-    """Tell whether values with the axes `own` before the last two are for all heads of `lead`, or one for all."""
-    return own == lead or (len(lead) == 2 and own == (lead[0], 1))
-
-
-def turned_over(rank: int) -> Order:
-    """Return the order that swaps the last two axes."""
-    return (*range(rank - 2), rank - 1, rank - 2)
-
-
-def keeps_rows(reader: Reader, node: Node) -> bool:
-    """Tell whether a reshape only joins or divides axes before the last two."""
-    before, after = (reader.dims(value) for value in (node.inputs[0], node.outputs[0]))
-    return min(len(before), len(after)) > 2 and before[-2:] == after[-2:]
-
-
 def read_scores(reader: Reader, value: str, masked: bool = True, depth: int = LONGEST) -> Scores | None:
     """Return the parts of the scores, if nothing else reads an intermediate value.
 
@@ -185,7 +138,7 @@ def read_scores(reader: Reader, value: str, masked: bool = True, depth: int = LO
         return replace(found.times(number), count=found.count + 1)
     if found.softcap:  # heads or rows would have caps of their own
         return None
-    return replace(found, q=_times(reader, found.q, factor), count=found.count + 1)
+    return replace(found, q=times_factor(reader, found.q, factor), count=found.count + 1)
 
 
 def _masked(reader: Reader, node: Node, depth: int) -> Scores | None:
@@ -289,7 +242,7 @@ class _Masks:
         return name
 
 
-# -- the product -----------------------------------------------------------------------------------------
+# -- products --------------------------------------------------------------------------------------------
 
 
 def _product(reader: Reader, product: Node) -> Scores | None:
@@ -298,7 +251,7 @@ def _product(reader: Reader, product: Node) -> Scores | None:
     if summed is not None:
         (q, order), (k, order_k) = summed
         count += moves_within(summed)
-        queries, keys = (_ordered(reader, value, each) for value, each in ((q, order), (k, order_k)))
+        queries, keys = (ordered(reader, value, each) for value, each in ((q, order), (k, order_k)))
     elif product.op.type == "MatMul":
         q, k = product.inputs
         scale, turned = reader.scaled(k)
@@ -306,61 +259,14 @@ def _product(reader: Reader, product: Node) -> Scores | None:
         if not lead or not shares_heads(reader.dims(q)[:-2], lead):
             return None
         # Keys that are columns already, as those of images are, become rows.
-        found = _turned_back(reader, turned) or _transposed(reader, turned, turned, turned_over(len(lead) + 2))
-        queries, keys = _unscaled(reader, q), found.with_lead(reader, lead)
+        found = turned_back(reader, turned) or transposed(reader, turned, turned, turned_over(len(lead) + 2))
+        queries, keys = unscaled(reader, q), found.with_lead(reader, lead)
         if not keys.nodes:
-            keys = _unscaled(reader, keys.value).times(keys.scale)
+            keys = unscaled(reader, keys.value).times(keys.scale)
         keys = keys.times(scale)
     else:
         return None
     return Scores(queries, keys, (q, k), count, [reader.dims(product.outputs[0])[:-2]])
-
-
-Operand = tuple[str, Order]
-"""An operand of a product, and the order in which its axes belong."""
-
-
-def read_einsum(reader: Reader, node: Node) -> tuple[Operand, Operand] | None:
-    """Return the operands of an Einsum of (lead..., i, d) and (lead..., j, d), in any order, to (lead..., i, j).
-
-    None if it is another sum of products, or repeats an operand along an axis.
-    """
-    if node.op.type != "Einsum" or len(node.inputs) != 2 or len(reader.dims(node.outputs[0])) < 3:
-        return None
-    op: Any = node.op
-    equation = op.read([reader.dims(value) for value in node.inputs])
-    *lead, row, column = equation.result
-    operands = [*zip(node.inputs, equation.terms, strict=True)]
-    if row not in operands[0][1]:
-        operands.reverse()
-    found: list[Operand] = []
-    for (value, labels), own in zip(operands, (row, column), strict=True):
-        inner = [label for label in labels if label not in equation.result]
-        wanted = [*lead, own, *inner]
-        sizes = [equation.sizes[label] for label in labels]
-        if len(inner) != 1 or sorted(labels) != sorted(wanted) or list(reader.dims(value)) != sizes:
-            return None
-        found.append((value, tuple(labels.index(label) for label in wanted)))
-    return (found[0], found[1]) if inner[0] in operands[0][1] else None
-
-
-def moves_within(operands: Sequence[Operand]) -> int:
-    """Return the moves that an Einsum does besides a product: it stands for as many nodes more."""
-    return sum(not is_identity(order) for _, order in operands)
-
-
-def in_order(reader: Reader, value: str, order: Order) -> Part:
-    """Return a value with its axes in another order, and whatever it was multiplied by."""
-    before = reader.maker(value, "Transpose")
-    first = None if before is None else order_of(reader.graph, before)
-    if before is not None and first is not None and is_identity(compose(first, order)):
-        return Part(before.inputs[0])
-    return Part(value) if is_identity(order) else _transposed(reader, value, value, order, takes_scale=False)
-
-
-def _ordered(reader: Reader, value: str, order: Order) -> Part:
-    """Return a value without its scale, with its axes in another order."""
-    return _unscaled(reader, value) if is_identity(order) else _transposed(reader, value, value, order)
 
 
 def _factor(reader: Reader, node: Node) -> Node | None:
@@ -373,89 +279,3 @@ def _factor(reader: Reader, node: Node) -> Node | None:
         return None
     fits = array.shape[-1] == 1 and np.all(np.isfinite(array) & (array != 0))
     return replace(node, inputs=(inner, factor)) if fits else None
-
-
-def _times(reader: Reader, queries: Part, factor: Node) -> Part:
-    """Return queries times a factor of scores, which is the same for all keys."""
-    name = reader.names.fresh(f"{queries.value}.times")
-    reader.graph.specs[name] = reader.graph.specs[queries.value]
-    node = Node(name, factor.op, (queries.value, factor.inputs[1]), (name,))
-    return Part(name, queries.scale, (*queries.nodes, node))
-
-
-def _unscaled(reader: Reader, value: str) -> Part:
-    """Return a value without its scale, which may lie before a transpose, and before the reshape of that."""
-    scale, value = reader.scaled(value)
-    node = reader.maker(value, "Transpose")
-    order = None if node is None else order_of(reader.graph, node)
-    if node is None or order is None or not reader.is_read_once(value):
-        return Part(value, scale)
-    (source,) = node.inputs
-    is_scaled = reader.scaled(source)[1] != source or _scaled_before_reshape(reader, source) is not None
-    return _transposed(reader, value, source, order, scale) if is_scaled else Part(value, scale)
-
-
-def _scaled_before_reshape(reader: Reader, value: str) -> tuple[float, str] | None:
-    """Return the number and the value whose product is reshaped to this one; None if it is not made so."""
-    apart = reader.maker(value, *RESHAPES)
-    if apart is None or not reader.is_read_once(value):
-        return None
-    scale, inner = reader.scaled(apart.inputs[0])
-    return None if inner == apart.inputs[0] else (scale, inner)
-
-
-def _before_reshape(reader: Reader, value: str) -> Part:
-    """Return a value without the scale that lies before the reshape that makes it, if there is one."""
-    found = _scaled_before_reshape(reader, value)
-    if found is None:
-        return Part(value)
-    scale, inner = found
-    name = reader.names.fresh(f"{value}.unscaled")
-    reader.graph.specs[name] = reader.graph.specs[value]
-    node = Node(name, make("Identity"), (inner,), (name,))  # a reshape, as `reshape` makes it
-    return Part(name, scale, (reshape(reader.graph, node, inner, reader.names),))
-
-
-def _transposed(
-    reader: Reader, value: str, source: str, order: Order, scale: float = 1.0, *, takes_scale: bool = True
-) -> Part:
-    """Return `source`, transposed, in place of something like `value`; its scale is apart if `takes_scale`.
-
-    Moves that the scale was between become one, so that there is nothing left to squash.
-    """
-    more, source = reader.scaled(source) if takes_scale else (1.0, source)
-    flat = _before_reshape(reader, source) if takes_scale else Part(source)
-    source, scale = flat.value, scale * more * flat.scale
-    before = reader.maker(source, "Transpose")
-    first = None if before is None else order_of(reader.graph, before)
-    if before is not None and first is not None:
-        source, order = before.inputs[0], compose(first, order)
-    dims = tuple(reader.dims(source)[axis] for axis in order)
-    free = keeps_elements(reader.dims(source), order)
-    if free:
-        apart = reader.maker(source, *RESHAPES)
-        source = source if apart is None else apart.inputs[0]
-        if reader.dims(source) == dims:
-            return Part(source, scale, flat.nodes)
-    name = reader.names.fresh(f"{value}.turned")
-    reader.graph.specs[name] = TensorSpec(dims, reader.graph.specs[source].dtype)
-    node = Node(name, make("Transpose", perm=order), (source,), (name,))
-    moved = reshape(reader.graph, node, source, reader.names) if free else node
-    return Part(name, scale, (*flat.nodes, moved))
-
-
-def _turned_back(reader: Reader, value: str) -> Part | None:
-    """Return the value that `value` is with its last two axes swapped; axes before these may be joined or divided."""
-    node = reader.maker(value, "Transpose", *RESHAPES)
-    order = None if node is None else order_of(reader.graph, node)
-    if node is None:
-        return None
-    if order is None:
-        scale, inner = reader.scaled(node.inputs[0])
-        swaps = reader.maker(inner, "Transpose") is not None and keeps_rows(reader, node)
-        found = _turned_back(reader, inner) if swaps else None
-        return found and found.times(scale)
-    swapped = compose(order, turned_over(len(order)))
-    if is_identity(swapped):
-        return _unscaled(reader, node.inputs[0])
-    return _transposed(reader, value, node.inputs[0], swapped)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from weft.core.graph.graph import Graph, Node
+from weft.core.graph.op import new_op
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.patterns.reading import LEAST, Reader, make
+from weft.core.passes.reader import LEAST, Reader
 
 
 @graph_pass()
@@ -22,7 +23,7 @@ def fuse_sum_norm(graph: Graph, context: PassContext) -> Graph:
         axes = reader.reduced(reduction, x)
         if len(axes) == 1 and (epsilon == 0 or epsilon >= LEAST):
             mean = int(reduction is not None and reduction.op.type == "ReduceMean")
-            op = make("weft::SumNormalization", axis=axes[0] - len(reader.dims(x)), mean=mean, epsilon=epsilon)
+            op = new_op("weft::SumNormalization", axis=axes[0] - len(reader.dims(x)), mean=mean, epsilon=epsilon)
             reader.put(quotient, Node(quotient.name, op, (x,), quotient.outputs))
     return reader.finish()
 

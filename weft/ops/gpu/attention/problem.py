@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Shape, row_major
+from weft.core.graph.masks import replaces_from
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import Facts
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import KernelBuilder
-from weft.ops.attention import Attention, Extents, replaces_from
+from weft.ops.attention import Attention, Extents
 
 APART = ("QD", "KD", "VD", "YD")
 """The steps from element to element of a head, which are given where they are not 1."""

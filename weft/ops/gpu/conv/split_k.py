@@ -36,7 +36,7 @@ CLEAR = 0.7
 """Parts are the default where by the model they take less than so much of the time without."""
 TRIED = 1.5
 """The share up to which tuning tries them."""
-MOST = 12
+MOST_TILES = 12
 """Tiles in parts that a kernel offers to tuning."""
 
 
@@ -83,7 +83,7 @@ class TileWork:
 def offer_parts(caps: DeviceCaps, tiles: Sequence[TileT], work_of: Callable[[TileT], TileWork]) -> list[InParts[TileT]]:
     """Return tiles in parts that may be faster than any whole tile, the most promising first."""
     every = [InParts(t, p) for t in tiles for p in work_of(t).possible_parts(caps)]
-    return promising(caps, every, tiles, work_of)[:MOST]
+    return promising(caps, every, tiles, work_of)[:MOST_TILES]
 
 
 def promising(

@@ -38,7 +38,7 @@ WIDTHS = (256, 128, 64, 32)
 """Columns of a tile besides those that divide the channels evenly."""
 UNIT = 16
 """Tiles have a multiple of so many columns."""
-FEWEST, MOST = 3, 8
+FEWEST_STAGES, MOST_STAGES = 3, 8
 """Stages: two are read or about to be, the others are under way."""
 SLICES, SLICED = (2,), (64, 32, 16)
 """Sets of warpgroups that may share the steps, and columns that they then have, besides even parts."""
@@ -176,14 +176,14 @@ def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int =
     least = -(-channels // WIDTHS[0])
     even = [-(-channels // (UNIT * tiled)) * UNIT for tiled in (least, least + 1)]
     shared = _most_shared(caps)
-    widest = ((shared - RESERVED) // (2 * STEP * FEWEST) - ROWS) // UNIT * UNIT
+    widest = ((shared - RESERVED) // (2 * STEP * FEWEST_STAGES) - ROWS) // UNIT * UNIT
     widths = [w for w in dict.fromkeys((*even, *WIDTHS, min(widest, WIDTHS[0]))) if w < channels + UNIT]
     found: dict[WgmmaTile, None] = {}
     for cols in sorted(widths or [UNIT], reverse=True):
         for wm in (2, 1):
             for groups in (1, 2, 3):
                 stages = _stages(wm, cols, steps, shared // groups)
-                if stages >= FEWEST:
+                if stages >= FEWEST_STAGES:
                     found[_apart(caps, pixels, channels, steps, parts, WgmmaTile(wm, cols, stages), groups)] = None
     for cols in dict.fromkeys(
         (*(w for w in widths if w <= SLICED[0]), *(w for w in SLICED if w < channels + UNIT))
@@ -191,7 +191,7 @@ def tiles(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int =
         if -(-pixels // ROWS) * -(-channels // cols) * parts <= caps.compute_units:
             for wz in SLICES:
                 stages = _stages(1, cols, -(-steps // wz), shared // wz)
-                if stages >= FEWEST and steps >= FEWEST * wz:
+                if stages >= FEWEST_STAGES and steps >= FEWEST_STAGES * wz:
                     found[WgmmaTile(1, cols, stages, wz)] = None
     return tuple(sorted(found, key=partial(_cost, caps, pixels, channels, steps, parts)))
 
@@ -215,7 +215,7 @@ def _most_shared(caps: DeviceCaps) -> int:
 
 def _stages(wm: int, cols: int, steps: int, shared: int) -> int:
     """Return how many stages fit, but no more than are useful."""
-    return min((shared - RESERVED) // (2 * STEP * (ROWS * wm + cols)), MOST, max(steps + 2, FEWEST))
+    return min((shared - RESERVED) // (2 * STEP * (ROWS * wm + cols)), MOST_STAGES, max(steps + 2, FEWEST_STAGES))
 
 
 def _cost(caps: DeviceCaps, pixels: int, channels: int, steps: int, parts: int, tile: WgmmaTile) -> float:

@@ -9,8 +9,9 @@ import numpy as np
 
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array
-from weft.core.graph.tensor import TensorSpec
-from weft.core.passes.patterns.reading import Reader, make
+from weft.core.graph.op import new_op
+from weft.core.passes.manager import PassContext
+from weft.core.passes.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,21 @@ def read_projection(reader: Reader, value: str) -> Projection | None:
     return Projection(value, x, weight, bias, reader.dims(weight)[1], nodes)
 
 
-def joint_bytes(reader: Reader, parts: Sequence[Projection]) -> int:
-    """Return how many bytes the joint weights of projections take."""
-    return sum(reader.graph.constants[p.weight].nbytes for p in parts)
+def join_within_budget(
+    reader: Reader, context: PassContext, name: str, parts: Sequence[Projection]
+) -> tuple[Node, ...]:
+    """Return the nodes of the joint product for a node of that name; () if the budget does not allow its weights."""
+    budget = context.budget
+    nbytes = sum(reader.graph.constants[p.weight].nbytes for p in parts)
+    if not context.allows(name, nbytes, "joined weights"):
+        return ()
+    began = budget.clock()
+    made = _join(reader, name, parts)
+    budget.spend(nbytes, began)
+    return made
 
 
-def join(reader: Reader, name: str, parts: Sequence[Projection]) -> tuple[Node, ...]:
+def _join(reader: Reader, name: str, parts: Sequence[Projection]) -> tuple[Node, ...]:
     """Return the node of the joint product of one x, and that of the sum with the biases if there are any.
 
     The columns are side by side. Parts without a bias get zeros where others have one.
@@ -61,18 +71,16 @@ def join(reader: Reader, name: str, parts: Sequence[Projection]) -> tuple[Node, 
     shape = (*reader.dims(x)[:-1], sum(p.width for p in parts))
 
     def value(tag: str) -> str:
-        made = reader.names.fresh(f"{name}.{tag}")
-        reader.graph.specs[made] = TensorSpec(shape, dtype)
-        return made
+        return reader.new_value(f"{name}.{tag}", shape, x)
 
     def constant(tag: str, arrays: Sequence[Array]) -> str:
         return reader.add(f"{name}.{tag}", np.concatenate(arrays, axis=-1))
 
     product = value("joint")
     weights = constant("weights", [held[p.weight] for p in parts])
-    nodes = (Node(product, make("MatMul"), (x, weights), (product,)),)
+    nodes = (Node(product, new_op("MatMul"), (x, weights), (product,)),)
     if not any(p.bias for p in parts):
         return nodes
     total = value("joint_biased")
     biases = constant("biases", [held[p.bias] if p.bias else np.zeros(p.width, dtype.numpy) for p in parts])
-    return (*nodes, Node(total, make("Add"), (product, biases), (total,)))
+    return (*nodes, Node(total, new_op("Add"), (product, biases), (total,)))

@@ -14,7 +14,7 @@ from weft.core.graph.layout import Array, Shape
 from weft.core.graph.symbolic import known
 from weft.core.passes.moves import RESHAPES, order_of
 from weft.core.passes.parts import axis_of
-from weft.core.passes.patterns.reading import Reader
+from weft.core.passes.reader import Reader
 
 NORMS = ("RMSNormalization", "LayerNormalization", "weft::L2Normalization")
 

@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from weft.core.graph.graph import Graph, Node
+from weft.core.graph.op import new_op
 from weft.core.graph.symbolic import int_array
-from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES, is_move, reshape
-from weft.core.passes.parts import Part, part_of, split
-from weft.core.passes.patterns.reading import Reader, make
-from weft.core.passes.patterns.side_by_side import Row, Rows
+from weft.core.passes.parts import Interval, interval_of, split
+from weft.core.passes.patterns.attention import ATTENTION
+from weft.core.passes.reader import Reader
+from weft.core.passes.siblings.rows import Row, Rows
 
-ATTENTION = "weft::Attention"
 ROUNDS = 4
 """A node that was replaced in a round blocks its readers until the next."""
-MOST = 8
-"""Networks have fewer parts side by side that they treat alike, and fewer readers of each; it bounds the search."""
+MOST_PARTS = 8
+"""Networks have fewer parts side by side that they treat alike; it bounds the search."""
+MOST_READERS = 8
+"""Networks have fewer readers of each such part; it bounds the search."""
 
 
 @graph_pass(rounds=ROUNDS)
@@ -59,25 +61,25 @@ class _Taken:
     name: str
     maker: Node
     axis: int
-    part: Part
+    interval: Interval
 
 
 def _neighbours(graph: Graph) -> Iterator[list[_Taken]]:
     """Return the parts of each value that lie side by side along one axis, in order, where these are few."""
     found: dict[tuple[str, int], list[_Taken]] = {}
     for node in graph.nodes:
-        for name in node.outputs if node.op.type in ("Split", "Slice") and len(node.outputs) <= MOST else ():
+        for name in node.outputs if node.op.type in ("Split", "Slice") and len(node.outputs) <= MOST_PARTS else ():
             sizes = zip(graph.specs[name].dims, graph.specs[node.inputs[0]].dims, strict=True) if name else ()
             axes = [axis for axis, (size, whole) in enumerate(sizes) if size != whole]
-            part = part_of(graph, node, name, axes[0]) if len(axes) == 1 else None
-            if part is not None:
-                found.setdefault((part.value, axes[0]), []).append(_Taken(name, node, axes[0], part))
+            interval = interval_of(graph, node, name, axes[0]) if len(axes) == 1 else None
+            if interval is not None:
+                found.setdefault((interval.value, axes[0]), []).append(_Taken(name, node, axes[0], interval))
     for parts in found.values():
-        parts.sort(key=lambda each: each.part.start)
+        parts.sort(key=lambda each: each.interval.start)
         begin = 0
         for end in range(1, len(parts) + 1):
-            if end == len(parts) or parts[end - 1].part.stop != parts[end].part.start:
-                if end - begin <= MOST:
+            if end == len(parts) or parts[end - 1].interval.stop != parts[end].interval.start:
+                if end - begin <= MOST_PARTS:
                     yield parts[begin:end]
                 begin = end
 
@@ -112,7 +114,7 @@ def _find(rows: Rows, order: Mapping[str, int], parts: Row) -> list[tuple[Node, 
     def reach(row: Row) -> None:
         rows.add(row)
         readers = [reader.readers(value) for value in row.values]
-        for node in readers[0] if max(map(len, readers)) <= MOST else ():
+        for node in readers[0] if max(map(len, readers)) <= MOST_READERS else ():
             if (place := order[node.name]) not in seen:
                 seen.add(place)
                 heappush(ahead, place)
@@ -165,7 +167,7 @@ class _Steps:
 
     def are_all(self) -> bool:
         """Tell whether the parts are all of their value."""
-        first, last = self.parts[0].part, self.parts[-1].part
+        first, last = self.parts[0].interval, self.parts[-1].interval
         return first.start == 0 and bool(last.stop == self.reader.dims(first.value)[self.row.axis])
 
     def stacked_bytes(self) -> int:
@@ -205,7 +207,7 @@ class _Steps:
 def _join(order: Mapping[str, int], steps: _Steps) -> None:
     """Put each joint step in the place of the first of its nodes, with a split of what others read."""
     reader, rows, splits = steps.reader, steps.rows, steps.splits()
-    joint, made = {steps.row.values[0]: steps.parts[0].part.value}, dict[str, list[Node]]()
+    joint, made = {steps.row.values[0]: steps.parts[0].interval.value}, dict[str, list[Node]]()
     places = [min((node.name for node in nodes), key=lambda name: order[name]) for nodes in steps.found]
     if not steps.are_all():
         joint[steps.row.values[0]] = _new_value(rows, steps.row)
@@ -225,18 +227,15 @@ def _join(order: Mapping[str, int], steps: _Steps) -> None:
 
 def _new_value(rows: Rows, row: Row) -> str:
     """Return the name of a new value, in which those of a row lie."""
-    reader, first = rows.reader, row.values[0]
-    name = reader.names.fresh(f"{first}.joint")
-    reader.graph.specs[name] = TensorSpec(rows.joint_dims(row), reader.graph.specs[first].dtype)
-    return name
+    return rows.reader.new_value(f"{row.values[0]}.joint", rows.joint_dims(row), row.values[0])
 
 
 def _slice(steps: _Steps, output: str) -> Node:
     """Return the node that takes all of the parts."""
-    first, last = steps.parts[0].part, steps.parts[-1].part
+    first, last = steps.parts[0].interval, steps.parts[-1].interval
     bounds = {"start": first.start, "stop": last.stop, "axis": steps.row.axis}
     added = [steps.reader.add(f"{output}.{name}", int_array([number])) for name, number in bounds.items()]
-    return Node(output, make("Slice"), (first.value, *added), (output,))
+    return Node(output, new_op("Slice"), (first.value, *added), (output,))
 
 
 def _joint_step(rows: Rows, nodes: Sequence[Node], joint: Mapping[str, str]) -> Node:
@@ -245,5 +244,6 @@ def _joint_step(rows: Rows, nodes: Sequence[Node], joint: Mapping[str, str]) -> 
     added = {k: reader.add(f"{names[k]}.stacked", array) for k, array in rows.stacked(nodes).items()}
     inputs = tuple(added.get(k, joint.get(name, name)) for k, name in enumerate(names))
     outputs = tuple(joint[each] for each in nodes[0].outputs)
-    node = Node(outputs[0], nodes[0].op, inputs, outputs)
-    return reshape(reader.graph, node, inputs[0], reader.names) if node.op.type in RESHAPES else node
+    if nodes[0].op.type in RESHAPES:
+        return reshape(reader.graph, reader.names, outputs[0], inputs[0], outputs[0])
+    return Node(outputs[0], nodes[0].op, inputs, outputs)

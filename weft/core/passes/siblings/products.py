@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import PACK
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import RESHAPES, is_move, keeps_elements, order_of
 from weft.core.passes.parts import split
-from weft.core.passes.patterns.projections import Projection, join, joint_bytes, read_projection
-from weft.core.passes.patterns.reading import Reader
+from weft.core.passes.patterns.attention import ATTENTION
+from weft.core.passes.reader import Reader
+from weft.core.passes.siblings.joint_product import Projection, join_within_budget, read_projection
 
-HEAVY = ("MatMul", "Gemm", "Conv", "Einsum", "weft::Attention")
+HEAVY = ("MatMul", "Gemm", "Conv", "Einsum", ATTENTION)
 """Ops that begin another step of a network, if they do not read the value that siblings read."""
 READ_PARTS = (
-    *("weft::Attention", "RMSNormalization", "LayerNormalization"),
+    *(ATTENTION, "RMSNormalization", "LayerNormalization"),
     *("Slice", "Split", "Gather", "Expand", "Concat"),
 )
 """Ops that read a part of a value as they read a whole one."""
@@ -32,14 +33,11 @@ def join_sibling_products(graph: Graph, context: PassContext) -> Graph:
     """
     if not Reader.has(graph, "MatMul"):
         return graph
-    reader, budget = Reader(graph), context.budget
+    reader = Reader(graph)
     for parts in _siblings(reader):
-        nbytes = joint_bytes(reader, parts)
-        if not context.allows(parts[0].nodes[0].name, nbytes, "joined weights"):
-            continue
-        began = budget.clock()
-        _replace(reader, parts)
-        budget.spend(nbytes, began)
+        made = join_within_budget(reader, context, parts[0].nodes[0].name, parts)
+        if made:
+            _replace(reader, parts, made)
     return reader.finish()
 
 
@@ -105,10 +103,9 @@ def _is_step(reader: Reader, node: Node, value: str) -> bool:
     return rows and reader.dims(node.outputs[0]) == dims
 
 
-def _replace(reader: Reader, parts: list[Projection]) -> None:
+def _replace(reader: Reader, parts: Sequence[Projection], made: Sequence[Node]) -> None:
     """Put the joint product, and the split of its result, in the place of the first product."""
     first = parts[0].nodes[0]
-    made = join(reader, first.name, parts)
     parted = split(reader, f"{first.name}.parts", made[-1].outputs[0], [part.value for part in parts], -1)
     for node in (node for part in parts for node in part.nodes):
         reader.put(node)

@@ -1,4 +1,4 @@
-"""What the patterns share: following a graph from a value to its producers and readers."""
+"""Following a graph from a value to its producers and readers: what patterns and the passes like them share."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Op, find_op
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.dead import without_dead_nodes
-from weft.errors import WeftError
 
 DEEPEST = 6
 """Exporters write no pattern with products nested deeper than this, or with more scalings in a row."""
@@ -202,6 +200,12 @@ class Reader:
         self.graph.specs[name] = TensorSpec(value.shape, DType.of(value.dtype))
         return name
 
+    def new_value(self, name: str, dims: Shape, like: str) -> str:
+        """Add a value of this shape and of the type of another, and return the name that it got."""
+        name = self.names.fresh(name)
+        self.graph.specs[name] = TensorSpec(dims, self.graph.specs[like].dtype)
+        return name
+
     def one(self, like: str) -> str:
         """Add a scalar 1 in the type of a value: the scale of a norm without any."""
         return self.add("one", np.ones((), self.graph.specs[like].dtype.numpy))
@@ -221,11 +225,3 @@ class Reader:
         out = self.graph.copy()
         out.nodes = [new for n in self.graph.nodes for new in self.replaced.get(n.name, [n])]
         return without_dead_nodes(out)
-
-
-def make(kind: str, **attributes: Any) -> Op:
-    """Return an op by the name of its type."""
-    found = find_op(kind)
-    if found is None:
-        raise WeftError(f"no {kind} op is registered", fix="import weft.ops")
-    return found(**attributes)
