@@ -18,6 +18,7 @@ from tests.helpers.random_nets import SLOW, assert_session_is_right, networks
 from weft.backends.gpu.lowering import find_micro_batches
 from weft.backends.gpu.lowering.find_micro_batches import MicroBatchFigures
 from weft.backends.gpu.recording import chunked_upload
+from weft.backends.gpu.recording.micro_batches import MicroBatches
 from weft.backends.gpu.recording.pipeline_recording import PipelineRecording
 from weft.backends.gpu.tuning.tuner import open_problems
 from weft.conformance.cases.table import tolerance
@@ -180,6 +181,18 @@ def test_nodes_behind_enough_work_run_on_the_whole_batch(device: str, monkeypatc
         few = recorded(session).run.micro_batches
         assert few.count == 2 and len(few.nodes) < len(every.nodes) and few.depth < every.depth
         check(session, graph)
+
+
+def test_work_hides_the_copy_of_the_other_images_from_its_time_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4 images of 3 KiB, the others are 9 KiB if there are four micro-batches, and 6 KiB if there are two."""
+    set_figures(monkeypatch, MicroBatchFigures, pixels=1, copied=100.0)
+    net = Net()
+    graph = net.finish(net.conv(net.input("x", 4, 3, 16, 16), 8))
+    for count, least in ((4, 92.16), (2, 61.44)):
+        batches = MicroBatches("x", count, 1, frozenset({"conv"}))
+        for device in DEVICES:
+            assert find_micro_batches.cover_the_copy(batches, graph, least, opened(device))
+            assert not find_micro_batches.cover_the_copy(batches, graph, 0.99 * least, opened(device))
 
 
 @pytest.mark.parametrize(("device", "ahead"), STREAMED)

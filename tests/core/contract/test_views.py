@@ -135,9 +135,16 @@ def give_reasons_without_nodes(view: SubgraphView) -> OptimizationViews:
     return views.keep_rest(view)
 
 
+def give_no_sentence(view: SubgraphView) -> OptimizationViews:
+    views = OptimizationViews()
+    views.reasons = {"n_a": "it is faster", "n_b": 3}  # type: ignore[dict-item]
+    return views.keep_rest(view)
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [
+        (give_no_sentence, "reasons holds ('n_b', 3)"),
         (give_reasons_without_nodes, "reasons is ['it is faster'] (of type list), not a dict"),
         (lose_a_node, "node 'n_b' is in none of the lists"),
         (list_a_node_twice, "node 'n_b' is in 2 of the lists"),

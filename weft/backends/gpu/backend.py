@@ -20,7 +20,7 @@ from weft.backends.gpu.lowering.fusion import why_not_fused, why_not_joined
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.launch_builder import WrongKernel, choice_of
 from weft.backends.gpu.lowering.lower import GpuPlan, label_of, lower, templates_of
-from weft.backends.gpu.lowering.rewrites import OF_PARTS, rewritten, why_changed
+from weft.backends.gpu.lowering.rewrites import FUSE_EPILOGUES, OF_PARTS, Rewrite, explain, rewritten
 from weft.backends.gpu.lowering.support import why_not
 from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.memory.slots import SMALLEST, Region, Slots
@@ -130,15 +130,20 @@ class GpuBackend(Backend):
         views = OptimizationViews()
         if not self.info.config.fusing:
             return views.keep_rest(view)
-        turned = rewritten(
-            view.graph, self._target, OF_PARTS, lambda *step: views.reasons.update(why_changed(*step))
-        )
+
+        def note(step: Rewrite, before: Graph, after: Graph) -> None:
+            explain(views.reasons, str(step), before.nodes, after.nodes)
+
+        turned = rewritten(view.graph, self._target, OF_PARTS, note)
         if turned is not view.graph:
-            views.substitute(view, fuse_epilogues(turned, self._can_fuse))
+            fused = fuse_epilogues(turned, self._can_fuse)
+            explain(views.reasons, FUSE_EPILOGUES, turned.nodes, fused.nodes)
+            views.substitute(view, fused)
             return views
-        for group, fused in fuse_groups(view.graph, self._can_fuse):
+        for group, made in fuse_groups(view.graph, self._can_fuse):
             part = view.part(group)
-            views.substitute(part, replace(part.graph.copy(), nodes=[fused]))
+            explain(views.reasons, FUSE_EPILOGUES, part.nodes, [made])
+            views.substitute(part, replace(part.graph.copy(), nodes=[made]))
         return views.keep_rest(view)
 
     def lower(self, graph: Graph) -> Lowered:

@@ -147,9 +147,11 @@ class OptimizationViews:
                 continue
             strange = [e for e in held if not isinstance(e, kind)]
             problems += [f"{name} holds {shown(e)}, which is not a {kind.__name__}" for e in strange]
-        told = self.reasons.items() if isinstance(self.reasons, dict) else [("", self.reasons)]
-        if not all(isinstance(node, str) and isinstance(why, str) for node, why in told):
+        if not isinstance(self.reasons, dict):
             problems.append(f"reasons is {shown(self.reasons)}, not a dict from names of nodes to sentences")
+        else:
+            strange = [pair for pair in self.reasons.items() if not all(isinstance(each, str) for each in pair)]
+            problems += [f"reasons holds {shown(pair)}, which is no name of a node and a sentence" for pair in strange]
         if problems:
             return problems
         parts = [*(s.part for s in self.substitutions), *(f.part for f in self.failed)]

@@ -287,6 +287,12 @@ def _same(a: Node | Op, b: Node | Op) -> bool:
         return False
 
 
+def changed_nodes(before: Sequence[Node], after: Sequence[Node]) -> list[str]:
+    """Return the names of the nodes that were made, changed or removed between two lists."""
+    old, new = ({node.name: node for node in nodes} for nodes in (before, after))
+    return [name for name in old | new if name not in old or name not in new or not _same(old[name], new[name])]
+
+
 def same_nodes(a: Sequence[Node], b: Sequence[Node]) -> bool:
     """Tell whether two lists have equal nodes."""
     return a is b or (len(a) == len(b) and all(map(_same, a, b)))

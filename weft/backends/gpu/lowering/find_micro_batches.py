@@ -44,7 +44,7 @@ class MicroBatchFigures(AlgorithmFigures, section="micro_batches"):
     pixels: int
     """A micro-batch must have at least so many pixels for each unit."""
     copied: float
-    """Bytes of an input that the host is sure to copy in a microsecond, conversions included."""
+    """Bytes of an input that reach the device in a microsecond for sure, the host's copy and conversion included."""
 
 
 def find_micro_batches(
@@ -73,7 +73,7 @@ def find_micro_batches(
 
 
 def cover_the_copy(micro_batches: MicroBatches, graph: Graph, us: float, device: GpuDevice) -> bool:
-    """Tell whether nodes that take so many microseconds for a micro-batch hide the copy of the others."""
+    """Tell whether nodes that take so many microseconds for one micro-batch hide the copy of all others."""
     nbytes, count = value_bytes(graph, micro_batches.input), micro_batches.count
     return us * device.caps.model.of(MicroBatchFigures).copied >= nbytes * (count - 1) / count
 

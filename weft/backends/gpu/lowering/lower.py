@@ -152,6 +152,9 @@ def lower(graph: Graph, target: Target, kept: KeptPlans) -> Lowered:
     """Return the part as a device runs it. Custom nodes are not planned: their executions launch what they like."""
     journal = _Notes(target)
     graph = rewritten(graph, target, OF_LAYOUTS, journal.rewrite)
+    depth = depths(graph)
+    # Nodes of one depth share no memory in the plan, so they can run side by side.
+    graph.nodes.sort(key=lambda node: depth[node.outputs[0]])
     folded = FoldedMoves(graph, find_views(graph, target.is_custom))
     if target.config.fusing and target.maps_indices:
         folded = fold_moves(graph, folded.views, target.is_custom, kept.maps(graph.name))

@@ -1,9 +1,8 @@
 """The rewrites by which a GPU turns its part of a network into nodes that are launches, in the order in which they run.
 
 `OptimizeSubgraph` runs `OF_PARTS`: what they make is checked and saved as the network's own nodes. `lower` runs
-`OF_LAYOUTS` whenever shapes are known: what they make depends on sizes and on the device. Each file of this folder that
-is named here holds one rewrite. They are no passes of `weft.core.passes`: those know no device, and declare properties
-of graphs that every backend gets.
+`OF_LAYOUTS` whenever shapes are known: what they make depends on sizes and on the device. They are no passes of
+`weft.core.passes`: those know no device, and declare properties of graphs that every backend gets.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from weft.backends.gpu.lowering.prologues import fuse_prologues
 from weft.backends.gpu.lowering.scale_norms import scale_norms
 from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.lowering.where_made import fuse_where_made
-from weft.core.graph.graph import Graph, Node, depths
+from weft.core.graph.graph import Graph, Node
+from weft.core.passes.journal import changed_nodes
 from weft.kernels.gpu_op import find_gpu_op
 
 
@@ -36,7 +36,7 @@ def _where_mapping(target: Target) -> bool:
 
 
 def _laid_out(graph: Graph, target: Target) -> Graph:
-    """Return the graph with a layout for each value, and its nodes sorted by depth."""
+    """Return the graph with a layout for each value."""
 
     def planar(graph: Graph, node: Node) -> bool:
         form = find_gpu_op(node.op)
@@ -44,11 +44,7 @@ def _laid_out(graph: Graph, target: Target) -> Graph:
         base, splits = base_op(node.op), target.split_products
         return form is not None and form.reads_planar(base, inputs, output, target.caps, splits)
 
-    laid = assign_layouts(graph, target.is_custom, target.packed_layout, planar, target.caps.without)
-    depth = depths(laid)
-    # Nodes of one depth share no memory in the plan, so they can run side by side.
-    laid.nodes.sort(key=lambda node: depth[node.outputs[0]])
-    return laid
+    return assign_layouts(graph, target.is_custom, target.packed_layout, planar, target.caps.without)
 
 
 @dataclass(frozen=True)
@@ -62,6 +58,9 @@ class Rewrite:
     """Returns a new graph, or the given one if there is nothing to rewrite."""
     applies: Callable[[Target], bool] = _where_fusing
     """Tells whether it is for a target at all."""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.purpose})"
 
 
 OF_PARTS = (
@@ -121,11 +120,14 @@ OF_LAYOUTS = (
 """Those of `lower`, behind which moves are folded into loads and stores (`fold_moves`)."""
 
 
-def why_changed(step: Rewrite, before: Graph, after: Graph) -> dict[str, str]:
-    """Return which rewrite made, changed or removed nodes, by their names."""
-    old, new = ({node.name: node for node in graph.nodes} for graph in (before, after))
-    names = {*old, *new}
-    return dict.fromkeys((n for n in names if old.get(n) != new.get(n)), f"{step.name} ({step.purpose})")
+FUSE_EPILOGUES = "fuse_epilogues (Compute element-wise nodes as the node before them stores)"
+"""What `OptimizeSubgraph` does last, as the backend says which nodes may be fused."""
+
+
+def explain(reasons: dict[str, str], what: str, before: Iterable[Node], after: Iterable[Node]) -> None:
+    """Add a rewrite to the reasons of the nodes that it made, changed or removed."""
+    for name in changed_nodes(list(before), list(after)):
+        reasons[name] = f"{reasons[name]}, {what}" if name in reasons else what
 
 
 def rewritten(
