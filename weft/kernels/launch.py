@@ -210,6 +210,13 @@ class KernelBuilder(ABC):
         """
         raise NotImplementedError("this builder plans nothing on packed tensors")
 
+    def with_keys(self, begin: str) -> KernelBuilder:
+        """Return a builder whose constants have keys of their own, which begin so; by default this one.
+
+        A constant of one key is the same at all sizes.
+        """
+        return self
+
     def for_output_map(
         self, output: Tensor, shape: Shape, output_map: OutputMap
     ) -> tuple[KernelBuilder, Tensor] | None:

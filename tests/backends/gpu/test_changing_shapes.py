@@ -400,3 +400,36 @@ def test_kernels_for_several_sizes_are_right(made: Any, shapes: list[dict[str, t
             given = {name: image(each) for name, each in shape.items()}
             for found, wanted in zip(session.run(given), expected.run(given), strict=True):
                 np.testing.assert_allclose(found, wanted, 1e-4, 1e-5)
+
+
+Sizes = list[tuple[int, ...]]
+ONE_PIXEL: dict[str, tuple[tuple[str, tuple[int, ...], dict[str, Any]], Sizes]] = {
+    "transposed": (("ConvTranspose", (4, 4, 2, 2), {"strides": (2, 2)}), [(1, 8), (3, 8), (1, 8), (8, 1), (5, 5)]),
+    "transposed, with a cut": (
+        ("ConvTranspose", (4, 8, 4, 4), {"strides": (2, 2), "pads": (1, 1, 1, 1)}), [(1, 1), (1, 4), (4, 1), (3, 3)],
+    ),
+    "volumes": (
+        ("Conv", (8, 4, 3, 1, 1), {"strides": (1, 2, 2), "pads": (1, 0, 0, 1, 0, 0)}),
+        [(4, 1, 1), (4, 4, 4), (2, 1, 1)],
+    ),
+    "transposed volumes": (
+        ("ConvTranspose", (4, 4, 2, 2, 2), {"strides": (2, 2, 2)}), [(1, 1, 4), (3, 1, 4), (3, 2, 4), (1, 1, 1)],
+    ),
+}  # fmt: skip
+"""Along an axis with one pixel a window has a stride of 1, so weights are put in another order there."""
+
+
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+@pytest.mark.parametrize("case", ONE_PIXEL)
+def test_weights_are_in_order_behind_a_size_of_one(case: str, device: str) -> None:
+    (kind, weights, attributes), sizes = ONE_PIXEL[case]
+    net = Net()
+    axes = [f"axis{k}" for k in range(len(weights) - 2)]
+    bias = net.random(weights[0 if kind == "Conv" else 1])
+    x = net.input("x", 1, 4, *axes)
+    graph = net.finish(net.add(op(kind, **attributes), x, net.random(*weights), bias, name="y"))
+    with weft.load(graph, device, shapes={"x": (1, 4, *sizes[0])}, fallback="error") as session:
+        for each in sizes:
+            fed = image((1, 4, *each))
+            with weft.load(graph, "cpu", shapes={"x": fed.shape}) as cpu:
+                np.testing.assert_allclose(session.run(fed)[0], cpu.run(fed)[0], 1e-4, 1e-5)

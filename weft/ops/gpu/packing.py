@@ -23,9 +23,11 @@ from weft.ops.relayout import launch_relayout
 class LateWeights:
     """Constant weights in another order, computed when they are uploaded: plans neither wait for them nor hold them.
 
-    `shape` and `dtype` are those of the array that `make` returns, (channels out, channels in, *taps).
+    `shape` and `dtype` are those of the array that `make` returns, (channels out, channels in, *taps). `order` tells
+    the orders of the same weights apart that an op has at different sizes.
     """
 
+    order: str
     shape: Shape
     dtype: np.dtype[Any]
     make: Callable[[], Array]
@@ -45,7 +47,12 @@ def part_of(weights: Array | LateWeights, some: slice) -> Array | LateWeights:
     if not isinstance(weights, LateWeights):
         return weights[some]
     count = len(range(*some.indices(weights.shape[0])))
-    return LateWeights((count, *weights.shape[1:]), weights.dtype, lambda: weights.make()[some])
+    return LateWeights(weights.order, (count, *weights.shape[1:]), weights.dtype, lambda: weights.make()[some])
+
+
+def order_of(weights: Array | LateWeights) -> str:
+    """Return the order of late weights, "" for others."""
+    return weights.order if isinstance(weights, LateWeights) else ""
 
 
 def weights_of(tensor: Tensor) -> Weights:

@@ -390,6 +390,12 @@ class NodeBuilder(KernelBuilder):
         made._second_outputs = {number: part(t) for number, t in self._second_outputs.items()}
         return made, place
 
+    def with_keys(self, begin: str) -> KernelBuilder:
+        """Return a builder whose constants have keys that begin so."""
+        made = copy(self)
+        made._part = f"{self._part}{begin}"
+        return made
+
     def for_output_map(
         self, output: Tensor, shape: Shape, output_map: OutputMap
     ) -> tuple[KernelBuilder, Tensor]:

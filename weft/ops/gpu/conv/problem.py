@@ -291,6 +291,8 @@ class ConvPlan:
         stacked: int = 0,
     ) -> ConvPlan:
         """Return the plan of a convolution; `window` is that of the pool if it pools as it loads."""
+        if isinstance(weight, LateWeights):
+            k = k.with_keys(weight.order)
         # Only kernels for matrix units ask how pixels are stored.
         looks = k.caps.matrix_units and x.layout.packed
         rows = k.rows(x) if looks else None

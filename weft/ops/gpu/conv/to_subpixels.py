@@ -96,7 +96,8 @@ class ToSubPixels:
         """Return what `by_subpixel` will make of the weights, with so many channels a sub-pixel."""
         kernel = self.window.kernel
         make = partial(by_subpixel, weight, self.strides, kernel, channels)
-        return LateWeights((prod(self.strides) * channels, weight.shape[0], *kernel), weight.dtype, make)
+        order = f"{self.strides} sub-pixels by {kernel}."  # an axis with one pixel has a stride of 1
+        return LateWeights(order, (prod(self.strides) * channels, weight.shape[0], *kernel), weight.dtype, make)
 
 
 def by_subpixel(weight: Array, strides: Shape, kernel: Shape, channels: int) -> Array:

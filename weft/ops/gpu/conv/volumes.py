@@ -27,7 +27,7 @@ from weft.ops.gpu.conv.direct import DIRECT
 from weft.ops.gpu.conv.gemm import TiledConv
 from weft.ops.gpu.conv.problem import ConvPlan
 from weft.ops.gpu.conv.stack import STACKED, SliceStack, channels_of
-from weft.ops.gpu.packing import LateWeights, Weights, array_of
+from weft.ops.gpu.packing import LateWeights, Weights, array_of, order_of
 from weft.ops.window import Window
 
 MOST_STACKED = 1 << 28
@@ -103,8 +103,9 @@ class VolumeConv:
             return False
         make = partial(by_slice, channels=channels // w.kernel[0])
         weight = LateWeights(
-            (self.weight.shape[0], channels, *w.kernel[1:]), self.weight.dtype, lambda: make(array_of(self.weight))
-        )
+            f"{order_of(self.weight)}stacked.", (self.weight.shape[0], channels, *w.kernel[1:]), self.weight.dtype,
+            lambda: make(array_of(self.weight)),
+        )  # fmt: skip
         stack = SliceStack.of(self.k, x, w, max(min(MOST_STACKED, self.k.caps.max_buffer_range) // each, 1))
         for first in range(0, x.shape[0] * w.outputs[0], stack.images.shape[0]):
             part = stack.part(first)
@@ -117,7 +118,8 @@ class VolumeConv:
         """Return the weights without an axis along which there is one tap."""
         weight = self.weight
         make = lambda: array_of(weight).squeeze(axis)  # noqa: E731
-        return LateWeights((*weight.shape[:2], *kernel), weight.dtype, make)
+        order = f"{order_of(weight)}without axis {axis}."
+        return LateWeights(order, (*weight.shape[:2], *kernel), weight.dtype, make)
 
     def _plane(self) -> Window:
         """Return the window within a slice."""

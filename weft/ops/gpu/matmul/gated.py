@@ -196,7 +196,7 @@ class GatedProductOnGpu(GpuOp):
             launch_few_rows(plan, matrices, gate)
             return
         shape, dtype = (2 * n, depth, 1, 1), matrices[0].dtype
-        late = LateWeights(shape, dtype, lambda: _in_pairs(matrices).reshape(shape))
+        late = LateWeights("in pairs.", shape, dtype, lambda: _in_pairs(matrices).reshape(shape))
         image = replace(x, shape=(m, depth, 1, 1), layout=Layout.NC4HW4)
         target = replace(y, shape=(m, n, 1, 1), layout=Layout.NC4HW4)
         made = k.for_output_map(target, (m, 2 * n, 1, 1), Pairs(gate))
