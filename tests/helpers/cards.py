@@ -37,3 +37,4 @@ def card(device: NullDevice, api: str) -> None:
     device.info, device.caps = CARDS[api].info, CARDS[api].caps
     device.launches_overlap = api == "vulkan"
     device.computes_ahead = True  # of which the first layers of a large batch are asked for in halves
+    device.sends_ahead = api == "opencl"

@@ -1,6 +1,7 @@
 ## ${rows} rows of a times constant weights that are packed as vectors along K: a work-group computes one column, its
 ## items divide K and add up in a `tree`, or one after the other where barriers cost more than that. Weights are read
-## once, in whole vectors; so is a, if K is a multiple of four (`quads`).
+## once, in whole vectors; so is a, if K is a multiple of four (`quads`). An item loads ${at_a_time} vectors before it uses the
+## first, because a unit's items together would else wait for less than the memory can bring meanwhile.
 ## If `ragged`, there are M rows, up to `rows`: others are computed from the last one.
 ## If `gated`, a group computes the column of a second product beside it, and a gate makes one value of both.
 <%
@@ -15,31 +16,38 @@ ${k.for_groups("n", "COUNT")} {
   f32 acc${m}${side} = 0.0;
 % endfor
 % endfor
-  for (int v = LOCAL_X; v < VECTORS; v += LX) {
-    const f32x4 b = ${w.vector("n * VECTORS + v")};
+  int v = LOCAL_X;
+% for count in dict.fromkeys((at_a_time, 1)):
+  for (; v + ${count - 1} * LX < VECTORS; v += ${count} * LX) {
+% for u in range(count):
+    const f32x4 b${u} = ${w.vector(f"n * VECTORS + v + {u} * LX")};
 % if gated:
-    const f32x4 b_beside = ${w.vector("(COUNT + n) * VECTORS + v")};
+    const f32x4 b${u}_beside = ${w.vector(f"(COUNT + n) * VECTORS + v + {u} * LX")};
 % endif
-${"    const int at = v * 4;" if not quads else ""}
+% endfor
+% for u in range(count):
+${f"    const int at{u} = (v + {u} * LX) * 4;" if not quads else ""}
 % for m in range(rows):
 % if quads:
-    const f32x4 a${m} = ${a.load_quad(f"{row(m)} * (K / 4) + v")};
+    const f32x4 a${m}_${u} = ${a.load_quad(f"{row(m)} * (K / 4) + v + {u} * LX")};
 % for side in sides:
-    acc${m}${side} += b${side}.x * a${m}.x;
-    acc${m}${side} += b${side}.y * a${m}.y;
-    acc${m}${side} += b${side}.z * a${m}.z;
-    acc${m}${side} += b${side}.w * a${m}.w;
+    acc${m}${side} += b${u}${side}.x * a${m}_${u}.x;
+    acc${m}${side} += b${u}${side}.y * a${m}_${u}.y;
+    acc${m}${side} += b${u}${side}.z * a${m}_${u}.z;
+    acc${m}${side} += b${u}${side}.w * a${m}_${u}.w;
 % endfor
 % else:
 % for side in sides:
-    acc${m}${side} += b${side}.x * ${a.load(f"{row(m)} * K + at")};
-    if (at + 1 < K) acc${m}${side} += b${side}.y * ${a.load(f"{row(m)} * K + at + 1")};
-    if (at + 2 < K) acc${m}${side} += b${side}.z * ${a.load(f"{row(m)} * K + at + 2")};
-    if (at + 3 < K) acc${m}${side} += b${side}.w * ${a.load(f"{row(m)} * K + at + 3")};
+    acc${m}${side} += b${u}${side}.x * ${a.load(f"{row(m)} * K + at{u}")};
+    if (at${u} + 1 < K) acc${m}${side} += b${u}${side}.y * ${a.load(f"{row(m)} * K + at{u} + 1")};
+    if (at${u} + 2 < K) acc${m}${side} += b${u}${side}.z * ${a.load(f"{row(m)} * K + at{u} + 2")};
+    if (at${u} + 3 < K) acc${m}${side} += b${u}${side}.w * ${a.load(f"{row(m)} * K + at{u} + 3")};
 % endfor
 % endif
 % endfor
+% endfor
   }
+% endfor
 % for side in sides:
 % for m in range(rows):
   part[${first_of[side]}${m} * LX + LOCAL_X] = acc${m}${side};

@@ -300,7 +300,8 @@ def test_optimising_takes_nothing_of_the_device_and_is_the_same_each_time() -> N
 def test_a_part_of_a_batch_is_listed_for_each_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.backends.gpu.recording.chunked_upload.LEAST", 1 << 10)
     set_figures(monkeypatch, MicroBatchFigures, pixels=1)
-    monkeypatch.setattr(NullDevice, "computes_ahead", True, raising=False)
+    for name in ("computes_ahead", "sends_ahead"):
+        monkeypatch.setattr(NullDevice, name, True, raising=False)
     net = Net()
     x = net.conv(net.input("x", 8, 4, 16, 16), 8, 3, pads=(1,) * 4)
     graph = net.finish(net.add("GlobalAveragePool", net.conv(x, 8), name="y"))

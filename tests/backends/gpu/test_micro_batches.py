@@ -36,6 +36,7 @@ WAYS = tuple((device, ahead) for device in DEVICES for ahead in (False, True))
 STREAMED = tuple(way for way in WAYS if way != ("opencl", False))
 """Those that send the input in pieces, so that a part can begin before the rest is there."""
 BATCH = 8
+DTYPES = {"high": DType.FLOAT32, "low": DType.FLOAT16}
 
 
 @pytest.fixture(autouse=True)
@@ -227,6 +228,42 @@ def arrived(host: Array, x: Array) -> int:
     return x.nbytes if same.all() else int(same.argmin()) * x.itemsize
 
 
+@pytest.mark.parametrize("precision", ["high", "low"])
+@pytest.mark.parametrize(("device", "ahead"), STREAMED)
+def test_arrays_of_the_session_are_divided_only_where_they_are_sent_in_chunks(
+    device: str, ahead: bool, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere one submit does everything, whatever runs came before."""
+    monkeypatch.setattr(opened(device), "sends_ahead", ahead)
+    graph = chain()
+    with weft.load(graph, device=device, precision=precision, fallback="error") as session:
+        arrays, starts = session.input_arrays(), list[str]()
+        session.run(arrays)  # which plans a LOW session anew, for arrays of fp16
+        recording = recorded(session)
+        assert sorted(recording.run.of_micro_batches) == [0, 1] and bool(recording.run.undivided) is not ahead
+        for name in STARTS[device]:
+            monkeypatch.setattr(recording.device, name, noted(getattr(recording.device, name), name, starts))
+        for seed in range(4):
+            fed = feeds(graph, seed)
+            (want,) = outputs(graph, fed)
+            arrays["x"][...] = fed["x"]
+            for given in (arrays, fed):
+                starts.clear()
+                (got,) = session.run(given)
+                assert (len(starts) == 1) is (given is arrays and not ahead)
+                np.testing.assert_allclose(got, want, *tolerance(DTYPES[precision], "reduction"))
+
+
+def noted(start: Callable[[Any], None], name: str, starts: list[str]) -> Callable[[Any], None]:
+    """Return a device's method that notes its name when it is called."""
+
+    def note(handle: Any) -> None:
+        starts.append(name)
+        start(handle)
+
+    return note
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_inputs_that_the_caller_puts_there_himself_are_run_all_the_same(device: str) -> None:
     """Nothing is begun before the submit then."""
@@ -304,3 +341,8 @@ def test_a_random_network_is_right(device: str, ahead: bool, graph: Graph) -> No
         with weft.load(graph, device=device, fallback="error") as session:
             assert recorded(session).run.micro_batches.count == find_micro_batches.COUNT
             assert_session_is_right(session, graph, 1e-4)
+            arrays, fed = session.input_arrays(), feeds(graph, 9)
+            for name, array in arrays.items():
+                array[...] = fed[name]
+            for got, want in zip(session.run(arrays), session.run(fed), strict=True):
+                np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT32, "reduction"))

@@ -6,7 +6,7 @@ its outputs. `onResizeEnd` records it; a run submits it once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ from weft.backends.gpu.lowering.support import why_not
 from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.memory.slots import SMALLEST, Region, Slots
 from weft.backends.gpu.recording.chunked_upload import worthwhile
-from weft.backends.gpu.recording.launches import BoundChain, BoundLaunch, PlannedChain, PlannedLaunch
+from weft.backends.gpu.recording.launches import BoundChain, BoundLaunch, PlannedChain
 from weft.backends.gpu.recording.pipeline_recording import PipelineRecording, access, run_once
 from weft.backends.gpu.recording.schedule import Access
 from weft.backends.gpu.runtime import GpuRuntime
@@ -167,7 +167,9 @@ class GpuBackend(Backend):
         return PlanAgain("the network has to be planned again", where=self.info.device, why=why, fix=fix)
 
     def _test_before_use(self, lowered: Lowered) -> None:
-        templates: set[str] | None = {t for launch in lowered.launches for t in templates_of(launch)}
+        assert isinstance(lowered.plan, GpuPlan)
+        launches = (*lowered.launches, *lowered.plan.launches)
+        templates: set[str] | None = {t for launch in launches for t in templates_of(launch)}
         if any(self._is_custom(node.op) for node in lowered.graph.nodes):
             templates = None  # a creator's own execution may launch anything
         if templates is None or self.runtime.verdicts.lack(templates):
@@ -179,9 +181,9 @@ class GpuBackend(Backend):
         assert isinstance(plan, GpuPlan)
         self._makers = {label_of(node): node for node in lowered.graph.nodes}
         self._read = plan.read
-        self._shared.plans.update(plan.nodes)
+        self._shared.take(plan)
         sizes = sizes_of(lowered.graph)
-        self._builds.note(_launches(plan), sizes)
+        self._builds.note(plan.launches, sizes)
         # At the second shape kernels are built anew in any case, because they read what varies.
         for label, plans in plan.nodes.items() if self._builds.sizes_change(sizes) else ():
             if all(self._builds.serves_shapes(launch.source) for launch in plans[0].launches):
@@ -194,7 +196,7 @@ class GpuBackend(Backend):
     def onOtherSizes(self, lowered: Lowered) -> None:
         """Learn which constants of kernels vary."""
         assert isinstance(lowered.plan, GpuPlan)
-        self._builds.compare(_launches(lowered.plan), sizes_of(lowered.graph))
+        self._builds.compare(lowered.plan.launches, sizes_of(lowered.graph))
 
     def faster_arithmetic(self) -> bool:
         """Tell whether matrix units may multiply fp32 as sums of halves."""
@@ -245,7 +247,7 @@ class GpuBackend(Backend):
     def onClearBuffer(self) -> bool:
         """Free the recording and all memory that is not STATIC."""
         self._builds.drop()
-        self._shared.plans.clear()
+        self._shared.forget_plans()
         self._drop_recording()
         self.slots.clear()
         return True
@@ -326,7 +328,7 @@ class GpuBackend(Backend):
 
     def onResizeEnd(self) -> None:
         """Wait for the kernels, then record everything, now that addresses are known."""
-        self._shared.plans.clear()
+        self._shared.forget_plans()
         self._join_launches()
         self._builds.finish(self._blame)
         self.recording.seal()
@@ -469,10 +471,6 @@ def _mapped(tensor: Tensor) -> tuple[Array | None, Binding]:
     binding = _whole(tensor)
     host = binding.buffer.host
     return None if host is None else host[binding.offset :], binding
-
-
-def _launches(plan: GpuPlan) -> Iterator[PlannedLaunch]:
-    return (launch for plans in plan.nodes.values() for each in plans for launch in each.launches)
 
 
 def _whole(tensor: Tensor) -> Binding:

@@ -10,7 +10,7 @@ from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.lowering.find_micro_batches import micro_batch_of
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.launch_builder import PlannedConstant
-from weft.backends.gpu.lowering.lower import NodePlan, plan_node, tuned_plan
+from weft.backends.gpu.lowering.lower import GpuPlan, NodePlan, plan_node, tuned_plan
 from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.memory.slots import Region, Slots, Spot
 from weft.backends.gpu.recording.launches import BoundLaunch, PlannedLaunch
@@ -35,6 +35,18 @@ class PipelineContext:
     kept: KeptPlans
     plans: dict[str, Sequence[NodePlan]] = field(default_factory=dict)
     """The plans of the part's nodes, by label, until the end of the resize."""
+    undivided: dict[str, NodePlan] = field(default_factory=dict)
+    """For nodes on micro-batches: plans on the whole batch, until then."""
+
+    def take(self, plan: GpuPlan) -> None:
+        """Note the plans of a part's nodes."""
+        self.plans.update(plan.nodes)
+        self.undivided.update(plan.undivided)
+
+    def forget_plans(self) -> None:
+        """Forget all plans: executions have bound them."""
+        self.plans.clear()
+        self.undivided.clear()
 
 
 class GpuExecution(Recorded):
@@ -65,6 +77,10 @@ class GpuExecution(Recorded):
         if plans is None:  # the op is custom, but its execution creator refused this node
             plans = [self._plan(inputs, outputs)]
         launches = [self._recorded(plans, number, inputs, outputs) for number in range(len(plans))]
+        undivided = self._context.undivided.get(self.label)
+        if undivided is not None:
+            launches.append(self._bound(undivided, inputs, outputs))
+            self._context.recording.run.undivided += launches[-1]
         alone = (x for each in launches for x in each if not self._context.recording.run.is_chained(x))
         self._context.builds.add(self.label, [launch.build for launch in alone])
         self.choices = [choice for plan in plans for choice in plan.choices]

@@ -6,8 +6,8 @@ A pipeline then only binds the launches to memory and kernels. If a load follows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from weft import config
 from weft.backends.gpu.lowering.chains import Section, find_chains, without_chained
@@ -79,6 +79,14 @@ class GpuPlan:
     """The roots of the values that kernels read."""
     chains: Sequence[PlannedChain] = ()
     """Which launches share one."""
+    undivided: Mapping[str, NodePlan] = field(default_factory=dict)
+    """For nodes on micro-batches: the plan on the whole batch, for runs that begin when all of it is there."""
+
+    @property
+    def launches(self) -> Iterator[PlannedLaunch]:
+        """Return the launches of all plans, before any of them share one."""
+        every = (plan for plans in self.nodes.values() for plan in plans)
+        return (launch for plan in (*every, *self.undivided.values()) for launch in plan.launches)
 
 
 def plan_node(
@@ -170,11 +178,12 @@ def lower(graph: Graph, target: Target, kept: KeptPlans) -> Lowered:
     kept.forget(graph.name, plans.keys())
     read = frozenset(views[i].root if i in views else i for i in values_read(graph, views, target.is_custom))
     decisions = {node.name: plans[label][0].taken for node in graph.nodes if (label := label_of(node)) in plans}
-    plan = GpuPlan(plans, micro_batches, read, chains)
+    plan = GpuPlan(plans, micro_batches, read, chains, planner.undivided)
     launches = without_chained(_in_order(plans, micro_batches), chains)
     launched = {node for launch in launches for node in launch.nodes}
     if target.forms_chains(graph):
         _prefetch(launches, target)
+        _prefetch((launch for each in planner.undivided.values() for launch in each.launches), target)
     # The network must not hold the target.
     caps, is_custom = target.device.caps, target.is_custom
     split_products, fusing = target.split_products, target.config.fusing
@@ -241,7 +250,11 @@ def _shown(view: ValueView) -> str:
 
 
 class _Planner:
-    """Plans node by node; `micro_batches` then has those nodes alone that are worth dividing."""
+    """Plans node by node; `micro_batches` then has those nodes alone that are worth dividing.
+
+    Where an input is not sent in chunks, a run from pinned memory begins when all of it is on the device. To divide
+    such a run would hide nothing, so the nodes have `undivided` plans for it.
+    """
 
     def __init__(self, folded: FoldedMoves, micro_batches: MicroBatches, target: Target, kept: KeptPlans) -> None:
         self.graph, self.views, self.free = folded.graph, folded.views, folded.free
@@ -251,6 +264,7 @@ class _Planner:
         self.tunes = config.tuning_enabled()
         self.earlier = target.earlier(folded.graph)
         self.planned_level = -1
+        self.undivided: dict[str, NodePlan] = {}
 
     def run(self) -> dict[str, list[NodePlan]]:
         plans: dict[str, list[NodePlan]] = {}
@@ -296,8 +310,11 @@ class _Planner:
         if node.name in self.free:
             times = count if label in self.micro_batches.nodes else 1
             return [NodePlan(inputs, outputs, (), (), (), [], ()) for _ in range(times)]
-        if label not in self.micro_batches.nodes:
-            return [self._as_before(node, label, [*inputs, *outputs], lambda: plan(lambda t: t))]
+        if label not in self.micro_batches.nodes or not self.target.device.sends_ahead:
+            whole = self._as_before(node, label, [*inputs, *outputs], lambda: plan(lambda t: t))
+            if label not in self.micro_batches.nodes:
+                return [whole]
+            self.undivided[label] = whole
         return [plan(lambda t, k=number: micro_batch_of(t, k, count)) for number in range(count)]  # type: ignore[misc]
 
     def _as_before(

@@ -189,7 +189,17 @@ class PipelineRecording:
 
     def _key(self, chosen: Chosen) -> _Key:
         """Return what tells the replays apart: a streamed input's memory is its stream's alone."""
-        return tuple([chosen.get(name) for name in self._whole])
+        return tuple([chosen.get(name) for name in self._recorded_ports(chosen)])
+
+    def _recorded_ports(self, chosen: Chosen) -> Mapping[str, Port]:
+        """Return the inputs and outputs that are part of the run's own recording if it has this memory."""
+        if all(self._begins_early(name, chosen.get(name)) for name in self._streamed):
+            return self._whole
+        return self._inputs | self._outputs
+
+    def _begins_early(self, name: str, memory: _Memory | None) -> bool:
+        """Tell whether work on an input begins before the run; not if it is there as a whole and nothing is divided."""
+        return name in self._streamed and (_lent(memory) is None or not self.run.undivided)
 
     def _uploads_directly(self, name: str) -> bool:
         """Tell whether runs upload an input from the caller's array; taking times, they upload it where it counts."""
@@ -233,15 +243,16 @@ class PipelineRecording:
         known = self._replays.pop(key, None)
         if known is None:
             self._drop_replays(_oldest([other for other in self._replays if other != self._usual_key]))
-            known = self._recorded(chosen, self.run.micro_batches.input in self._streamed)
+            known = self._recorded(chosen)
         self._replays[key] = known
         return known
 
-    def _recorded(self, chosen: Chosen, begun: bool) -> _Replay:
-        """Return a replay; `begun` if launches of micro-batches belong to a stream."""
+    def _recorded(self, chosen: Chosen) -> _Replay:
+        divided = self.run.micro_batches.input
+        begun = self._begins_early(divided, chosen.get(divided))  # then launches of micro-batches belong to a stream
         with ExitStack() as placed:
             before, after = list[Access](), list[Access]()
-            for name, port in self._whole.items():
+            for name, port in self._recorded_ports(chosen).items():
                 memory = chosen.get(name)
                 if isinstance(memory, Uploaded):
                     continue
@@ -253,7 +264,7 @@ class PipelineRecording:
                 elif memory is not None or not port.in_place:
                     before.append(_upload(buffer, port.tensor))
             before += [_inside(source, target) for source, target in self.imports]
-            launches = self.run.joined if begun else self.run.planned
+            launches = self.run.joined if begun else self.run.at_once
             known: dict[object, Binding] = {}
             commands = schedule([*before, *(access(launch, known) for launch in launches), *after], self._levels)
         labels = ["" if isinstance(c, BarrierCommand) else c.label for c in commands]
@@ -308,11 +319,10 @@ class PipelineRecording:
                 for (other, memory), stream in self._streams.items():
                     if other == name and memory is not lent:
                         stream.settle()
-            stream = self._stream(name, lent)
             if lent is None:
-                stream.fill(source)
-            else:
-                stream.settle()
+                self._stream(name, None).fill(source)
+            elif self._begins_early(name, lent):
+                self._stream(name, lent).settle()
         return True
 
     def store(self, tensor: Tensor, target: Array) -> bool:
@@ -339,7 +349,8 @@ class PipelineRecording:
         with self._noting_loss:
             streams = list[Stream]()
             try:
-                streams = [self._stream(name, _lent(chosen.get(name))) for name in self._streamed]
+                early = [name for name in self._streamed if self._begins_early(name, chosen.get(name))]
+                streams = [self._stream(name, _lent(chosen.get(name))) for name in early]
                 replay = self._replay(chosen)
                 if self._direct:
                     self._staged = {name for name in self._direct if name not in chosen}

@@ -19,6 +19,8 @@ class RunLaunches:
     """The nodes that run on a micro-batch while the host copies the next."""
     of_micro_batches: dict[int, list[BoundLaunch]] = field(default_factory=dict)
     """The launches on each micro-batch, by its number."""
+    undivided: list[BoundLaunch] = field(default_factory=list)
+    """What stands for them in a run that begins when the whole batch is there; empty where the parts do."""
     _chains: Sequence[PlannedChain] = ()
     _chained: frozenset[int] = frozenset()
     """The `id` of each planned launch in a chain."""
@@ -34,6 +36,11 @@ class RunLaunches:
     def planned(self) -> list[BoundLaunch]:
         """Return all launches, in the order of their submits."""
         return [*self._divided, *self.joined]
+
+    @property
+    def at_once(self) -> list[BoundLaunch]:
+        """Return the launches of a run that begins when the whole batch is there."""
+        return [*(self.undivided or self._divided), *self.joined]
 
     @property
     def separate(self) -> list[BoundLaunch]:
@@ -70,4 +77,4 @@ class RunLaunches:
 
     def clear(self) -> None:
         """Forget all launches; the plan of chains and micro-batches stays until there is another one."""
-        self.whole, self.of_micro_batches, self._bound = [], {}, {}
+        self.whole, self.of_micro_batches, self.undivided, self._bound = [], {}, [], {}

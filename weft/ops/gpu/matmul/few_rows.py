@@ -41,6 +41,8 @@ class FewRowsFigures(AlgorithmFigures, section="matmul_rows"):
 
     column_items: int
     """Work-items that share a column of the result; CPUs switch between items at barriers."""
+    at_a_time: int
+    """Vectors of weights that an item loads before it uses the first."""
 
 
 class ProductOfFewRows(Algorithm[ProductProblem, ProductPlan, OneColumn]):
@@ -75,7 +77,8 @@ def launch_few_rows(plan: ProductPlan, matrices: Sequence[Array], gate: Gate | N
     k, p = plan.k, plan.problem
     addend, steps = plan.addend()
     rows, many = rows_of(k, p.m)
-    items = k.tree_items(k.caps.model.of(FewRowsFigures).column_items)
+    known = k.caps.model.of(FewRowsFigures)
+    items = k.tree_items(known.column_items)
     for first, count in plan.pieces(len(matrices)):
         weights = k.constant(f"rows.{first}", partial(_rows, matrices, first, count), Layout.NC4HW4)
         k.launch(
@@ -84,11 +87,14 @@ def launch_few_rows(plan: ProductPlan, matrices: Sequence[Array], gate: Gate | N
             writes={"y": plan.y},
             ints={"K": p.k, "VECTORS": -(-p.k // PACK), "FIRST": first, "COUNT": count, "N": p.n, **steps, **many},
             floats={"ALPHA": plan.alpha, "BETA": plan.beta},
-            variant={**rows, "quads": p.k % PACK == 0, "tree": not k.caps.software, "gated": gate is not None},
+            variant={
+                **rows, "quads": p.k % PACK == 0, "tree": not k.caps.software, "gated": gate is not None,
+                "at_a_time": known.at_a_time,
+            },
             grid=(min(count, k.caps.max_grid[0]), 1, 1),
             local=(items, 1, 1),
             gate=gate,
-        )
+        )  # fmt: skip
 
 
 def _rows(matrices: Sequence[Array], first: int, count: int) -> Array:
@@ -103,6 +109,7 @@ register_family(
         cases=lambda: (
             one_node(MatMul(), (1, 131), (131, 37), constants=(1,)),
             one_node(Gemm(transB=1), (3, 260), (17, 260), (17,), constants=(1, 2)),
+            one_node(MatMul(), (2, 2052), (2052, 9), constants=(1,)),  # items load several vectors twice, and one more
             several_nodes(
                 "Gemm of (2, 131) after (3, 131)",
                 [(Gemm(), ("x", "w", "b"), "y")],
