@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import weft
 from tests.helpers.onnx_models import (
     LIGHT_MODELS,
     SHARED_MODELS,
@@ -182,6 +183,20 @@ def test_optional_outputs_that_nothing_reads_are_dropped() -> None:
 def test_an_output_may_be_an_input_or_a_constant() -> None:
     graph = load(make_model([node("Relu")], outputs=("y", "x", "c"), constants={"c": np.ones(2, np.float32)}))
     assert graph.outputs == ["y", "x", "c"]
+
+
+@pytest.mark.parametrize("precision", ["high", "low"])
+@pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
+def test_a_graph_may_have_no_nodes(device: str, precision: str) -> None:
+    constant, x = np.array([3.0, 4.0], np.float32), np.arange(6, dtype=np.float32).reshape(2, 3)
+    model = make_model([], outputs=("x", "c"), constants={"c": constant})
+    with weft.load(model, device, precision=precision, fallback="error") as session:
+        arrays = session.input_arrays()
+        arrays["x"][...] = x
+        for given in ({"x": x}, arrays):
+            got, also = session.run(given)
+            np.testing.assert_array_equal(got, x)
+            np.testing.assert_array_equal(also, constant)
 
 
 def test_an_output_that_is_there_twice_gets_a_second_name() -> None:

@@ -125,7 +125,7 @@ def slide(
         outputs = []
         for i, s, e, b, a in zip(inputs, strides, extent, begin, end, strict=True):
             room = i + b + a - e
-            count = (-(-room // s) if ceil_mode and auto_pad == "NOTSET" else room // s) + 1
+            count = (-(-room // s) if ceil_mode else room // s) + 1
             # A window that starts in the end padding covers only padding: ONNX drops it.
             outputs.append(count - 1 if ceil_mode and (count - 1) * s >= i + b else count)
     # Not by `min`: of open sizes it would ask which is the smallest.

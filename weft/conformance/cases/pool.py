@@ -22,6 +22,7 @@ for _pool, _also in OPTIONS:
         case(_pool, f32(1, 17, 7, 6), kernel_shape=(3, 2), pads=(0, 1, 2, 0), **_also),
         case(_pool, f32(1, 4, 9, 7), kernel_shape=(2, 2), strides=(3, 4), **_also),
         case(_pool, f32(1, 8, 8, 9), kernel_shape=(3, 3), strides=(2, 2), ceil_mode=1, **_also),
+        case(_pool, f32(1, 2, 6, 7), kernel_shape=(3, 3), strides=(2, 3), auto_pad="VALID", ceil_mode=1, **_also),
         case(
             _pool,
             f32(1, 1, 6, 7),

@@ -133,7 +133,7 @@ class _Bodies:
     def read(self, proto: GraphProto, name: str, around: NodeReader) -> Body:
         """Return a graph that a node holds; its inputs have no shapes, which a run tells."""
         label = f"{self.source.label}, {name}"
-        check_structure(proto, label, body=True)
+        check_structure(proto, label)
         inner = replace(self.source, label=label, data={})
         values = Values(proto, around.scope)
         _read_constants(proto, values, around.files, inner, self.limits)
@@ -191,13 +191,9 @@ def unique(base: str, taken: dict[str, int]) -> str:
     return name
 
 
-def check_structure(proto: GraphProto, label: str, *, body: bool = False) -> None:
-    """Raise ModelError unless the graph has nodes and outputs, and each value a name and one origin.
-
-    The `body` of a node may have no nodes.
-    """
-    problems = [] if proto.node or body else ["it has no nodes"]
-    problems += [] if proto.output else ["it has no outputs"]
+def check_structure(proto: GraphProto, label: str) -> None:
+    """Raise ModelError unless the graph has outputs, and each value a name and one origin."""
+    problems = [] if proto.output else ["it has no outputs"]
     inputs, outputs = [i.name for i in proto.input], [o.name for o in proto.output]
     weights = [t.name for t in proto.initializer] + [s.values.name for s in proto.sparse_initializer]
     made = [o for node in proto.node for o in node.output if o]
