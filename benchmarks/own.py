@@ -4,14 +4,14 @@ Host to host: `Session.run`, from numpy arrays to numpy arrays, everything inclu
 
 Device: `device_ms` is the span from the start of the first launch to the end of the last: conversions of the input's
 layout and type, and every gap between launches, count; the transfers of inputs and outputs do not. On Vulkan it is
-taken in a session of its own, loaded with `profile=True`, and is an upper bound: timestamps keep launches from
-overlapping. On OpenCL, where events about double the gap after each launch, it is that of runs without them that wait
-in the queue as a whole (queued.py); events are taken only if the single launches are asked for, and `events_ms` is the
-span with them. `busy_ms` is the sum of the single launches and so a lower bound; on NVIDIA's OpenCL no event is shorter
-than 4 us, though. `tuned` is how many launches' kernels a table chose. `arrays_ms` is host to host with the session's
-own arrays (`Session.input_arrays`, `output_arrays`), which the caller filled before: in fp16 at low.
+taken in a session of its own, loaded with `profile="span"`, which has timestamps at both ends alone. On OpenCL, where
+events about double the gap after each launch, it is that of runs without them that wait in the queue as a whole
+(queued.py). If the single launches are asked for, a session with `profile=True` times them: `stamped_ms` is the span
+then, which on Vulkan keeps launches from overlapping, and `busy_ms` the sum of the launches; on NVIDIA's OpenCL no
+event is shorter than 4 us. `tuned` is how many launches' kernels a table chose. `arrays_ms` is host to host with the
+session's own arrays (`Session.input_arrays`, `output_arrays`), which the caller filled before: in fp16 at low.
 
-Compared with the reference are the first output, the last one of the timed runs, the last one with timestamps or
+Compared with the reference are the first output, the last one of the timed runs, the last ones with timestamps or
 events, and that of the last run that waited in the queue; the error is the largest.
 """
 
@@ -75,8 +75,8 @@ def prepared(
         plain = opened.enter_context(load())
         found.more["load_s"] = time.perf_counter() - start
         found.more["tuned"] = _tuned(plain)
-        stamped = device_times and (launches is not None or not queued)
-        profiled = opened.enter_context(load(profile=True)) if stamped else None
+        spanned = opened.enter_context(load(profile="span")) if device_times and not queued else None
+        stamped = opened.enter_context(load(profile=True)) if device_times and launches is not None else None
         sessions = opened.pop_all()
 
     def take() -> Row:
@@ -87,8 +87,10 @@ def prepared(
             found.note = _told(plain.report.notes)
             _time_arrays(found, plain, case, counts)
             awake = replace(counts, wake=None)  # the runs before have loaded the device
-            if profiled is not None:
-                _device_times(found, case, profiled, awake, launches)
+            if spanned is not None:
+                _span(found, case, spanned, awake)
+            if stamped is not None and launches is not None:
+                _launch_times(found, case, stamped, awake, launches)
             if queued:
                 _queued_times(found, case, plain, awake)
         return found
@@ -120,42 +122,58 @@ def _time_arrays(found: Row, session: weft.Session, case: Workload, counts: Coun
     found.more["arrays_ms"], found.more["arrays_p90_ms"] = taken.median, taken.p90
 
 
-def _device_times(
-    found: Row, case: Workload, session: weft.Session, counts: Counts, folder: Path | None
-) -> None:
+def _span(found: Row, case: Workload, session: weft.Session, counts: Counts) -> None:
+    """Take the span of all launches of a run."""
     spans: list[float] = []
-    busy: list[float] = []
+
+    def sample() -> list[Array]:
+        outputs = session.run(case.inputs)
+        spans.extend(_spans(session))
+        return outputs
+
+    warm_up(sample, counts)
+    spans.clear()
+    found.compare(timed_result(sample, replace(counts.at_once, one_core=False)).last, case)
+    found.more["launches"] = len(session.report.launches)
+    if spans:
+        found.device_ms, found.device_p90_ms = middle(spans)
+    else:
+        found.note = "; ".join(filter(None, (found.note, "the device gives no times")))
+
+
+def _spans(session: weft.Session) -> list[float]:
+    """Return the milliseconds of the last run's launches together, for each part of the network on a device."""
+    return [value * 1e3 for (_, name), value in session.profile.counters.items() if name == "span"]
+
+
+def _launch_times(found: Row, case: Workload, session: weft.Session, counts: Counts, folder: Path) -> None:
+    """Take the time of each launch, and write the medians to a file in the folder."""
+    spans: list[float] = []
     each: list[list[float]] = []
     names: list[str] = []
 
     def sample() -> list[Array]:
         outputs = session.run(case.inputs)
-        profile = session.profile
-        spans.extend(value * 1e3 for (_, name), value in profile.counters.items() if name == "span")
-        launches = [e for e in profile.events if not e.name.startswith(TRANSFERS)]
+        spans.extend(_spans(session))
+        launches = [e for e in session.profile.events if not e.name.startswith(TRANSFERS)]
         names[:] = [e.name for e in launches]
         each.append([e.seconds * 1e6 for e in launches])
-        busy.append(sum(each[-1]) / 1e3)
-        found.more["launches"] = len(launches)
         return outputs
 
     warm_up(sample, counts)
-    for times in (spans, busy, each):
-        times.clear()
+    spans.clear()
+    each.clear()
     found.compare(timed_result(sample, replace(counts.at_once, one_core=False)).last, case)
-    if folder is not None:
-        api = found.who.replace(" ", "_")
-        path = folder / f"{file_stem(case.network, case.batch)}_{api}_{found.precision}.json"
-        path.write_text(json.dumps(list(zip(names, np.median(each, 0).tolist(), strict=True)), indent=0))
-    if len(spans) != len(busy):
-        found.note = "; ".join(filter(None, (found.note, "the device gives no times")))
-        return
-    found.device_ms, found.device_p90_ms = middle(spans)
-    found.more["busy_ms"] = float(np.median(busy))
+    api = found.who.replace(" ", "_")
+    path = folder / f"{file_stem(case.network, case.batch)}_{api}_{found.precision}.json"
+    path.write_text(json.dumps(list(zip(names, np.median(each, 0).tolist(), strict=True)), indent=0))
+    if spans:
+        found.more["stamped_ms"] = float(np.median(spans))
+        found.more["busy_ms"] = float(np.median(np.sum(each, 1))) / 1e3
 
 
 def _queued_times(found: Row, case: Workload, session: weft.Session, counts: Counts) -> None:
-    """Take the span of runs that wait in the queue as a whole; if that with events is there, the shorter one counts."""
+    """Take the span of runs that wait in the queue as a whole."""
     from benchmarks.queued import QueuedRun
 
     session.run(case.inputs)
@@ -164,9 +182,7 @@ def _queued_times(found: Row, case: Workload, session: weft.Session, counts: Cou
     times = [t for _ in range(counts.iterations) if (t := queued.milliseconds()) is not None]
     found.compare(queued.outputs(), case)
     found.more["launches"] = queued.launches
-    if found.device_ms is not None:
-        found.more["events_ms"] = found.device_ms
-    if not times:
-        found.note = "; ".join(filter(None, (found.note, "the host is too slow for the queue to give times")))
-    elif found.device_ms is None or np.median(times) < found.device_ms:  # both are upper bounds
+    if times:
         found.device_ms, found.device_p90_ms = middle(times)
+    else:
+        found.note = "; ".join(filter(None, (found.note, "the host is too slow for the queue to give times")))

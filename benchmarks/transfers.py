@@ -130,7 +130,7 @@ def stream(device: str, mode: str) -> bool:
 def device_ms(device: str, net: weft.Network, x: Array, counts: Counts) -> float:
     """Return the median span of a run's launches; NaN if the device tells no times."""
     spans: list[float] = []
-    with weft.load(net, device, precision="high", fallback="error", profile=True) as session:
+    with weft.load(net, device, precision="high", fallback="error", profile="span") as session:
 
         def sample() -> None:
             session.run(x)

@@ -41,6 +41,7 @@ from weft.extend import (
     LaunchCommand,
     MemoryKind,
     OutOfMemory,
+    Profiled,
     Reason,
     cut_to_bits,
     extended,
@@ -364,7 +365,7 @@ class CudaDevice(GpuDevice):
                 self.stats.compiles += 1
             return self._kernels[text]
 
-    def record(self, commands: Sequence[Command], profile: bool = False) -> Recording:
+    def record(self, commands: Sequence[Command], profile: Profiled = False) -> Recording:
         """Return the commands as a graph. They run in order, so barriers are left out."""
         self._use()
         held, mode = list[Owned](), driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED

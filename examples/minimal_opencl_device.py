@@ -30,6 +30,7 @@ from weft.extend import (
     MemoryKind,
     OpenCLDialect,
     OutOfMemory,
+    Profiled,
     raw_device,
 )
 
@@ -101,7 +102,7 @@ class MinimalDevice(GpuDevice):
         numbers = [np.int32(values[n]) if kind == "int" else np.float32(values[n]) for n, kind in late]
         return self.programs[text], source.entry, tuple(int(values[name]) for name in LOCAL), numbers
 
-    def record(self, commands: Sequence[Command], profile: bool = False) -> Recording:
+    def record(self, commands: Sequence[Command], profile: Profiled = False) -> Recording:
         """Bind everything. An in-order queue needs no barriers, so those are left out."""
         steps, pieces = [], list[cl.Buffer]()
         for command in commands:

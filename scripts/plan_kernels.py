@@ -14,6 +14,7 @@ from weft.backends.gpu.device.device import Command, DeviceCaps, GpuBuffer, GpuD
 from weft.backends.gpu.lowering import launch_builder
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.core.contract.backend import BackendConfig, DeviceInfo, Precision
+from weft.core.contract.profile import Profiled
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.layout import Array, Shape
 from weft.core.placement.optimizer import OptimizerOptions, optimize
@@ -47,7 +48,7 @@ class PlanningDevice(GpuDevice):
         """Return the name of the kernel."""
         return source.entry
 
-    def record(self, commands: Sequence[Command], profile: bool = False) -> Any:
+    def record(self, commands: Sequence[Command], profile: Profiled = False) -> Any:
         """Return the commands."""
         return list(commands)
 

@@ -40,7 +40,7 @@ from weft.backends.opencl.discovery import raw_device
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.core.contract.backend import API_VERSION, ExecutionCreator, ExplainsRefusal, is_compatible
 from weft.core.contract.lowered import Launch, Lowered, PlanAgain
-from weft.core.contract.profile import ProfilingContext
+from weft.core.contract.profile import Profiled, ProfilingContext
 from weft.core.contract.views import FailedPart, Substitution, subgraph
 from weft.core.graph.graph import Names, infer_node
 from weft.core.graph.layout import Array, Shape, convert, from_storage, row_major, storage_shape, to_storage
@@ -128,6 +128,7 @@ __all__ = [
     "PassContext",
     "PassGroup",
     "PlanAgain",
+    "Profiled",
     "ProfilingContext",
     "Property",
     "ReadOptions",

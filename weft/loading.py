@@ -26,6 +26,7 @@ from weft.core.contract.backend import (
     Precision,
 )
 from weft.core.contract.backend_options import BackendOptions
+from weft.core.contract.profile import Profiled
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Shape
 from weft.core.graph.limits import Limits
@@ -69,7 +70,7 @@ def load(
     fallback: str = "cpu",
     hints: Mapping[str, DeviceName] | None = None,
     debug: DebugSink | str | os.PathLike[str] | None = None,
-    profile: bool = False,
+    profile: Profiled = False,
     backend_options: BackendOptions | None = None,
     limits: Limits | Mapping[str, float] | None = None,
     passes: Sequence[AnyPass] = (),

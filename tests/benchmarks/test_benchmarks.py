@@ -36,6 +36,7 @@ from benchmarks.measure import Counts, Record, Row, build, random_inputs, relati
 from benchmarks.minilm import minilm_l6
 from benchmarks.queued import QueuedRun
 from tests.helpers.run_length import is_long
+from weft.core.contract.profile import Profiled
 
 
 def test_error_is_of_the_worst_output_and_nan_never_passes() -> None:
@@ -162,7 +163,7 @@ class Wearing:
         self._session = measure.onnxruntime_session(model)
         self._name = model.graph.input[0].name
         self._left = runs
-        self.profile, self.report = Profile(), SimpleNamespace(notes=())
+        self.profile, self.report = Profile(), SimpleNamespace(notes=(), launches=())
         self.pipelines = [SimpleNamespace(backend=SimpleNamespace(recording=SimpleNamespace(tuned=7)))]
 
     def __enter__(self) -> Wearing:
@@ -188,8 +189,8 @@ class Wearing:
 def test_the_last_timed_output_is_compared_too(profiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     case, counts, runs = build("squeezenet1_1", 1, 32), Counts(1, 3, 1.0, 0.0), [math.inf, math.inf]
 
-    def load(model: onnx.ModelProto, device: str, *, profile: bool = False, **_: Any) -> Wearing:
-        return Wearing(model, runs[profile])
+    def load(model: onnx.ModelProto, device: str, *, profile: Profiled = False, **_: Any) -> Wearing:
+        return Wearing(model, runs[profile == "span"])
 
     monkeypatch.setattr("weft.load", load)
     right = own.row(case, "vulkan", "high", counts)

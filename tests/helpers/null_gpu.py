@@ -14,6 +14,7 @@ from weft.backends.gpu.device.device import Command, CopyCommand, DeviceCaps, Gp
 from weft.backends.gpu.device.limits import check_kernel
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.core.contract.backend import DeviceInfo
+from weft.core.contract.profile import Profiled
 from weft.core.graph.layout import Array
 from weft.core.registry.backend_registry import registry
 from weft.errors import DeviceError, OutOfMemory
@@ -73,7 +74,7 @@ class NullDevice(GpuDevice):
         self.stats.compiles = len(self.kernels)
         return source.digest
 
-    def record(self, commands: Sequence[Command], profile: bool = False) -> Any:
+    def record(self, commands: Sequence[Command], profile: Profiled = False) -> Any:
         self.stats.live_recordings += 1
         return list(commands)
 

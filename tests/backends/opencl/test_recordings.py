@@ -146,6 +146,29 @@ def test_timings(device: OpenCLDevice) -> None:
     free(device, x, y, up)
 
 
+def test_the_span_of_launches_alone(device: OpenCLDevice) -> None:
+    """Copies before and behind them do not count, and no command is timed by itself."""
+    n = 1 << 16
+    x, y, up = device.allocate(4 * n), device.allocate(4 * n), device.allocate(4 * n, MemoryKind.UPLOAD)
+    launch = LaunchCommand(device.compile(SOURCE, values(n)), (whole(x), whole(y)), (8, 1, 1))
+    upload, copy = CopyCommand(whole(up), whole(x)), CopyCommand(whole(y), whole(x))
+    recording = device.record([upload, launch, copy, launch, copy], profile="span")
+    assert device.span(recording, 1, 3) is None
+    out = np.empty(n, np.float32)
+    for _ in range(2):
+        device.upload(y, 0, np.zeros(n, np.float32))
+        assert up.host is not None
+        up.host.view(np.float32)[:n] = 1.0
+        device.submit(recording)
+        device.wait(recording)
+        assert 0 < (device.span(recording, 1, 3) or 0) < 10
+        assert device.timings(recording) == [] and device.span(recording, 0, 3) is None
+        device.download(x, 0, out)
+        assert (out == 4.0).all(), "all steps ran, in order"
+    device.release(recording)
+    free(device, x, y, up)
+
+
 def test_work_that_waits_in_the_queue_is_timed_as_a_whole(
     device: OpenCLDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,6 +161,24 @@ def test_timings_per_command(device: VulkanDevice) -> None:
     assert device.timings(device.record(commands)) == []
 
 
+def test_the_span_of_launches_alone(device: VulkanDevice) -> None:
+    """Copies before and behind them do not count, and no command is timed by itself."""
+    n = 1 << 18
+    x, y = device.allocate(4 * n), device.allocate(4 * n)
+    step = launch(device.compile(SCALE, values(n)), x, y, n=n)
+    there, back = CopyCommand(whole(x), whole(y)), CopyCommand(whole(y), whole(x))
+    commands: list[Command] = [there, BarrierCommand(), step, BarrierCommand(), step, BarrierCommand(), back]
+    recording = device.record(commands, profile="span")
+    assert device.span(recording, 2, 4) is None
+    for _ in range(2):
+        run(device, recording)
+        assert 0 < (device.span(recording, 2, 4) or 0) < 10
+        assert device.timings(recording) == [] and device.span(recording, 0, 4) is None
+    nothing = device.record([there], profile="span")
+    run(device, nothing)
+    assert device.timings(nothing) == [] and device.span(nothing, 0, 0) is None
+
+
 def test_empty_recordings_and_waits(device: VulkanDevice) -> None:
     recording = device.record([])
     device.wait(recording)

@@ -163,6 +163,25 @@ def test_A13_a_gpu_reports_its_launches_by_the_names_of_nodes(device: str, memor
         assert session.profile.seconds(f"{device}:0") > 0
 
 
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+def test_A13_a_gpu_may_report_the_span_of_a_run_alone(device: str) -> None:
+    graph = branching(8)
+    with weft.load(graph, device, profile="span", fallback="error") as session:
+        for _ in range(2):
+            (y,) = session.run(feeds(graph))
+            np.testing.assert_allclose(y, outputs(graph, feeds(graph))[0], atol=1e-5)
+            assert session.profile.events == [] and session.profile.untimed == []
+            assert 0 < session.profile.counters[f"{device}:0", "span"] < 10
+
+
+def test_A13_what_can_be_profiled_is_told() -> None:
+    with pytest.raises(ConfigError, match="profile='launches' is not known"):
+        weft.load(branching(8), "cpu", profile="launches")  # type: ignore[arg-type]
+    with weft.load(branching(8), "cpu", profile="span") as session:
+        session.run(feeds(branching(8)))
+        assert session.profile.events and not session.profile.untimed
+
+
 def test_A13_a_network_on_three_devices_has_one_profile() -> None:
     graph = chain("Sigmoid", "Tanh", "Exp")
     order = ["vulkan", "opencl", "cpu"]

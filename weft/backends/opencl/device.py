@@ -24,6 +24,7 @@ from weft.backends.opencl.queue_timer import QueueTimer
 from weft.backends.opencl.queues import QueuePool
 from weft.backends.opencl.recording import Recorder, Recording
 from weft.core.contract.backend import DeviceInfo
+from weft.core.contract.profile import Profiled
 from weft.core.graph.layout import Array
 from weft.errors import LESS_MEMORY, ClosedError, CompileError, DeviceError, OutOfMemory
 from weft.kernels.dialect import Dialect
@@ -225,7 +226,7 @@ class OpenCLDevice(GpuDevice):
         """Start the processes that compile, which takes a second or two."""
         self.compilers.expect()
 
-    def record(self, commands: Sequence[Command], profile: bool = False) -> Recording:
+    def record(self, commands: Sequence[Command], profile: Profiled = False) -> Recording:
         """Return the commands with everything bound; with `profile`, a submit takes timestamps and waits."""
         self._need_open()
         recorder = Recorder(self._context, self._where, self.caps, self._native)
@@ -297,7 +298,7 @@ class OpenCLDevice(GpuDevice):
         _empty(recording)
 
     def timings(self, recording: Recording) -> list[float]:
-        """Return seconds per command of the last run of a recording made with `profile`; else nothing."""
+        """Return seconds per command of the last run of a recording made with `profile=True`; else nothing."""
         try:
             return recording.timings()
         except cl.Error as e:
@@ -462,4 +463,4 @@ def _empty(recording: Recording) -> None:
         raise ClosedError("the recording was released", where=recording.where, fix="record again")
 
     recording.start = refuse
-    recording.steps, recording.pieces, recording.events, recording.queue = [], [], [], None
+    recording.steps, recording.pieces, recording.events, recording.queue = [], [], {}, None

@@ -1,4 +1,4 @@
-"""A list of commands with everything bound, and two ways to replay it."""
+"""A list of commands with everything bound, and the ways to replay it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from weft.backends.gpu.device.limits import check_launch
 from weft.backends.opencl.cl_errors import failure
 from weft.backends.opencl.native import Call, NativeCalls
 from weft.backends.opencl.programs import Built, OpenCLKernel
+from weft.core.contract.profile import Profiled
 from weft.core.graph.layout import Array
 from weft.errors import DeviceError
 
@@ -122,17 +123,21 @@ class Recording:
     where: str
     commands: int
     steps: list[Step]
-    profile: bool
+    profile: Profiled
     labels: tuple[str, ...]
     pieces: list[cl.Buffer] = field(default_factory=list)
     """The sub-buffers bound to kernels: clSetKernelArg does not keep its memory object alive."""
-    events: list[cl.Event] = field(default_factory=list)
+    events: dict[int, cl.Event] = field(default_factory=dict)
+    """Of the last run, by the positions of steps."""
     queue: cl.CommandQueue | None = None
     start: Start = field(init=False)
 
     def prepare(self, api: NativeCalls | None) -> None:
         """Choose how to replay: with direct calls if possible, else (or for timestamps) through pyopencl."""
-        self.start = self._start_with_events if self.profile or api is None else self._direct(api)
+        if self.profile == "span" and api is not None:
+            self.start = self._with_end_events(api)
+        else:
+            self.start = self._start_with_events if self.profile or api is None else self._direct(api)
 
     def give_back(self) -> None:
         """Let other recordings have the kernel objects; nothing of this one is at work any more."""
@@ -142,21 +147,21 @@ class Recording:
 
     def timings(self) -> list[float]:
         """Return seconds per command of the last run; 0.0 for commands that enqueue nothing."""
-        if not self.profile or not self.events:
+        if self.profile is not True or not self.events:
             return []
         seconds = [0.0] * self.commands
-        for step, event in zip(self.steps, self.events, strict=True):
-            seconds[step.index] += (event.profile.end - event.profile.start) * 1e-9
+        for position, event in self.events.items():
+            seconds[self.steps[position].index] += (event.profile.end - event.profile.start) * 1e-9
         return seconds
 
     def span(self, first: int, last: int) -> float | None:
         """Return seconds from the start of one command to the end of another in the last run; None if unknown."""
         if not self.profile or not self.events:
             return None
-        pairs = list(zip(self.steps, self.events, strict=True))
-        start = next(event.profile.start for step, event in pairs if step.index == first)
-        end = next(event.profile.end for step, event in reversed(pairs) if step.index == last)
-        return float(end - start) * 1e-9
+        commands = {position: self.steps[position].index for position in self.events}
+        starts = [self.events[p].profile.start for p, index in commands.items() if index == first]
+        ends = [self.events[p].profile.end for p, index in commands.items() if index == last]
+        return float(ends[-1] - starts[0]) * 1e-9 if starts and ends else None
 
     def _direct(self, api: NativeCalls) -> Start:
         queue = ctypes.c_void_p(None)
@@ -175,18 +180,46 @@ class Recording:
 
         return start
 
+    def _with_end_events(self, api: NativeCalls) -> Start:
+        """Return what starts the steps by direct calls, but for the first and the last launch, which have events."""
+        handle = ctypes.c_void_p(None)
+        launches = [position for position, step in enumerate(self.steps) if isinstance(step, LaunchStep)]
+        ends = {*launches[:1], *launches[-1:]}
+        calls = [None if p in ends else step.native(api, handle) for p, step in enumerate(self.steps)]
+
+        def start(queue: cl.CommandQueue) -> None:
+            handle.value = queue.int_ptr
+            self.events = {}
+            for position, (step, call) in enumerate(zip(self.steps, calls, strict=True)):
+                if call is None:
+                    self.events[position] = self._enqueued(step, queue)
+                elif code := call():
+                    raise self._refused(code, step.label)
+                if position + 1 == FLUSH_AFTER:
+                    self._flushed(queue, step.label)
+            self._flushed(queue)
+
+        return start
+
     def _start_with_events(self, queue: cl.CommandQueue) -> None:
-        self.events = []
-        label = ""
+        self.events = {}
+        for position, step in enumerate(self.steps):
+            self.events[position] = self._enqueued(step, queue)
+            if len(self.events) == FLUSH_AFTER:
+                self._flushed(queue, step.label)
+        self._flushed(queue)
+
+    def _enqueued(self, step: Step, queue: cl.CommandQueue) -> cl.Event:
         try:
-            for step in self.steps:
-                label = step.label
-                self.events.append(step.enqueue(queue))
-                if len(self.events) == FLUSH_AFTER:
-                    queue.flush()
+            return step.enqueue(queue)
+        except cl.Error as e:
+            raise self._refused(e.code, step.label) from e
+
+    def _flushed(self, queue: cl.CommandQueue, after: str = "") -> None:
+        try:
             queue.flush()
         except cl.Error as e:
-            raise self._refused(e.code, label) from e
+            raise self._refused(e.code, after) from e
 
     def _refused(self, code: int, label: str) -> DeviceError:
         return failure(code, f"the device refused {label or 'a command'!r}", self.where)
@@ -199,7 +232,7 @@ class Recorder:
         self._context, self._where, self._caps, self._api = context, where, caps, api
         self._pieces: dict[tuple[int, int, int], cl.Buffer] = {}
 
-    def record(self, commands: Sequence[Command], profile: bool) -> Recording:
+    def record(self, commands: Sequence[Command], profile: Profiled) -> Recording:
         """Return the commands with kernels created, arguments set and sub-buffers made."""
         steps: list[Step] = []
         for index, command in enumerate(commands):

@@ -23,6 +23,7 @@ from weft.backends.vulkan.ptx_kernels import DIALECT, PtxKernel, PtxKernels
 from weft.backends.vulkan.recording import Recording
 from weft.backends.vulkan.transfer import Transfer
 from weft.core.contract.backend import DeviceInfo
+from weft.core.contract.profile import Profiled
 from weft.core.graph.layout import Array
 from weft.core.host import shutdown
 from weft.errors import ClosedError, DeviceLost, NoDevice, WeftError
@@ -193,7 +194,7 @@ class VulkanDevice(GpuDevice):
         builds.hold(count)
         self.stats.live_kernels = builds.held
 
-    def record(self, commands: Sequence[Command], profile: bool = False) -> Recording:
+    def record(self, commands: Sequence[Command], profile: Profiled = False) -> Recording:
         """Return the commands as a command buffer that can be submitted many times."""
         parts = self.parts
         parts.pipelines.settle()

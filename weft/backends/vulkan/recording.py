@@ -21,6 +21,7 @@ from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.memory import Memory
 from weft.backends.vulkan.ptx_kernels import PtxKernel, PtxKernels
 from weft.core.contract.error_context import is_error
+from weft.core.contract.profile import Profiled
 from weft.errors import BackendError
 
 _NO_RECORDING = "a recording cannot be made"
@@ -36,7 +37,7 @@ class Recording:
         ptx: PtxKernels | None,
         caps: DeviceCaps,
         commands: Sequence[Command],
-        profile: bool,
+        profile: Profiled,
     ) -> None:
         self._context = context
         self._memory, self._ptx = memory, ptx
@@ -44,11 +45,11 @@ class Recording:
         self._arena = Arena()
         self._pool = self._descriptors = self._queries = self._fence = NULL
         self._sets: dict[tuple[Any, ...], Any] = {}
-        self._timed = [i for i, c in enumerate(commands) if not isinstance(c, BarrierCommand)]
-        self._count = len(commands)
+        self._stamps = _stamps(commands, profile) if context.timestamps else {}
+        """The number of the query of each timestamp, by command and whether it is the one behind it."""
+        self._each, self._count = profile is True, len(commands)
         self._kernels = [c.kernel for c in commands if isinstance(c, LaunchCommand)]
         """Keeps the kernels alive: a kernel is destroyed with its last reference."""
-        self._profiled = profile and context.timestamps and bool(self._timed)
         self.pending = False
         self._ran = False
         try:
@@ -99,9 +100,9 @@ class Recording:
         self._commands = context.command_buffer(self._pool)
         self._fence = context.fence()
         self._fences = self._arena.array("VkFence", [self._fence])
-        if self._profiled:
+        if self._stamps:
             info = self._arena.new(
-                "VkQueryPoolCreateInfo", queryType=vk.VK_QUERY_TYPE_TIMESTAMP, queryCount=2 * len(self._timed)
+                "VkQueryPoolCreateInfo", queryType=vk.VK_QUERY_TYPE_TIMESTAMP, queryCount=len(self._stamps)
             )
             self._queries = create(lib.vkCreateQueryPool, context.device, info, "VkQueryPool", _NO_RECORDING)
 
@@ -149,16 +150,16 @@ class Recording:
     def _record(self, commands: Sequence[Command]) -> None:
         target = self._commands
         check(lib.vkBeginCommandBuffer(target, Arena().new("VkCommandBufferBeginInfo")), _NO_RECORDING)
-        if self._profiled:
-            lib.vkCmdResetQueryPool(target, self._queries, 0, 2 * len(self._timed))
-        bound, query, met = None, 0, False
+        if self._stamps:
+            lib.vkCmdResetQueryPool(target, self._queries, 0, len(self._stamps))
+        bound, met = None, False
         copies = _barriers_by_copies(commands)
         for place, command in enumerate(commands):
             if isinstance(command, BarrierCommand):
                 self._context.barrier(target, launches_only=place not in copies)
                 met = False
                 continue
-            query = self._timestamp(query)
+            self._timestamp(place, behind=False)
             if isinstance(command, CopyCommand):
                 self._copy(command)
             elif isinstance(command.kernel, PtxKernel):
@@ -173,16 +174,16 @@ class Recording:
                     bound = command.kernel.pipeline
                     lib.vkCmdBindPipeline(target, vk.VK_PIPELINE_BIND_POINT_COMPUTE, bound)
                 self._launch(command)
-            query = self._timestamp(query)
+            self._timestamp(place, behind=True)
         self._context.last_barrier(target)
         check(lib.vkEndCommandBuffer(target), _NO_RECORDING)
 
-    def _timestamp(self, query: int) -> int:
-        """Write the time at which everything so far is finished; return the number of the next query."""
-        if self._profiled:
+    def _timestamp(self, command: int, *, behind: bool) -> None:
+        """Write the time at which everything so far is finished, if it is wanted there."""
+        query = self._stamps.get((command, behind))
+        if query is not None:
             stage = vk.VK_PIPELINE_STAGE_BOTTOM_OF_PIPE_BIT
             lib.vkCmdWriteTimestamp(self._commands, stage, self._queries, query)
-        return query + 1
 
     def _copy(self, command: CopyCommand) -> None:
         source, target = command.source, command.target
@@ -253,30 +254,30 @@ class Recording:
             self._memory.invalidate(self._read)
 
     def timings(self) -> list[float]:
-        """Return seconds per command of the last run; barriers take 0.0; empty if not profiled."""
-        ticks = self._ticks()
+        """Return seconds per command of the last run; barriers take 0.0; empty if not each command was timed."""
+        ticks = self._ticks() if self._each else None
         if ticks is None:
             return []
         seconds = [0.0] * self._count
-        for i, command in enumerate(self._timed):
-            seconds[command] = self._seconds(ticks[2 * i], ticks[2 * i + 1])
+        for command in {command for command, _ in self._stamps}:
+            seconds[command] = self._between(ticks, command, command)
         return seconds
 
     def span(self, first: int, last: int) -> float | None:
         """Return seconds from the start of one command to the end of another in the last run; None if unknown."""
         ticks = self._ticks()
-        if ticks is None:
-            return None
-        return self._seconds(ticks[2 * self._timed.index(first)], ticks[2 * self._timed.index(last) + 1])
+        known = (first, False) in self._stamps and (last, True) in self._stamps
+        return None if ticks is None or not known else self._between(ticks, first, last)
 
-    def _seconds(self, start: int, end: int) -> float:
+    def _between(self, ticks: Any, first: int, last: int) -> float:
+        start, end = ticks[self._stamps[first, False]], ticks[self._stamps[last, True]]
         return float(max(0, end - start) * self._context.physical.timestamp_period * 1e-9)
 
     def _ticks(self) -> Any | None:
-        """Return the start and end of every timed command of the last run; None if they are unknown."""
-        if not self._profiled or not self._ran or self.pending:
+        """Return the timestamps of the last run; None if they are unknown."""
+        if not self._stamps or not self._ran or self.pending:
             return None
-        ticks = ffi.new("uint64_t[]", 2 * len(self._timed))
+        ticks = ffi.new("uint64_t[]", len(self._stamps))
         flags = vk.VK_QUERY_RESULT_64_BIT
         result = lib.vkGetQueryPoolResults(
             self._context.device, self._queries, 0, len(ticks), ffi.sizeof(ticks), ticks, 8, flags
@@ -295,6 +296,17 @@ class Recording:
         lib.vkDestroyCommandPool(device, self._pool, NULL)
         self._pool = self._descriptors = self._queries = self._fence = NULL
         self._kernels = []
+
+
+def _stamps(commands: Sequence[Command], profile: Profiled) -> dict[tuple[int, bool], int]:
+    """Return which timestamps are wanted, numbered: each by its command and whether it is the one behind it."""
+    timed = [i for i, c in enumerate(commands) if not isinstance(c, BarrierCommand)] if profile else []
+    if profile == "span":
+        launches = [i for i in timed if isinstance(commands[i], LaunchCommand)]
+        wanted = [*((i, False) for i in launches[:1]), *((i, True) for i in launches[-1:])]
+    else:
+        wanted = [(i, behind) for i in timed for behind in (False, True)]
+    return {stamp: query for query, stamp in enumerate(wanted)}
 
 
 def _barriers_by_copies(commands: Sequence[Command]) -> set[int]:

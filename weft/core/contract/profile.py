@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Literal
 
 from weft.core.contract import check_answers
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.errors import BackendError
+
+Profiled = bool | Literal["span"]
+"""What is timed: nothing, everything, or on GPUs no single launches, but all of a run's together ("span").
+
+To time single launches makes a run slower, and keeps them from running side by side.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,8 @@ class Profile:
     """The events of a session's last run, in the order reported, and the backends' counters."""
 
     events: list[Event] = field(default_factory=list)
+    timed: Profiled = True
+    """What GPUs time; never False."""
     _counted: dict[ProfilingContext, dict[str, float]] = field(default_factory=dict)
     _reported: set[str] = field(default_factory=set)
     """The devices of which the last run has events, not counting copies from other devices."""
@@ -119,6 +128,11 @@ class ProfilingContext:
     device: str
     profile: Profile
 
+    @property
+    def timed(self) -> Profiled:
+        """Return what a GPU times: everything (True), or all launches of a run together ("span")."""
+        return self.profile.timed
+
     def event(self, name: str, seconds: float, work: Work | None = None) -> None:
         """Report how long something took in this run, and which node's work it belongs to.
 
@@ -138,4 +152,6 @@ class ProfilingContext:
     def counter(self, name: str, value: float) -> None:
         """Report the newest value of a counter; BackendError unless the value is a number and the name a text."""
         check_answers.reported(f"{self.device}: ProfilingContext.counter", name, value, least=None)
+        if self.timed == "span":  # which is a counter
+            self.profile._reported.add(self.device)
         self.profile._counted.setdefault(self, {})[name] = value

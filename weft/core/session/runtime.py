@@ -10,6 +10,7 @@ from types import TracebackType
 from weft.core.contract import check_answers
 from weft.core.contract.backend_options import BackendOptions, Value, problems_of, taken
 from weft.core.contract.error_context import caught
+from weft.core.contract.profile import Profiled
 from weft.core.graph.layout import Array
 from weft.core.host import shutdown
 from weft.core.placement.optimized_network import OptimizedNetwork
@@ -64,7 +65,7 @@ class Runtime:
         self,
         network: OptimizedNetwork | str | os.PathLike[str],
         *,
-        profile: bool = False,
+        profile: Profiled = False,
         backend_options: BackendOptions | None = None,
         progress: Progress | None = None,
     ) -> int:
@@ -203,7 +204,7 @@ def load_optimized(
     network: OptimizedNetwork,
     runtime: Runtime,
     *,
-    profile: bool = False,
+    profile: Profiled = False,
     backend_options: BackendOptions | None = None,
     progress: Progress | None = None,
 ) -> Session:

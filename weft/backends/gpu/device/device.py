@@ -15,6 +15,7 @@ from typing import Any
 
 from weft.backends.gpu.device.profiles import DeviceProfile
 from weft.core.contract.backend import DeviceInfo
+from weft.core.contract.profile import Profiled
 from weft.core.graph.layout import Array
 from weft.kernels.device_caps import DeviceCaps, Size3
 from weft.kernels.dialect import Dialect
@@ -214,9 +215,11 @@ class GpuDevice(ABC):
         return None
 
     @abstractmethod
-    def record(self, commands: Sequence[Command], profile: bool = False) -> Any:
+    def record(self, commands: Sequence[Command], profile: Profiled = False) -> Any:
         """Return the commands in a form that can be submitted many times; everything is bound here.
 
+        With `profile` a run takes times for `timings` and `span`; with "span" for `span` from the first launch to the
+        last one alone, so that it takes no longer than without. A device that cannot takes all.
         The recording keeps what it binds alive. Kernels are bound to DEVICE memory, and to other kinds only if the
         device allows it (`computes_on_uploads`, `computes_on_streams`, `stores_to_host`). If commands run in
         order, one after the other, barriers may be ignored.
@@ -274,7 +277,7 @@ class GpuDevice(ABC):
         return None
 
     def timings(self, recording: Any) -> list[float]:
-        """Return seconds per command of the last run of a recording made with `profile`; empty if unknown."""
+        """Return seconds per command of the last run of a recording made with `profile=True`; empty if unknown."""
         return []
 
     def span(self, recording: Any, first: int, last: int) -> float | None:

@@ -269,7 +269,7 @@ class PipelineRecording:
             commands = schedule([*before, *(access(launch, known) for launch in launches), *after], self._levels)
         labels = ["" if isinstance(c, BarrierCommand) else c.label for c in commands]
         launched = [i for i, c in enumerate(commands) if isinstance(c, LaunchCommand) and 0 not in c.grid]
-        handle = self.device.record(commands, profile=self.profiling is not None)
+        handle = self.device.record(commands, profile=self.profiling is not None and self.profiling.timed)
         return _Replay(handle, labels, {launch.label: launch.owner for launch in launches}, launched)
 
     def _drop_streams(self, keys: Iterable[tuple[str, LentBuffer | None]]) -> None:
