@@ -21,7 +21,10 @@ FILE = re.compile(r"\w+-[0-9a-f]{16}(\.\w+)*")
 """Their names: the kernel's, a digest, and the suffix of its language."""
 SHOWN_LINES = 8
 _SHOWN_CHARACTERS = 200
-_NEXT = "`weft doctor` tells whether the device compiles anything; if it does, report this with the file {file}"
+_NEXT = (
+    "`weft doctor` tells whether the device compiles anything; if it does, report this{enclosed}; "
+    "meanwhile fusing=False (`--no-fusing`) may do without this kernel"
+)
 
 
 def kernel_refused(
@@ -39,7 +42,7 @@ def kernel_refused(
         f"the kernel {entry!r} does not compile",
         where=f"{where}; source and whole log: {held}",
         why=said or "the compiler gave no reason",
-        fix=_NEXT.format(file=file.name) if isinstance(file, Path) else _NEXT.partition(" with the file")[0],
+        fix=_NEXT.format(enclosed=f" with the file {file.name}" if isinstance(file, Path) else ""),
     )
 
 
