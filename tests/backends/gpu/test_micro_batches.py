@@ -99,6 +99,14 @@ def a_joined_constant_for_each_image() -> Graph:
     return net.finish(net.add("GlobalAveragePool", net.conv(x, 8), name="y"))
 
 
+def a_result_that_is_reshaped() -> Graph:
+    """The last nodes would fill the device, too, but lie in the result, or are it."""
+    net = Net()
+    x = net.conv(net.input("x", BATCH, 4, 16, 16), 8, 3, pads=(1,) * 4)
+    seen = net.add("Sigmoid", net.conv(x, 8), name="seen")
+    return net.finish(net.add("Flatten", net.add("GlobalAveragePool", net.add("Relu", x)), name="y"), seen)
+
+
 def other_ops() -> Graph:
     """Other ops that take each image by itself, and weights that the network computes."""
     net = Net()
@@ -119,6 +127,21 @@ def check(session: weft.Session, graph: Graph, runs: int = 3) -> None:
             np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT32, "reduction"))
 
 
+def check_into_arrays(session: weft.Session, graph: Graph) -> None:
+    """Compare runs from and into arrays of the session, and from others."""
+    given, into = session.input_arrays(), session.output_arrays()
+    for seed in range(2):
+        fed = feeds(graph, seed)
+        for name, array in given.items():
+            array[...] = fed[name]
+        for inputs in (fed, given):
+            for array in into.values():
+                array[...] = np.nan
+            session.run(inputs, outputs=into)
+            for name, want in zip(graph.outputs, outputs(graph, fed), strict=True):
+                np.testing.assert_allclose(into[name], want, *tolerance(DType.FLOAT32, "reduction"))
+
+
 def check_against_the_whole(session: weft.Session, whole: weft.Session, graph: Graph) -> None:
     """Compare with runs of the same precision in which nothing is divided."""
     for seed in range(3):
@@ -136,7 +159,10 @@ WAYS_AND_PARTS = [
 ]
 
 
-NETWORKS = [chain, branches, scratch, other_ops, a_constant_for_each_image, a_joined_constant_for_each_image]
+NETWORKS = [
+    chain, branches, scratch, other_ops, a_result_that_is_reshaped, a_constant_for_each_image,
+    a_joined_constant_for_each_image,
+]
 
 
 def _runs() -> list[Any]:
@@ -167,6 +193,7 @@ def test_results_are_right_whatever_runs_in_parts(
         assert sorted(recording.run.of_micro_batches) == list(range(parts))
         if precision == "high":
             check(session, graph)
+            check_into_arrays(session, graph)
         else:
             check_against_the_whole(session, whole, graph)
 
@@ -344,5 +371,7 @@ def test_a_random_network_is_right(device: str, ahead: bool, graph: Graph) -> No
             arrays, fed = session.input_arrays(), feeds(graph, 9)
             for name, array in arrays.items():
                 array[...] = fed[name]
-            for got, want in zip(session.run(arrays), session.run(fed), strict=True):
-                np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT32, "reduction"))
+            plain = session.run(fed)
+            for results in (session.run(arrays), session.run(fed, outputs=session.output_arrays())):
+                for got, want in zip(results, plain, strict=True):
+                    np.testing.assert_allclose(got, want, *tolerance(DType.FLOAT32, "reduction"))

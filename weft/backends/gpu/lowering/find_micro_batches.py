@@ -95,7 +95,8 @@ class _Finder:
             return False
         outputs = [o for o in node.outputs if o]
         values = [i for i in node.inputs if i and i not in constants] + outputs
-        if any(o in self.results for o in outputs) or not all(map(self._divides, values)):
+        # A run may have callers' memory for its results; what runs before it is bound to the session's own.
+        if any(self._root(o) in self.results for o in outputs) or not all(map(self._divides, values)):
             return False
         rank = len(specs[outputs[0]].dims)
         weights = self._weights(node)
@@ -115,14 +116,18 @@ class _Finder:
 
     def _divides(self, name: str) -> bool:
         """Tell whether the micro-batches of a value begin at offsets that can be bound to kernels."""
-        view = self.views.get(name)
-        root = view.root if view else name
+        view, root = self.views.get(name), self._root(name)
         if view is not None and not view.places.is_identity:
             return False
         dims = self.graph.specs[name].dims, self.graph.specs[root].dims
         if any(len(d) < 2 or d[0] != self.images for d in dims):
             return False
         return value_bytes(self.graph, root) // self.count % self.device.caps.offset_alignment == 0
+
+    def _root(self, name: str) -> str:
+        """Return the value in whose memory a value lies."""
+        view = self.views.get(name)
+        return view.root if view else name
 
 
 def _is_joint(op: Op) -> bool:
