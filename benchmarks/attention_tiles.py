@@ -32,7 +32,7 @@ class AttentionTiles:
         (4, 4, 256, 256, 36), (1, 8, 100, 850, 32), (1, 12, 128, 128, 32), (64, 3, 49, 49, 32), (64, 2, 49, 49, 32),
         (16, 6, 49, 49, 32), (4, 12, 49, 49, 32), (1, 24, 49, 49, 32), (4, 4, 64, 64, 48), (4, 4, 16, 16, 60),
         (1, 12, 1, 1024, 64), (1, 16, 577, 577, 64), (1, 4, 50, 50, 16), (1, 8, 256, 256, 128),
-    )  # fmt: skip
+    )
     """Of vision transformers, windows, language models with many keys or one query, decoders, pictures with texts."""
 
     def node(self, sizes: Sizes) -> tuple[Op, list[Tensor], list[Tensor]]:

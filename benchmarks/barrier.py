@@ -81,7 +81,7 @@ def source(api: str, poll: str) -> KernelSource:
         body = BODY.format(
             group="int(gl_WorkGroupID.x)", item="int(gl_LocalInvocationID.x)", fence=fence,
             add="atomicAdd(count[0], 1);", poll="count[0]" if poll == "reading" else "atomicAdd(count[0], 0)",
-        )  # fmt: skip
+        )
         constants = "\n".join(
             f"layout(constant_id = {i + 3}) const int {name} = 1;" for i, name in enumerate(CONSTANTS)
         )
@@ -93,7 +93,7 @@ def source(api: str, poll: str) -> KernelSource:
         text = OPENCL.format(body=BODY.format(
             group="(int)get_group_id(0)", item="(int)get_local_id(0)", fence="\n" + fence,
             add="atomic_add(count, 1);", poll="count[0]" if poll == "reading" else "atomic_add(count, 0)",
-        ))  # fmt: skip
+        ))
     return KernelSource("levels" if api == "opencl" else "main", text, ARGS, tuple((n, "int") for n in CONSTANTS))
 
 

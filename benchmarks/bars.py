@@ -19,7 +19,7 @@ RUNTIMES = ("ncnn vulkan", "tinygrad opencl", "mnn opencl")
 MNN = {
     ("resnet50", 1): 3.94, ("mobilenet_v2", 1): 1.34, ("squeezenet1_1", 1): 0.59,
     ("resnet50", 32): 26.8, ("mobilenet_v2", 32): 4.3, ("squeezenet1_1", 32): 6.2,
-}  # fmt: skip
+}
 """MNN 3.6.1's OpenCL on an H200 with these networks, ms from host to host, fp32; measured earlier, not in the run."""
 ACCURACY = {"fp32": 1e-5, "normal": 1e-5, "fp16": 1e-2}
 """The largest error by norm of each precision."""

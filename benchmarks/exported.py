@@ -82,7 +82,7 @@ def _exported(module: Any, example: Mapping[str, Any], traced: bool) -> onnx.Mod
             torch.onnx.export(
                 module, tuple(example.values()), file, input_names=list(example), opset_version=OPSET,
                 training=torch.onnx.TrainingMode.PRESERVE, do_constant_folding=True, dynamo=False,
-            )  # fmt: skip
+            )
         else:
             torch.onnx.export(module, tuple(example.values()), file, input_names=list(example), verbose=False)
     return onnx.load_from_string(file.getvalue())

@@ -37,7 +37,7 @@ class GroupedTiles:
         (1, 128, 128, 56, 3, 32), (1, 256, 256, 28, 3, 32), (1, 512, 512, 14, 3, 32), (1, 1024, 1024, 7, 3, 32),
         (1, 160, 160, 28, 3, 10), (1, 384, 384, 14, 3, 12), (16, 128, 128, 56, 3, 32), (16, 512, 512, 14, 3, 32),
         (1, 96, 96, 28, 5, 6),
-    )  # fmt: skip
+    )
     """Of ResNeSt, AlexNet, RegNet and ResNeXt."""
 
     def node(self, sizes: Sizes) -> tuple[Op, list[Tensor], list[Tensor]]:

@@ -28,7 +28,7 @@ class MatrixAttentionTiles(AttentionTiles):
         *(sizes for sizes in AttentionTiles.problems if sizes[-1] % 8 == 0),
         (1, 6, 1500, 1500, 64), (1, 12, 257, 257, 64), (1, 12, 384, 384, 64), (1, 8, 512, 512, 64),
         (16, 12, 197, 197, 64), (1, 1, 3136, 49, 64), (1, 12, 49, 49, 64), (8, 12, 512, 512, 64),
-    )  # fmt: skip
+    )
 
     def estimates(self, caps: DeviceCaps, each: Extents) -> Times:
         """Return the estimates of the kernel's tiles."""

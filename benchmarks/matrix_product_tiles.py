@@ -37,7 +37,7 @@ class MatrixProductTiles:
         (48, 4096, 64, 256, 0), (1, 512, 512, 512, 0), (1, 1024, 1024, 1024, 0), (1, 2048, 2048, 2048, 0),
         (1, 300, 300, 300, 0), (1, 128, 128, 64, 1), (1, 196, 196, 768, 1), (1, 1024, 1024, 64, 1),
         (1, 2048, 2048, 64, 1), (1, 512, 512, 512, 1), (1, 2048, 2048, 2048, 1), (1, 333, 333, 333, 1),
-    )  # fmt: skip
+    )
     """Of scores with terms of their own, attention between channels, linear attention, mixers, and squares."""
 
     def node(self, sizes: Sizes) -> tuple[Op, list[Tensor], list[Tensor]]:
@@ -68,7 +68,7 @@ def _problem(caps: DeviceCaps, sizes: Sizes) -> ProductProblem:
         batch=(count,) if count > 1 else (), a_batch=(m * depth,) if count > 1 else (),
         b_batch=(depth * n,) if count > 1 else (), weights=False, bias=True, adds=False, holds_scale=True,
         joins_channels=True, double=False, halves=True, plain=(True, True), fours=n % PACK == 0, caps=caps,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

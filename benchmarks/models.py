@@ -30,12 +30,12 @@ RESNET50_STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
 
 MOBILENET_V2_STAGES = (
     (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
-)  # fmt: skip
+)
 """MobileNetV2: expansion, output channels, blocks and first stride of each stage."""
 
 SQUEEZENET1_1_FIRES = (
     (16, 64), (16, 64), (), (32, 128), (32, 128), (), (48, 192), (48, 192), (64, 256), (64, 256),
-)  # fmt: skip
+)
 """SqueezeNet 1.1: squeezed and expanded channels of each fire module; an empty entry is a max pool."""
 
 EPSILON = 1e-5
@@ -84,7 +84,7 @@ class Net:
     def conv(
         self, x: Value, channels: int, kernel: int, name: str, *,
         stride: int = 1, pad: int = 0, groups: int = 1, bias: bool = False, gain: float = 1.0,
-    ) -> Value:  # fmt: skip
+    ) -> Value:
         """Add a square Conv with He-scaled weights, `gain` times larger."""
         inner = x.channels // groups
         fan_in = inner * kernel * kernel
@@ -99,7 +99,7 @@ class Net:
         output = self._node(
             "Conv", inputs, name,
             kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4, dilations=[1, 1], group=groups,
-        )  # fmt: skip
+        )
         return Value(output, channels, 2.0 * gain * gain * x.moment)
 
     def batch_norm(self, x: Value, name: str, scale: float = 1.0) -> Value:

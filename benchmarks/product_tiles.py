@@ -34,7 +34,7 @@ class ProductTiles:
         (64, 49, 32, 49), (1, 64, 64, 4096), (8, 16, 17, 1024), (8, 1024, 17, 16), (1, 100, 81, 256),
         (1, 2048, 2048, 64), (16, 32, 32, 3136), (1, 1, 1000, 768), (1, 300, 300, 300), (32, 8, 128, 1024),
         (1, 128, 4096, 49), (1, 64, 64, 65536), (2, 48, 48, 9216), (1, 256, 256, 2048),
-    )  # fmt: skip
+    )
     """Of attention between channels, linear attention, mixers of tokens, scores, and squares."""
 
     def node(self, sizes: Sizes) -> tuple[Op, list[Tensor], list[Tensor]]:

@@ -39,7 +39,7 @@ FOLDERS = {
     "HOME": "home", "XDG_CACHE_HOME": "home/.cache", "WEFT_CACHE_DIR": "weft",
     "CUDA_CACHE_PATH": "cuda", "__GL_SHADER_DISK_CACHE_PATH": "gl",
     "MESA_SHADER_CACHE_DIR": "mesa", "MESA_GLSL_CACHE_DIR": "mesa", "POCL_CACHE_DIR": "pocl",
-}  # fmt: skip
+}
 """The variables that say where caches lie: Weft's, NVIDIA's, Mesa's, PoCL's."""
 TIMEOUT = 600.0
 HEADERS = ("device", "precision", "import", "first start", "of it load", "self-test", "run", "second start", "met")

@@ -114,7 +114,7 @@ _TYPES = {
     "float32": "f32", "float16": "half_bits", "bfloat16": "unsigned short", "float64": "uint2",
     "int64": "long long", "int32": "int", "int16": "short", "int8": "signed char",
     "uint64": "unsigned long long", "uint32": "uint", "uint16": "unsigned short",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ def describe(index: int) -> tuple[weft.DeviceInfo, DeviceCaps]:
         max_local_items=1024, max_local_size=(1024, 1024, 64), max_grid=((1 << 31) - 1, 65535, 65535),
         local_memory=shared, max_buffer_range=memory, max_allocation=memory, compute_units=units,
         fp16_storage=True, int8_storage=True, doubles=True,
-    )  # fmt: skip
+    )
     return weft.DeviceInfo("cuda", index, name.partition(b"\0")[0].decode(), driven, details=details), caps
 
 

@@ -60,7 +60,7 @@ class MinimalDevice(GpuDevice):
             max_local_items=device.max_work_group_size, local_memory=device.local_mem_size,
             max_buffer_range=device.max_mem_alloc_size, max_allocation=device.max_mem_alloc_size,
             offset_alignment=device.mem_base_addr_align // 8, fp16_storage=True, int8_storage=True,
-        )  # fmt: skip
+        )
         super().__init__(weft.DeviceInfo("minimal", 0, device.name), caps, OpenCLDialect())
         self.context = cl.Context([device])
         self.queue = cl.CommandQueue(self.context)

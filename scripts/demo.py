@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument(
         "--expect", action="append", default=[], metavar="ID",
         help="fail unless a device of this kind is in the table; may be given several times",
-    )  # fmt: skip
+    )
     options = parser.parse_args()
     picture, labels = scenes.batch(options.scene, 1)
     truth = scenes.targets(labels)[0]

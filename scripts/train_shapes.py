@@ -63,7 +63,7 @@ class Conv(nn.Conv2d):
     def __init__(
         self, inner: int, outer: int, kernel: int = 3, *,
         stride: int = 1, dilation: int = 1, groups: int = 1, bias: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(
             inner, outer, kernel, stride, kernel // 2 * dilation, dilation, groups=groups, bias=bias
         )
@@ -78,7 +78,7 @@ class Conv(nn.Conv2d):
             "Conv", inputs, name,
             kernel_shape=self.kernel_size, strides=self.stride, dilations=self.dilation,
             pads=[pad] * 4, group=self.groups,
-        )  # fmt: skip
+        )
 
 
 class Norm(nn.BatchNorm2d):

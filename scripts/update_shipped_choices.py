@@ -49,7 +49,7 @@ GAIN = 1.05
 _CAPS = DeviceCaps(
     max_local_items=1024, max_local_size=(1024, 1024, 64), local_memory=48 << 10, max_buffer_range=(1 << 32) - 4,
     fp16_storage=True, int8_storage=True, matrix_units=True, channels_last=True, shuffles=True, compute_units=132,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def test_C_code_finds_variables_for_a_while_and_no_table_is_changed_that_a_threa
         assert in_c("PATH") == os.fsencode(os.environ["PATH"]) and dict(os.environ) == python
         assert table.value != before
         done = subprocess.run([sys.executable, "-c", "import os; print('WEFT_TEST_MORE' in os.environ)"],
-            env=config.environment(), capture_output=True, text=True, check=True)  # fmt: skip
+            env=config.environment(), capture_output=True, text=True, check=True)
         assert done.stdout == "False\n", "a child has the variables that it is given"
     assert table.value == before, "the table itself was never changed"
     assert (in_c("WEFT_TEST_OLD"), in_c("WEFT_TEST_MORE")) == (b"old", None)

@@ -40,7 +40,7 @@ def test_the_demo_shows_no_device_that_runs_nothing(
 def test_the_demo_fails_when_a_device_that_was_set_up_is_missing(
     expected: tuple[str, ...], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     cpu = [d for d in weft.devices() if d.id == "cpu"]
     monkeypatch.setattr(weft, "devices", lambda: cpu)
     monkeypatch.setattr(registry.find("opencl"), "unusable", lambda index: "nothing compiles: install another")

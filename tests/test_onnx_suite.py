@@ -184,7 +184,7 @@ def test_devices_are_those_of_weft() -> None:
     assert issubclass(backend.WeftBackend, Backend)
     assert [d for d in ("CPU", "opencl", "VULKAN:0", "CUDA", "vulkan:99", "!") if backend.supports_device(d)] == [
         "CPU", "opencl", "VULKAN:0",
-    ]  # fmt: skip
+    ]
     with pytest.raises(NoDevice, match="no backend is registered for 'CUDA'"):
         backend.prepare(model(RELU), "CUDA")
 

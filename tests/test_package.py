@@ -196,7 +196,7 @@ def test_the_folders_of_the_core_build_on_each_other() -> None:
 GPU = [
     "device", "memory", "recording", "tuning_tables", "lowering", "runtime", "execution", "backend", "tuning",
     "selftest", "creator",
-]  # fmt: skip
+]
 """The folders and files of what OpenCL and Vulkan share, lowest first."""
 
 
@@ -215,7 +215,7 @@ def test_the_folders_of_the_gpu_door_build_on_each_other() -> None:
 SESSION = [
     "load_gate", "arguments", "notices", "pipeline", "report", "loaded_network", "network_cache",
     "prefetch", "late_refusal", "stage_loader", "stage_runner", "stages_ahead", "session", "runtime",
-]  # fmt: skip
+]
 """The modules that run a network, lowest first: a runtime calls its sessions, and these what they own."""
 
 
@@ -256,7 +256,7 @@ def test_shared_code_names_no_api(folder: str) -> None:
         # The names of devices that users see, and of languages that dialects are for.
         "core/contract/backend.py", "core/contract/session_config.py", "core/registry/device_choice.py",
         "kernels/dialect.py", "kernels/source.py",
-    }  # fmt: skip
+    }
     for path in (PACKAGE / folder).rglob("*.py"):
         names = {n.lower() for n in words_of_code(path)}
         if str(path.relative_to(PACKAGE)) not in allowed:
@@ -334,7 +334,7 @@ QUOTED = (
     "weft.frontends.onnx.nodes",  # problems of a list
     "weft.backends.gpu.tuning.candidate_timing", "weft.backends.opencl.programs",  # caught where they are called
     "weft.cli.trial_run",  # says again what a child said
-)  # fmt: skip
+)
 """Modules whose errors others quote; those say what to do next."""
 
 

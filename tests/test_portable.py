@@ -52,7 +52,7 @@ ATTRIBUTES = {
     ],
     "select": ["epoll", "poll", "select"],
     "time": ["clock_gettime", "tzset"],
-}  # fmt: skip
+}
 
 EVERY_MODULE = """
 import weft

@@ -202,7 +202,7 @@ def summary(rows: Sequence[Row], out: Path) -> str:
     for device, exporter in dict.fromkeys((r.device, r.exporter) for r in sorted(rows, key=lambda r: r.key[::-1])):
         those = [r for r in rows if (r.device, r.exporter) == (device, exporter)]
         counts = [sum(map(bool, each)) for each in (
-            (not r.failed for r in those), (r.whole for r in those), (r.right for r in those))]  # fmt: skip
+            (not r.failed for r in those), (r.whole for r in those), (r.right for r in those))]
         lines.append(f"| {device} | {exporter} | {len(those)} | {' | '.join(map(str, counts))} |")
     failed = sorted(out.glob(f"*/*/*/{FAILED}"))
     return "\n".join([*lines, "", f"PyTorch did not export {len(failed)}; {FAILED} in their folders says why."])

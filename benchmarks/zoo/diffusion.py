@@ -17,11 +17,11 @@ class Denoiser:
 
 TWO = {"block_out_channels": (8, 16), "norm_num_groups": 4, "layers_per_block": 1}
 CROSS = {**TWO, "in_channels": 4, "cross_attention_dim": 32, "attention_head_dim": 2,
-         "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D")}  # fmt: skip
+         "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D")}
 CODEC = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2,
-         "latent_channels": 4, **TWO}  # fmt: skip
+         "latent_channels": 4, **TWO}
 HEADS = {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 4, "num_layers": 2, "sample_size": 16,
-         "patch_size": 2}  # fmt: skip
+         "patch_size": 2}
 STEP: dict[str, tuple[int, ...]] = {"sample": (1, 4, 16, 16), "timestep": ()}
 WORDS = (1, 8, 32)
 
@@ -50,7 +50,7 @@ DIFFUSERS: dict[str, Denoiser] = {
     "vq": Denoiser("VQModel", {**CODEC, "num_vq_embeddings": 16}, {"sample": (1, 3, 16, 16)}),
     "tiny-vae": Denoiser("AutoencoderTiny", {
         "encoder_block_out_channels": (8,) * 4, "decoder_block_out_channels": (8,) * 4}, {"sample": (1, 3, 32, 32)}),
-}  # fmt: skip
+}
 
 
 def diffusers_network(wanted: Denoiser) -> tuple[Any, tuple[Any, ...]]:

@@ -10,16 +10,16 @@ TOKENS = 8
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 WORDS = {"vocab_size": 100, "max_position_embeddings": 64}
 T5 = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2,
-      "num_heads": 4, "decoder_start_token_id": 0}  # fmt: skip
+      "num_heads": 4, "decoder_start_token_id": 0}
 BART = {"vocab_size": 100, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
         "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 64,
-        "decoder_start_token_id": 2, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}  # fmt: skip
+        "decoder_start_token_id": 2, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 PATCHES = {"image_size": 64, "patch_size": 16}
 AUDIO = {**SIZES, "vocab_size": 20, "conv_dim": (16, 16, 16), "conv_stride": (5, 2, 2), "conv_kernel": (10, 3, 2),
          "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "num_feat_extract_layers": 3,
-         "apply_spec_augment": False, "mask_time_prob": 0.0, "layerdrop": 0.0}  # fmt: skip
+         "apply_spec_augment": False, "mask_time_prob": 0.0, "layerdrop": 0.0}
 SIDES = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 32, "encoder_attention_heads": 4,
-         "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}  # fmt: skip
+         "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ def _seq2seq(name: str, config: str, options: dict[str, Any]) -> Architecture:
 
 GQA = {"num_key_value_heads": 2}
 RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1],
-          "layer_type": "basic", "out_features": ["stage2", "stage3", "stage4"]}  # fmt: skip
+          "layer_type": "basic", "out_features": ["stage2", "stage3", "stage4"]}
 SWIN = {"model_type": "swin", "image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [1, 1, 1, 1],
         "num_heads": [1, 2, 2, 4], "window_size": 2,
-        "out_features": ["stage1", "stage2", "stage3", "stage4"]}  # fmt: skip
+        "out_features": ["stage1", "stage2", "stage3", "stage4"]}
 DETR = {**SIDES, "num_queries": 10, "num_labels": 5}
 RT_DETR = {"backbone_config": {**RESNET, "model_type": "rt_detr_resnet"}, "d_model": 32, "encoder_hidden_dim": 32,
            "encoder_in_channels": [16, 24, 32], "encoder_ffn_dim": 64, "encoder_layers": 1, "decoder_layers": 2,
            "decoder_ffn_dim": 64, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
            "decoder_in_channels": [32, 32, 32], "num_queries": 10, "num_labels": 5, "num_denoising": 0,
-           "initializer_range": 0.3}  # fmt: skip
+           "initializer_range": 0.3}
 
 TRANSFORMERS: dict[str, Architecture] = {
     "bert": Architecture("BertModel", "BertConfig", {**SIZES, **WORDS}),
@@ -430,7 +430,7 @@ TRANSFORMERS: dict[str, Architecture] = {
         "projection_dim": 16}, "text and image"),
     "git": Architecture("GitForCausalLM", "GitConfig", {
         **SIZES, **WORDS, "vision_config": {**SIZES, **PATCHES}}, "text and image", {"use_cache": False}),
-}  # fmt: skip
+}
 
 
 def _feeds() -> dict[str, Callable[[], dict[str, Any]]]:
@@ -483,7 +483,7 @@ def _feeds() -> dict[str, Callable[[], dict[str, Any]]]:
             "attention_mask": torch.ones(1, 4, dtype=torch.long),
         },
         "cache": lambda: {"input_ids": ids(1)},
-    }  # fmt: skip
+    }
 
 
 def transformers_network(wanted: Architecture) -> tuple[Any, tuple[Any, ...]]:

@@ -53,7 +53,7 @@ def _torchvision() -> dict[str, Picture]:
         "fcos_resnet50_fpn": scored, "fasterrcnn_mobilenet_v3_large_320_fpn": sized,
         "fasterrcnn_resnet50_fpn": sized, "fasterrcnn_resnet50_fpn_v2": sized, "maskrcnn_resnet50_fpn": sized,
         "keypointrcnn_resnet50_fpn": {**sized, "num_classes": 2},
-    }.items():  # fmt: skip
+    }.items():
         # Of hundreds of boxes some have scores so close that rounding decides on their order.
         of_regions = {"box_detections_per_img": 10, "rpn_post_nms_top_n_test": 50}
         few = of_regions if "rcnn" in name else {"detections_per_img": 10}

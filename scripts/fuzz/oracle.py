@@ -34,7 +34,7 @@ class Oracle:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "scripts.fuzz.oracle"],
                 cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+            )
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None

@@ -95,7 +95,7 @@ class Report:
                 {"key": key, "count": self.counts[key], "cases": [_shown(f) for f in found]}
                 for key, found in self.findings.items()
             ],
-        }  # fmt: skip
+        }
         temporary = path.with_name(f"{path.name}.part")
         temporary.write_text(json.dumps(content, indent=1))
         temporary.replace(path)

@@ -117,7 +117,7 @@ def loop() -> ModelProto:
         ],
         [_info("step", (), INT64), _info("going", (), BOOL), _info("held", (2,))],
         _info("on", (), BOOL), _info("next", (2,)), _info("made", (2,)),
-    )  # fmt: skip
+    )
     nodes = [
         _node("Abs", "x", "begin"),
         _node("Loop", "count _ begin", "last all", body=body),
@@ -139,13 +139,13 @@ def fixed_loop() -> ModelProto:
         ],
         [_info("step", (), INT64), _info("going", (), BOOL), _info("held", (2, 3))],
         _info("on", (), BOOL), _info("next", (2, 3)), _info("square", (2, 3)),
-    )  # fmt: skip
+    )
     each = _graph(
         "each",
         [_node("Add", "state row", "sum"), _node("Tanh", "sum", "out")],
         [_info("state", (3,)), _info("row", (3,))],
         _info("sum", (3,)), _info("out", (3,)),
-    )  # fmt: skip
+    )
     nodes = [
         _node("Relu", "x", "begin"),
         _node("Loop", "five true begin", "last all", body=body),
@@ -231,7 +231,7 @@ def drawn() -> ModelProto:
         ],
         [_info("step", (), INT64), _info("going", (), BOOL), _info("held", (2, 2))],
         _info("on", (), BOOL), _info("next", (2, 2)), _info("made", (2, 2)),
-    )  # fmt: skip
+    )
     nodes = [_node("Loop", "count true x", "last all", body=body), _node("Neg", "last", "y")]
     return _model(nodes, [_info("x", (2, 2)), _info("count", (), INT64)], ["y", "all"], {"true": np.array(True)})
 

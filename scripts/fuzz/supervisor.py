@@ -157,7 +157,7 @@ def _child(shift: Shift, run: Run, scratch: Path, seconds: float) -> None:
         "target": shift.target.name, "device": shift.device, "seed": run.seed, "first": shift.next,
         "last": run.last, "seconds": seconds, "scratch": str(scratch), "answers": write,
         "module": shift.target.__module__,
-    }  # fmt: skip
+    }
     log = scratch / "log"
     environment = {**os.environ, "WEFT_CACHE_DIR": str(scratch / "cache"), "PYTHONFAULTHANDLER": "1"}
     with open(log, "wb") as out:

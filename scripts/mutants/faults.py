@@ -14,10 +14,10 @@ from typing import NamedTuple, TypedDict
 COMPARISONS = {
     "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==",
     "is": "is not", "is not": "is", "in": "not in", "not in": "in",
-}  # fmt: skip
+}
 SIGNS = {
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "//"), ast.FloorDiv: ("//", "*"), ast.Mod: ("%", "//"),
-}  # fmt: skip
+}
 
 
 class Place(TypedDict):

@@ -110,7 +110,7 @@ def start(*arguments: object, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command, env=environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 def finish(child: subprocess.Popen[str], seconds: float | None = None) -> str:

@@ -291,7 +291,7 @@ def test_a_start_sees_no_cache_and_no_choices_of_the_user(tmp_path: Path, monkey
     found = startup.environment(tmp_path)
     assert [name for name in found if name.startswith("WEFT_")] == ["WEFT_CACHE_DIR"]
     assert all(Path(found[name]).is_relative_to(tmp_path) and not any(Path(found[name]).glob("[!.]*"))
-               for name in startup.FOLDERS)  # fmt: skip
+               for name in startup.FOLDERS)
 
 
 def test_the_bars_of_a_start() -> None:
@@ -360,7 +360,7 @@ def test_a_run_says_which_choices_it_used(tmp_path: Path, monkeypatch: pytest.Mo
         ["--peers", "torch,tf"], ["--json", "/proc/nope/x.json"], ["--json", "/"],
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_wrong_options_are_said_before_anything_is_measured(
     wrong: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

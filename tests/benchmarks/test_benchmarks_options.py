@@ -17,7 +17,7 @@ from benchmarks.measure import Counts, build
         ["--devices", ","], ["--image", "-1"], ["--piece", "1,2"], ["--chunk", "0"], ["--stream", "maybe"],
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_transfers_refuse_wrong_options_before_they_measure(
     wrong: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,7 +31,7 @@ def test_files_that_were_never_finished_are_counted_and_removed_when_nobody_writ
     assert "removed 3 files" in cli("cache", "clear", "--keep-tuning").out
     assert [path.name for path in sorted(tmp_path.glob("*/*"))] == [
         "tmpab_12xyz", "tmpab_12xyz.part", "weft-mine.txt", "weft-new12345.part"
-    ]  # fmt: skip
+    ]
 
 
 def test_a_file_that_others_may_write_is_named(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def test_a_picture_of_unknown_range_is_refused(tmp_path: Path, dtype: type) -> N
     "arguments", [("-i", "x=a.npy", "-i", "x=b.npy"), ("--shape", "x=1,4", "--shape", "x=2,4"),
                   ("-o", "x=a.npy", "-o", "x=b.npy"), ("--hint", "x=cpu", "--hint", "x=opencl")],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_a_name_is_given_once(cli: Cli, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     said = cli("run", double(tmp_path / "m.onnx"), "-d", "cpu", *arguments, status=2).err
     assert "error: 'x' is given twice" in said and "next: keep one --" in said
@@ -54,7 +54,7 @@ def test_a_name_is_given_once(cli: Cli, tmp_path: Path, arguments: tuple[str, ..
 @pytest.mark.parametrize(
     "given", [("-d", "cpu", "--device=opencl"), ("--precision", "high", "--precision", "low"),
               ("--iterations", "1", "--iterations", "1")], ids=" ".join,
-)  # fmt: skip
+)
 def test_an_option_is_given_once(cli: Cli, tmp_path: Path, given: tuple[str, ...]) -> None:
     name = {"-d": "--device"}.get(given[0], given[0])
     said = cli("bench", double(tmp_path / "m.onnx"), *given, status=2).err

@@ -64,7 +64,7 @@ def test_each_precision_has_its_own_choices(cli: Cli, model: Path, cache: Path) 
     assert [text for text in done.out.splitlines() if text.startswith(("null, ", "cpu, "))] == [
         "null, high", "null, normal", "cpu, high: there is nothing to tune on cpu: only GPUs choose",
         "cpu, normal: there is nothing to tune on cpu: only GPUs choose",
-    ]  # fmt: skip
+    ]
     assert "nothing was tuned" not in done.err
 
 
@@ -141,7 +141,7 @@ def test_where_nothing_can_be_kept_nothing_is_tried(
 def test_a_cache_that_cannot_be_written_any_more_is_a_failure(
     cli: Cli, model: Path, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

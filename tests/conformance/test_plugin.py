@@ -163,7 +163,7 @@ def test_each_check_and_each_row_is_a_test(pytest_with_plugin: Pytest) -> None:
     done = pytest_with_plugin(
         "--pyargs", "weft.conformance", "--weft-backend", "cpu",
         "--weft-only", "storage", "--weft-only", "Relu",
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout
     assert "test_conformance[storage] PASSED" in done.stdout
     assert "test_conformance[Relu-f32[1]] PASSED" in done.stdout
@@ -174,7 +174,7 @@ def test_a_broken_backend_fails_in_the_plugin(pytest_with_plugin: Pytest, folder
     done = pytest_with_plugin(
         "--pyargs", "weft.conformance", "--weft-backend", "broken", "--weft-backend-path", str(folder),
         "--weft-only", "storage", "--weft-only", "copies",
-    )  # fmt: skip
+    )
     assert done.returncode == 1, done.stdout
     assert "test_conformance[storage] FAILED" in done.stdout
     assert "test_conformance[copies] PASSED" in done.stdout

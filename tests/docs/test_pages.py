@@ -20,7 +20,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_of_page(
     page: Path, tmp_path: Path, warm_python: WarmPython, request: pytest.FixtureRequest
-) -> None:  # fmt: skip
+) -> None:
     """Pages register ops and backends for good, so each runs in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), ADDRESS: warm_python.address}
     if FRESH in page.read_text(encoding="utf-8"):

@@ -28,7 +28,7 @@ def decoder() -> ModelProto:
         "scale": rng.uniform(0.5, 1.5, WIDTH), "qkv": rng.uniform(-1, 1, (WIDTH, columns)),
         "out": rng.uniform(-1, 1, (HEADS * DEPTH, WIDTH)) / 8, "cos": rng.uniform(-1, 1, (LONGEST, DEPTH // 2)),
         "sin": rng.uniform(-1, 1, (LONGEST, DEPTH // 2)),
-    }  # fmt: skip
+    }
     constants = [numpy_helper.from_array(v.astype(np.float32), k) for k, v in weights.items()]
     integers = {"last": np.array(1), "one": np.array([1]), "axis": np.array([1])}
     constants += [numpy_helper.from_array(v.astype(np.int64), k) for k, v in integers.items()]
@@ -51,13 +51,13 @@ def decoder() -> ModelProto:
         node(
             "SkipSimplifiedLayerNormalization", ["mixed", "x", "scale"], ["y", "", "", "sum"], domain=MS, epsilon=1e-5
         ),
-    ]  # fmt: skip
+    ]
     value = helper.make_tensor_value_info
     past: list[str | int | None] = ["batch", GROUPS, "before", DEPTH]
     inputs = [
         value("x", TensorProto.FLOAT, ["batch", "rows", WIDTH]), value("mask", TensorProto.INT64, ["batch", "all"]),
         value("past_k", TensorProto.FLOAT, past), value("past_v", TensorProto.FLOAT, past),
-    ]  # fmt: skip
+    ]
     outputs = [value(name, TensorProto.FLOAT, None) for name in ("y", "sum", "k", "v")]
     graph = helper.make_graph(nodes, "decoder", inputs, outputs, constants)
     imports = [helper.make_opsetid("", 17), helper.make_opsetid(MS, 1)]
@@ -96,12 +96,12 @@ def test_lengths_that_a_run_is_given(device: str) -> None:
     fixed: dict[str, Any] = {
         "q": (2, 1, (HEADS + 2 * GROUPS) * DEPTH), "past_k": (2, GROUPS, 6, DEPTH), "past_v": (2, GROUPS, 6, DEPTH),
         "lengths": (2,), "total": (1,),
-    }  # fmt: skip
+    }
     inputs = [helper.make_tensor_value_info(n, kinds.get(n, TensorProto.INT32), shape) for n, shape in fixed.items()]
     node = helper.make_node(
         "GroupQueryAttention", ["q", "", "", "past_k", "past_v", "lengths", "total"], ["y", "k", "v"],
         domain=MS, name="attention", num_heads=HEADS, kv_num_heads=GROUPS,
-    )  # fmt: skip
+    )
     outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in node.output]
     graph = helper.make_graph([node], "lengths", inputs, outputs)
     imports = [helper.make_opsetid("", 17), helper.make_opsetid(MS, 1)]

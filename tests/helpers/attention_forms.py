@@ -75,7 +75,7 @@ def cosine(net: Net, factor: Array, kind: str = "Mul", *, masks: int = 1, first:
 def capped(
     net: Net, *, divided: float | None = 5.0, times: float | None = 5.0, mask: str = "", inner: str = "",
     factor: Array | None = None, inner_factor: Array | None = None, twice: bool = False,
-) -> tuple[str, str]:  # fmt: skip
+) -> tuple[str, str]:
     """Add an attention with a tanh of its scores, and return it with the tanh; `inner` is a mask within."""
     q, k, v = (net.input(name, *shape[1:]) for name, shape in WINDOWS.items())
     scores = net.add("MatMul", q, net.add("Transpose", k, perm=(0, 1, 3, 2)))

@@ -105,4 +105,4 @@ def forms(draw: st.DrawFn) -> Form:
         draw(number(1, 2)), draw(number(1, 4)), draw(number(1, 12)), draw(number(1, 12)),
         (draw(number(1, 4)), draw(number(1, 5))), draw(st.sampled_from(SCALES)), draw(st.sampled_from(BIASES)),
         draw(st.sampled_from(PRODUCTS)), draw(st.sampled_from(SOURCES)), draw(st.booleans()),
-    )  # fmt: skip
+    )

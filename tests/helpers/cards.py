@@ -15,7 +15,7 @@ from weft.kernels.special import SpecialKernel, special_kernels
 H200 = DeviceCaps(
     max_local_items=1024, max_local_size=(1024, 1024, 64), local_memory=48 << 10, max_buffer_range=(1 << 32) - 4,
     fp16_storage=True, int8_storage=True, matrix_units=True, compute_units=132,
-)  # fmt: skip
+)
 """What both APIs offer on it."""
 OPENCL = replace(H200, max_local_items=256, channels_last=True, shuffles=True, warpgroup_units=True)
 CHAINED = replace(OPENCL, resident_groups=132, partial_barriers=True)

@@ -88,7 +88,7 @@ def poison_scratch(task: Task, launches: Sequence[Any]) -> None:
 
 def play(pipeline: Pipeline, fed: dict[str, Array]) -> list[Array]:
     """Return the outputs of a pipeline on a null device."""
-    launches = pipeline.backend.recording.run.whole  # type: ignore[attr-defined]
+    launches = pipeline.backend.recording.run.rest  # type: ignore[attr-defined]
     tensors = [t for task in pipeline.tasks for t in (*task.inputs, *task.outputs) if t and t.constant is None]
     for tensor in tensors:
         tensor.memory.slot.buffer.handle[:] = 0xFF

@@ -137,7 +137,7 @@ def _pool(draw: Draw, net: Net, x: str) -> str | None:
 STEPS: tuple[Step, ...] = (
     _transpose, _transpose, _transpose, _part, _roll, _quarters, _halves, _expand, _reshape, _reshape, _concat, _concat,
     _gather, _unary, _sum, _rows, _mean, _product, _conv, _conv, _conv, _pool,
-)  # fmt: skip
+)
 
 
 def _values(net: Net) -> list[str]:

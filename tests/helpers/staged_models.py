@@ -53,7 +53,7 @@ def condition() -> ModelProto:
             else_branch=branch("else", node("Neg", "x", "out")),
         ),
         node("Exp", "chosen", "y"),
-    ]  # fmt: skip
+    ]
     constants = {"zero": np.array(0, np.float32), "w": np.array([1, 2, 3], np.float32)}
     return make_model(nodes, {"x": (FLOAT, (3,))}, ["y"], constants)
 

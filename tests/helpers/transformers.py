@@ -52,7 +52,7 @@ def tanh_gelu(net: Net, x: str, *, power: bool = True, swapped: bool = False) ->
 def attention(
     net: Net, q: str, k: str, v: str, *,
     where: str = "behind", mask: str = "", turned: str = "once", guarded: bool = False,
-) -> str:  # fmt: skip
+) -> str:
     """Add an attention of heads that are apart; `where` is the scale, `turned` tells how K is transposed.
 
     If it is `guarded`, rows of NaN are replaced by zeros.
@@ -111,7 +111,7 @@ def joint(net: Net, x: str, mask: str, *, guarded: bool, scale: str, read: str =
 def encoder(
     net: Net, x: str, heads: int, each: int, *,
     key: str = "", bias: str = "qkv", mask: str = "", turned: str = "once", guarded: bool = False, early: str = "",
-) -> str:  # fmt: skip
+) -> str:
     """Add a multi-head attention as exporters write it; K and V are of `key`, or of x.
 
     Those of Q, K and V that `bias` names have one. Scales of Q and K may be applied `early`: "apart", as soon as heads

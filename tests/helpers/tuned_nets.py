@@ -36,7 +36,7 @@ def tune(graph: Graph, on: str = "null", **options: object) -> list[Tuned]:
 def slices(graph: Graph, on: str = "null", precision: str = "high") -> list[int]:
     """Return which tiles a session that is loaded now uses."""
     with weft.load(graph, device=on, fallback="error", precision=precision) as session:
-        launches = session.pipelines[0].backend.recording.run.whole  # type: ignore[attr-defined]
+        launches = session.pipelines[0].backend.recording.run.rest  # type: ignore[attr-defined]
         return [launch.kernel.slices for launch in launches if launch.kernel.entry == GEMM]
 
 

@@ -22,7 +22,7 @@ COUNT = 4
 def ask(
     path: str, arguments: list[str], folder: str, environment: dict[str, str], files: tuple[int, int, int],
     timeout: float | None = None
-) -> int:  # fmt: skip
+) -> int:
     """Have the server at a socket run Python with these arguments; return its exit status, or the negative signal.
 
     `files` become stdin, stdout and stderr. If the asking process ends, so does the program; TimeoutError if it takes
@@ -139,7 +139,7 @@ WANTED = (
     "mako.lookup", "numpy.random", "onnx.inliner", "platformdirs", "typer.main",
     "weft.backends.gpu.backend", "weft.backends.gpu.selftest.child", "weft.cli.app", "weft.conformance.native.child",
     "weft.core.passes.fuse", "weft.frontends.onnx", "weft.ops", "weft.plugins.entry_points",
-)  # fmt: skip
+)
 """What commands, pages and Weft's own child processes import, and what that imports."""
 
 

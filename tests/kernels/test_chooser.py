@@ -121,10 +121,10 @@ VULKAN = replace(H200, channels_last=True, shuffles=True, workgroup_matrices=Tru
 DEVICES = {
     "opencl": OPENCL, "vulkan": VULKAN, "plain": replace(H200, matrix_units=False),
     "software": DeviceCaps(software=True), "smallest": PROFILES["smallest"].apply(VULKAN), "least": DeviceCaps(),
-}  # fmt: skip
+}
 SHAPES = [((n, ci, s, s), (co, ci, k, k)) for n in (1, 32) for ci, co, s, k in (
     (3, 64, 56, 7), (64, 64, 56, 3), (512, 512, 7, 3), (256, 1024, 14, 1), (8, 8, 5, 1), (2048, 4096, 1, 1),
-)]  # fmt: skip
+)]
 
 
 def problems(caps: DeviceCaps) -> list[ConvProblem]:
@@ -190,5 +190,5 @@ def test_pools_stay_apart_where_the_kernel_that_takes_them_is_wrong() -> None:
             device.caps = replace(device.caps, without=frozenset(wrong))
             with weft.load(graph, "null", fallback="error") as session:
                 (pipeline,) = session.pipelines
-                labels = [launch.label for launch in pipeline.backend.recording.run.whole]  # type: ignore[attr-defined]
+                labels = [launch.label for launch in pipeline.backend.recording.run.rest]  # type: ignore[attr-defined]
         assert [k for label in labels if (k := label.rpartition("/")[2]) != "relayout"] == expected

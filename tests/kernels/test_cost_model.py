@@ -22,7 +22,7 @@ from weft.ops.gpu.conv.wide import WideTile
 ALGORITHMS = (
     "conv_gemm", "conv_matrix", "conv_split", "conv_split_wgmma", "conv_unstaged", "conv_wgmma", "conv_wide",
     "conv_winograd", "workgroup_gemm",
-)  # fmt: skip
+)
 CLOSE = 1.1
 """The most that choices may be from the best, as a geometric mean over the problems of some rivals."""
 
@@ -42,14 +42,14 @@ def test_terms_are_what_the_busiest_unit_does() -> None:
     effort = Effort(
         groups=600, items=512, registers=64, shared=0, rows=64, columns=32, rounds=10, depth=16, slices=2,
         read=1_320_000, moved=2_640_000,
-    )  # fmt: skip
+    )
     products = 64 * 32 * 10 * 16 * 2
     found = dict(zip(TERMS, effort.terms(H200), strict=True))
     assert found == pytest.approx({
         "start": 1.0, "rounds": 30, "steps": 5 * 10 * 512 * 1e-3, "chain": 3 * products / 512 * 1e-3,
         "products": 5 * products * 1e-6, "alone": 0.0, "stores": 3 * 64 * 32 / 512 * 0.1,
         "slices": 5 * 64 * 32 * 1e-3, "read": 1.0, "moved": 2.0, "launches": 0.0, "parts": 0.0,
-    })  # fmt: skip
+    })
     alone = dict(zip(TERMS, replace(effort, registers=128).terms(H200), strict=True))
     assert alone["alone"] == alone["products"] == found["products"] and alone["rounds"] == 50
     split = dict(zip(TERMS, replace(effort, parts=4, results=132_000).terms(H200), strict=True))

@@ -74,7 +74,7 @@ CHANGED: list[dict[str, Any]] = [
     {"shared": [["f32", "exit()"]]}, {"shared": [["f32", 7]]}, {"shared": [[[], "1"]]},
     {"subgroup": 16}, {"subgroup": False}, {"subgroup": []}, {"warpgroup": 1},
     {"bounds": 7}, {"bounds": "N"}, {"bounds": ["other"]}, {"bounds": [[]]},
-]  # fmt: skip
+]
 ODD = [b"", b"[]", b"7", b"null", b"{", b"[" * 20000, b"\xff", *(json.dumps(GOOD | each).encode() for each in CHANGED)]
 """Entries that nothing has damaged, as their digests say, and that are not as `render` writes them."""
 

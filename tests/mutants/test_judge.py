@@ -47,7 +47,7 @@ class Case(NamedTuple):
             tree=self.tree, mutants=self.mutants, side="new", jobs=2, budget=10.0, file_limit=60.0,
             mutant_limit=60.0, end=time.monotonic() + seconds, skip="", divide="", folder=self.folder,
             out=out, resume=resume,
-        ).run()  # fmt: skip
+        ).run()
         assert json.loads(out.read_text()) == result
         return result
 

@@ -194,7 +194,7 @@ def test_the_last_kernel_stores_what_the_output_is(name: str, device: str) -> No
         (expected,) = session.run(fed)
     with weft.load(graph, device, precision="low", fallback="error") as session:
         (pipeline,) = session.pipelines
-        labels = [launch.label for launch in pipeline.backend.recording.run.whole]  # type: ignore[attr-defined]
+        labels = [launch.label for launch in pipeline.backend.recording.run.rest]  # type: ignore[attr-defined]
         (actual,) = session.run(fed)
     assert actual.dtype == np.float32
     assert (f"{graph.outputs[0]}/elementwise" in labels) is not widened, labels

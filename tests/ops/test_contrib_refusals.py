@@ -53,7 +53,7 @@ def refusal(name: str, *shapes: Shape | None, **attributes: Any) -> str:
         ("Pad", [(2, 3), (1, 1, 4)], {}, "pads of (1, 1, 4) are neither a list nor one row"),
         ("ExpandDims", [(2, 3)], {}, "it needs the first 2 inputs; missing: 1"),
     ],
-)  # fmt: skip
+)
 def test_a_sentence_says_what_does_not_fit(
     name: str, shapes: list[Shape | None], attributes: dict[str, Any], reason: str
 ) -> None:

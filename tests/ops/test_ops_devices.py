@@ -158,7 +158,7 @@ def test_steps_behind_a_power_see_the_power_alone(device: str) -> None:
     """Fuse steps into a power whose exponent is converted first: they must leave the exponent as it is."""
     net = Net()
     power = net.add(Pow(), net.feed((3, 4), np.linspace(0.5, 3, 12, dtype=np.float32).reshape(3, 4)),
-                    net.feed((4,), np.array([0, 1, 2, 3])))  # fmt: skip
+                    net.feed((4,), np.array([0, 1, 2, 3])))
     net.check(device, [net.add(Mul(), net.add(Relu(), power), net.constant(np.array([-2], np.float32)))])
 
 

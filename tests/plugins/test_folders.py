@@ -207,7 +207,7 @@ def test_A16_a_rescan_loads_what_a_file_holds_now(differs: str, tmp_path: Path) 
 
 ACCEPTED = ["Arm_GpuAcc_backend.*", "Arm123_GpuAcc_backend.*", "Arm_GpuAcc456_backend.*", "ArmCo_GpuAcc_backend.*"]
 VERSIONED = ["Arm_GpuAcc_backend.*.1", "Arm_GpuAcc_backend.*.1.2", "Arm_GpuAcc_backend.*.1.2.3",
-             "Arm_GpuAcc_backend.*.10.1.27"]  # fmt: skip
+             "Arm_GpuAcc_backend.*.10.1.27"]
 """Accepted of native code; a Python file has no version in its name (A17)."""
 REJECTED = [
     "Arm_GpuAcc_backend.*.10.1.33.", "Arm_GpuAcc_backend.*.3.4..5", "Arm_GpuAcc_backend.*.1,1.1",
@@ -217,7 +217,7 @@ REJECTED = [
     "Arm_GpuAcc_backendX*", "Arm_GpuAcc_Backend.*", "Arm_GpuAcc_backend.*.\u0663", "\u00c4rm_GpuAcc_backend.*",
     "lib.Arm_GpuAcc_backend.*", "Arm_GpuAcc_backend.*\n", "Arm_GpuAcc_backend.*.1.", "Arm_Gpu_Acc_backend.*",
     "Arm_GpuAcc_backend.*~", "Arm_GpuAcc_backend.*c", "Arm-GpuAcc-backend.*",
-]  # fmt: skip
+]
 TABLE = [(name, {"so": True, "py": True}) for name in ACCEPTED]
 TABLE += [(name, {"so": True, "py": False}) for name in VERSIONED]
 TABLE += [(name, {"so": False, "py": False}) for name in REJECTED]

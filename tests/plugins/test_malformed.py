@@ -132,7 +132,7 @@ C_CASES = {
         "has no free and no upload and no download; own buffers need",
     ),
     "undefined symbol": (c() + "int absent(void);\nint call(void) { return absent(); }\n", "undefined symbol: absent"),
-}  # fmt: skip
+}
 
 
 @needs_compiler

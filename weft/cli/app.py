@@ -20,7 +20,7 @@ FAILED = 2
 """The exit status after an error of Weft, as after a wrong option."""
 COMMANDS = (
     "run", "devices", "doctor", "bench", "compare", "inspect", "optimize", "selftest", "tune", "conformance", "cache",
-)  # fmt: skip
+)
 """The commands, in the order of the help. Each is the function of that name in the module of that name."""
 LISTING = ("devices", "doctor")
 """Commands that list skipped backends themselves, and so log no warnings of them."""

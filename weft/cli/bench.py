@@ -41,11 +41,12 @@ from weft.cli.parsing import (
     parse_pairs,
     parse_precisions,
 )
-from weft.cli.rates import SPAN, Rates, measured
+from weft.cli.rates import Rates, measured
 from weft.cli.results import precision_notes
 from weft.cli.roofline import analysed, whole
 from weft.cli.verdict import TimeVerdict, judge
 from weft.core.contract.backend import Precision
+from weft.core.contract.profile import SPAN
 from weft.core.graph.layout import Array
 from weft.core.session.session import Session
 from weft.errors import InputError

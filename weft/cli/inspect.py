@@ -144,7 +144,7 @@ def inspect(
         bound, _chosen(devices), options, own,
         passes=passes, nodes=nodes, launches=launches, reasons=choices, fusion=fusion, short=unsupported,
         why=why or [],
-    )  # fmt: skip
+    )
 
 
 def _others(graph: Graph, shapes: dict[str, Shape], choices: list[DeviceChoice], config: BackendConfig) -> None:
@@ -177,7 +177,7 @@ def _chosen(devices: str) -> list[DeviceChoice]:
 def _describe(graph: Graph, nodes: bool) -> None:
     weights = [graph.constants[name] for name in sorted(graph.constants)]
     line(f"{graph.name}: {len(graph.nodes)} nodes, {sum(w.size for w in weights)} numbers of weights, "
-         f"{sum(w.nbytes for w in weights) / 2**20:.1f} MiB", "bold")  # fmt: skip
+         f"{sum(w.nbytes for w in weights) / 2**20:.1f} MiB", "bold")
     for name in graph.inputs:
         line(f"  input  {name}: {graph.specs[name]}")
     for name in graph.outputs:

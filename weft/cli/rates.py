@@ -13,15 +13,13 @@ import numpy as np
 
 import weft
 from weft.core.contract.backend import Precision
-from weft.core.contract.profile import Profile
+from weft.core.contract.profile import SPAN, Profile
 from weft.errors import WeftError
 from weft.loading import load
 
 RUNS = 5
 CHAIN = 16
 """Nodes that wait for each other, to time a launch."""
-SPAN = "span"
-"""The counter of GPUs: seconds from the start of a run's first launch to the end of its last."""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
         return f"{row['verdict'].upper()}: {row['why']}" if row["why"] else str(row["verdict"])
 
     table(("device", "kernels", "seconds", "verdict"),
-          [(r["device"], r["kernels"], f"{r['seconds']:.3f}", verdict(r)) for r in rows])  # fmt: skip
+          [(r["device"], r["kernels"], f"{r['seconds']:.3f}", verdict(r)) for r in rows])
     for row in rows:
         if row["why"]:
             line(plain(f"{row['device']}: {row['told']}"))

@@ -42,7 +42,7 @@ def ask(backend: Backend, graph: Graph) -> object:
 
 
 def acquired(backend: Backend, shape: Shape, storage: StorageType, dtype: DType = DType.FLOAT32,
-          layout: Layout = Layout.NCHW, name: str = "t") -> Tensor:  # fmt: skip
+          layout: Layout = Layout.NCHW, name: str = "t") -> Tensor:
     """Return a tensor for which the backend was asked for memory; BackendError if it answered no."""
     tensor = Tensor(name, shape, dtype, layout, backend=backend)
     acquire(backend, tensor, storage)

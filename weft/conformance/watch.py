@@ -16,7 +16,7 @@ CALLBACKS = (
     "onExecuteBegin", "onExecuteEnd", "onResizeBegin", "onResizeEnd", "onAllocateBuffer", "onWaitFinish",
     "onMapInput", "onFillInput", "onMapOutput", "onLendInput", "onLendOutput", "onStoreOutput", "onReachMemory",
     "why_not", "OptimizeSubgraph", "lower", "canImport", "statistics", "notes", "close",
-)  # fmt: skip
+)
 OF_EXECUTIONS = ("onResize", "onExecute", "close")
 CLEANING = frozenset({"onReleaseBuffer", "onClearBuffer", "onWaitFinish", "close", "Execution.close"})
 """Callbacks that also come after an error."""

@@ -148,7 +148,7 @@ class Decision:
     unasked: tuple[str, ...] = ()
     """Rivals that would be asked next if none of these fitted."""
     problem: Hashable = None
-    """The problem; None for tiles of one algorithm (`one_algorithm`)."""
+    """The problem."""
     in_microseconds: bool = False
     """Whether costs are microseconds: the cost model's, or the algorithms' own."""
 
@@ -286,12 +286,6 @@ def forget_decisions() -> None:
     """Make all choosers decide anew; call it after a change of what decisions depend on."""
     for chooser in _CHOOSERS:
         chooser._remembered.cache_clear()
-
-
-def one_algorithm(name: str, facts: Facts, tiles: Sequence[Any], default: Any) -> Decision:
-    """Return the decision between tiles of one algorithm without cost estimates; untuned, `default` is taken."""
-    others = {repr(tile): Candidate(tile, NEVER) for tile in tiles if tile != default}
-    return Decision(name, facts, {repr(default): Candidate(default, 1.0), **others})
 
 
 def candidates_of(

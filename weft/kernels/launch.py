@@ -13,7 +13,7 @@ from weft.core.graph.fused_op import Step
 from weft.core.graph.index_map import IndexMap
 from weft.core.graph.layout import Array, Layout, Shape, row_major
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.kernels.chooser import Candidate, Decision, Facts, TileT, one_algorithm
+from weft.kernels.chooser import Candidate, Decision
 from weft.kernels.device_caps import DeviceCaps, Size3
 from weft.kernels.gate import Gate
 from weft.kernels.output_maps import OutputMap
@@ -219,14 +219,13 @@ class KernelBuilder(ABC):
 
     def for_output_map(
         self, output: Tensor, shape: Shape, output_map: OutputMap
-    ) -> tuple[KernelBuilder, Tensor] | None:
+    ) -> tuple[KernelBuilder, Tensor]:
         """Return a builder of launches that compute an image of a shape (n, channels, *pixels), and that image.
 
         What they store there with `store4` or `store8` goes where the map says in the node's packed output, with the
-        fused steps. Their constants have keys of their own. The image has no memory: launches only write it. None if
-        this builder cannot do that.
+        fused steps. Their constants have keys of their own. The image has no memory: launches only write it.
         """
-        return None
+        raise NotImplementedError("this builder plans nothing on packed tensors")
 
     def by_steps(self, tensor: Tensor) -> tuple[Tensor, tuple[int, ...], int]:
         """Return a tensor, the steps of its axes in memory and the place of its first element, all in elements.
@@ -242,16 +241,6 @@ class KernelBuilder(ABC):
         their source changes. Candidates that pack a constant differently must give it another key.
         """
         return decision.candidates[decision.default]
-
-    def choose_tile(self, name: str, facts: Facts, tiles: Sequence[TileT], default: TileT) -> TileT:
-        """Return the tile that tuning found fastest on this device for exactly this problem, else `default`.
-
-        This is `choose` for an op with one algorithm. Tiles are frozen dataclasses, which tables on disk name by their
-        `repr`; `default` need not be among them. `name` and `facts` decide the launches together with the tile, the
-        element types and the fused steps.
-        """
-        tile: TileT = self.choose(one_algorithm(name, facts, tiles, default)).tile
-        return tile
 
     def rows(self, tensor: Tensor) -> tuple[int, int] | None:
         """Return the row pitch and the first element of a packed tensor if its pixels are equally spaced rows.

@@ -292,7 +292,7 @@ class GroupQueryAttention(Composite):
                     interleaved=self.rotary_interleaved, rotary_embedding_dim=turned if turned < depth else 0,
                 )
                 for each in (q, k)
-            )  # fmt: skip
+            )
         if before or keys > rows:
             k, v = (self._cached(make, old, new, past, first, keys) for old, new in ((past_k, k), (past_v, v)))
         mask = self._mask(make, q, past, steps, bias, first, keys)

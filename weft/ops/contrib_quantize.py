@@ -162,7 +162,7 @@ class QLinearAveragePool(_OfImage):
         return make.add(
             "AveragePool", x, kernel_shape=self.kernel_shape, auto_pad=self.auto_pad, ceil_mode=self.ceil_mode,
             count_include_pad=self.count_include_pad, pads=self.pads, strides=self.strides,
-        )  # fmt: skip
+        )
 
 
 @op_dataclass
@@ -398,7 +398,7 @@ class DynamicQuantizeLSTM(Composite):
             name: getattr(self, name)
             for name in ("activation_alpha", "activation_beta", "activations", "clip", "direction", "hidden_size",
                          "input_forget")
-        }  # fmt: skip
+        }
         given = [rounded, *weights, bias, lengths, h, c, peepholes]
         return make.all("LSTM", *given, made=self.outputs, outputs=self.outputs, **attributes)
 
@@ -416,7 +416,7 @@ class DynamicQuantizeLSTM(Composite):
 
 ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "Relu": (), "Tanh": (), "Sigmoid": (), "LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta"), "Clip": ("", ""),
-}  # fmt: skip
+}
 """The functions that ONNX Runtime fuses into a layer, with the names of their numbers; those of Clip are inputs."""
 
 

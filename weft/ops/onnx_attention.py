@@ -75,7 +75,7 @@ def heads_joined(make: Body, value: str) -> str:
 def attend(
     make: Body, q: str, k: str, v: str, mask: str, *,
     scale: float, softcap: float = 0.0, shown: int | None = None, sink: str = "",
-) -> tuple[str, str]:  # fmt: skip
+) -> tuple[str, str]:
     """Return the attention of heads apart, and the scores as they are `shown`, if at all.
 
     q is (batch, heads, queries, depth), k and v (batch, fewer heads, keys, elements), the mask "" or what
@@ -198,7 +198,7 @@ class OnnxAttention(Composite):
             y = make.add(
                 "weft::Attention", *given,
                 heads=heads, scale=scale, softcap=self.softcap, zero_hidden=int(bool(total)),
-            )  # fmt: skip
+            )
             scores = ""
         else:
             narrow = make.cast(v, make.dtype(q))

@@ -178,7 +178,7 @@ class Recurrent(Op):
             "W": (w, w.dims), "R": (r, r.dims),
             "B": (b, (each.directions, 2 * self.gates * each.hidden)),
             "initial_h": (rest[0], self.state_shape(each)),
-        }  # fmt: skip
+        }
         if more:
             floats["initial_c"] = rest[1], self.state_shape(each)
             floats["P"] = rest[2], (each.directions, 3 * each.hidden)
@@ -224,7 +224,7 @@ class Recurrent(Op):
             weights = Weights(
                 r[d].reshape(self.gates, each.hidden, each.hidden), bias[1],
                 None if peepholes is None else peepholes[d].reshape(3, -1),
-            )  # fmt: skip
+            )
             # What the inputs add to the gates of all steps, in one product.
             brought = (x @ w[d].T).reshape(each.steps, each.batch, self.gates, each.hidden) + bias[0]
             states = [np.zeros_like(last[0][d]) if a is None else a[d].copy() for a in firsts]

@@ -127,7 +127,7 @@ class ContribRotaryEmbedding(Composite):
                 "RotaryEmbedding", x, cos, sin, ids,
                 interleaved=self.interleaved, num_heads=heads, rotary_embedding_dim=self.rotary_embedding_dim,
             )
-        ]  # fmt: skip
+        ]
 
 
 __all__ = ["ContribRotaryEmbedding", "RotaryEmbedding", "rotate"]

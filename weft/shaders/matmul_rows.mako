@@ -1,7 +1,7 @@
 ## ${rows} rows of a times constant weights that are packed as vectors along K: a work-group computes one column, its
 ## items divide K and add up in a `tree`, or one after the other where barriers cost more than that. Weights are read
-## once, in whole vectors; so is a, if K is a multiple of four (`quads`). An item loads ${at_a_time} vectors before it uses the
-## first, because a unit's items together would else wait for less than the memory can bring meanwhile.
+## once, in whole vectors; so is a, if K is a multiple of four (`quads`). An item has ${at_a_time} loads of weights under
+## way, because with one the memory's bandwidth is not used up.
 ## If `ragged`, there are M rows, up to `rows`: others are computed from the last one.
 ## If `gated`, a group computes the column of a second product beside it, and a gate makes one value of both.
 <%

@@ -244,7 +244,7 @@ def _change(manifest: dict[str, Any], members: dict[str, bytes], draw: random.Ra
     changes = (
         (_change_corner, 3), (_change_stage_list, 3), (_change_stage, 4), (_change_rest, 5), (_change_ends, 2),
         (_change_constant, 2), (_change_options, 1), (_change_first, 2), (_change_anything, 2),
-    )  # fmt: skip
+    )
     (change,) = draw.choices([c for c, _ in changes], [w for _, w in changes])
     change(manifest, tail, members, draw)
 

@@ -75,7 +75,7 @@ def test_a_device_computes_it_right(device: str, precision: str) -> None:
 @given(
     count=st.integers(1, 2), channels=st.sampled_from([2, 4, 8, 10]), kept=st.sampled_from([1, 2, 4, 8]),
     images=st.integers(1, 2), size=st.integers(1, 6), gate=st.sampled_from(["value", "constants", "scalar"]),
-)  # fmt: skip
+)
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=SLOW)
 def test_any_blocks_play_right(count: int, channels: int, kept: int, images: int, size: int, gate: str) -> None:
     assert_plan_computes(blocks(count, channels, kept, images=images, size=size, gate=gate))

@@ -43,7 +43,7 @@ from weft.ops.gpu.conv.split_k import InParts
 
 ONE_GROUP: dict[str, Any] = {
     "matrix_units": False, "resident_groups": 1, "compute_units": 132, "software": False, "max_local_items": 128,
-}  # fmt: skip
+}
 """A CPU runs work-groups in turn, so that only one may wait; it is said to have units for which launches are few."""
 
 
@@ -240,7 +240,7 @@ def test_launches_of_parts_of_a_result_run_side_by_side(monkeypatch: pytest.Monk
         ("groups", "conv_gemm", True), ("groups", "conv_gemm", False),
         ("groups", "sum_parts", True), ("groups", "sum_parts", False),
         ("left", "conv_gemm", True), ("right", "conv_gemm", False),
-    ]  # fmt: skip
+    ]
 
 
 @given(graph=networks(12))

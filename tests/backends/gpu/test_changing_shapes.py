@@ -98,7 +98,7 @@ IMAGES = [
     (n, 3, h, w)
     for n, h, w in ((1, 32, 32), (2, 32, 32), (1, 64, 64), (3, 40, 56), (1, 96, 96), (4, 33, 65), (2, 128, 128),
                     (8, 64, 64), (1, 50, 50), (5, 80, 48), (16, 32, 32))
-]  # fmt: skip
+]
 WORDS = [
     (n, t, 32)
     for n, t in ((1, 8), (2, 8), (1, 16), (3, 7), (1, 33), (4, 64), (1, 100), (8, 20), (2, 128), (5, 50))
@@ -415,7 +415,7 @@ ONE_PIXEL: dict[str, tuple[tuple[str, tuple[int, ...], dict[str, Any]], Sizes]] 
     "transposed volumes": (
         ("ConvTranspose", (4, 4, 2, 2, 2), {"strides": (2, 2, 2)}), [(1, 1, 4), (3, 1, 4), (3, 2, 4), (1, 1, 1)],
     ),
-}  # fmt: skip
+}
 """Along an axis with one pixel a window has a stride of 1, so weights are put in another order there."""
 
 

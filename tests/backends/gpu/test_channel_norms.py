@@ -261,7 +261,7 @@ def test_a_model_of_open_sizes_computes_what_onnx_does(device: str) -> None:
 @given(
     kind=st.sampled_from(sorted(ROWS)), channels=st.sampled_from([1, 3, 4, 8, 12]), rank=st.integers(3, 5),
     images=st.integers(1, 2), residual=st.booleans(),
-)  # fmt: skip
+)
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=SLOW)
 def test_any_block_plays_right(kind: str, channels: int, rank: int, images: int, residual: bool) -> None:
     # A layer norm of one channel is its shift: without a residual nothing is left to compute.

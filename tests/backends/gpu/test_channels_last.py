@@ -89,7 +89,7 @@ def test_a_device_computes_it_right(device: str) -> None:
 @given(
     count=st.integers(1, 3), channels=st.sampled_from([4, 8, 10, 12]), images=st.integers(1, 2), size=st.integers(1, 6),
     kind=st.sampled_from(["Add", "Sub", "Max"]), read=st.sampled_from(["Conv", "output", "Reshape"]),
-)  # fmt: skip
+)
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=SLOW)
 def test_any_blocks_play_right(count: int, channels: int, images: int, size: int, kind: str, read: str) -> None:
     assert_plan_computes(blocks(count, channels, images=images, size=size, kind=kind, read=read))

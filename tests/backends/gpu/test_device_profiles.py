@@ -239,7 +239,7 @@ def test_work_group_memory_and_items_beyond_the_profile_are_errors(api: str, mon
     request = KernelRequest(
         "softmax", (("log", False), ("short", False)),
         (Arg("x", f32, "linear"), Arg("y", f32, "linear", True)), names,
-    )  # fmt: skip
+    )
     source = render(request, device.dialect)
     values = {**dict.fromkeys(names, 64), "LY": 1, "LZ": 1}
     device.compile(source, {**values, "LX": 64})
@@ -257,7 +257,7 @@ def test_a_kernel_that_counts_on_other_subgroups_is_found(api: str, monkeypatch:
         "softmax_rows",
         (("ahead", False), ("each", 1), ("fours", False), ("log", False), ("shuffles", True), ("team", 32)),
         (Arg("x", f32, "linear"), Arg("y", f32, "linear", True)), names,
-    )  # fmt: skip
+    )
     for size in (8, 16, 64):
         monkeypatch.setenv("WEFT_DEVICE_PROFILE", f"subgroup={size}")
         device = opened(api)
@@ -273,7 +273,7 @@ def test_launches_hold_alignment_and_range(api: str, monkeypatch: pytest.MonkeyP
     request = KernelRequest(
         "elementwise", (("count", 1), ("expr", "{0}"), ("fours", ()), ("names", ("x0",)), ("rank", 0), ("wide", False)),
         (Arg("x0", f32, "linear"), Arg("y", f32, "linear", True)), ("TOTAL",),
-    )  # fmt: skip
+    )
     kernel = device.compile(render(request, device.dialect), {"TOTAL": 16, "LX": 16, "LY": 1, "LZ": 1})
     buffer = device.allocate(4 * MIB)
     try:

@@ -185,7 +185,7 @@ def test_launches_that_may_run_side_by_side_do_not_touch_each_other(graph: Graph
         patch.setattr(pipeline_recording, "schedule", watched)
         with planned(graph) as session:
             assume(session.pipelines)
-            launches = session.pipelines[0].backend.recording.run.whole  # type: ignore[attr-defined]
+            launches = session.pipelines[0].backend.recording.run.rest  # type: ignore[attr-defined]
             given_order, recorded = seen[-1]
             level, at = 0, {}
             for command in recorded:

@@ -122,7 +122,7 @@ def test_a_concat_of_full_blocks_costs_nothing() -> None:
     firsts = {"part0": 0, "part1": 1, "part2": 3}
     assert views == {name: ValueView("both", first, 5) for name, first in firsts.items()}
     with planned(fire(4, 8, 6)) as session:
-        labels = [launch.label for launch in session.pipelines[0].backend.recording.run.whole]  # type: ignore[attr-defined]
+        labels = [launch.label for launch in session.pipelines[0].backend.recording.run.rest]  # type: ignore[attr-defined]
     assert not any("both" in label for label in labels)
 
 
@@ -208,7 +208,7 @@ def ends_in_a_flatten(*, read: bool = False, twice: bool = False, concat: bool =
 def test_what_an_output_is_another_name_for_is_written_there(graph: Graph, moves: int) -> None:
     assert_plan_computes(graph)
     with planned(graph) as session:
-        labels = [launch.label for launch in session.pipelines[0].backend.recording.run.whole]  # type: ignore[attr-defined]
+        labels = [launch.label for launch in session.pipelines[0].backend.recording.run.rest]  # type: ignore[attr-defined]
     moved = [label for label in labels if label.rpartition("/")[2] in ("move", "relayout") and "x.c4" not in label]
     assert len(moved) == moves, labels
 
@@ -252,6 +252,6 @@ def test_a_conversion_that_moves_nothing_is_not_launched() -> None:
     graph = net.finish(net.add("Sigmoid", net.add("Flatten", pooled, axis=1), name="y"))
     with null_gpu(), weft.load(graph, "null", fallback="error") as session:
         (pipeline,) = session.pipelines
-        launches = pipeline.backend.recording.run.whole  # type: ignore[attr-defined]
+        launches = pipeline.backend.recording.run.rest  # type: ignore[attr-defined]
     kernels = [launch.label.rpartition("/")[2] for launch in launches]
     assert kernels.count("relayout") == 1, "of the input alone"

@@ -51,7 +51,7 @@ NETWORKS = ("densenet121", "inception_v1", "inception_v2", "resnet50", "shufflen
 LARGE_GPU = replace(
     CAPS, matrix_units=True, channels_last=True, shuffles=True, compute_units=132, max_local_items=1024,
     max_local_size=(1024, 1024, 64), local_memory=49152, max_buffer_range=1 << 31, max_allocation=1 << 33,
-)  # fmt: skip
+)
 
 
 class Noted:
@@ -202,7 +202,7 @@ def test_inspect_prints_it(gpu: str, capsys: pytest.CaptureFixture[str], monkeyp
 
     device = registry.find(gpu).runtime(0).device  # type: ignore[attr-defined]
     with noting(device, monkeypatch) as noted, weft.load(model_path("shapes"), gpu,
-                                                         shapes={"image": (1, 3, 128, 128)}) as session:  # fmt: skip
+                                                         shapes={"image": (1, 3, 128, 128)}) as session:
         assert_listed(noted, session)
         listed = [f"    {launch}" for _, launch in session.report.launches]
     with pytest.raises(SystemExit):
@@ -431,7 +431,7 @@ def test_what_an_op_says_of_a_constant_is_held_against_it(monkeypatch: pytest.Mo
         def launches(self: GpuOp, op: Any, k: Any, inputs: Any, outputs: Any) -> None:
             table = k.constant("table", array, spec=TensorSpec(shape, DType.FLOAT32))
             k.launch("move", reads={"x": inputs[0], "t": table}, writes={"y": outputs[0]}, grid=(1, 1, 1),
-                     local=(1, 1, 1), ints={}, variant={})  # fmt: skip
+                     local=(1, 1, 1), ints={}, variant={})
 
         return launches
 

@@ -183,7 +183,7 @@ def test_the_device_without_options_stays_open_with_and_without_a_profile(
     (0, "memory=2MiB", "the device pretends to have 2,097,152 in all"),
     (1 << 20, "memory=2MiB", "the option memory_limit allows 1,048,576 in all"),
     (4 << 20, "memory=2MiB", "the device pretends to have 2,097,152 in all"),
-])  # fmt: skip
+])
 def test_of_a_limit_and_a_profile_the_lesser_holds(
     limit: int, memory: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -212,7 +212,7 @@ def test_on_a_cpu_nothing_is_multiplied_in_vain() -> None:
         ("opencl", "high", 19), ("opencl", "normal", 19), ("opencl", "low", 19), ("vulkan", "high", 27),
         ("vulkan", "low", 27),
     ],
-)  # fmt: skip
+)
 def test_where_launches_overlap_they_stay_two(
     api: str, precision: str, launches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -310,11 +310,14 @@ def test_what_the_parts_leave_to_tuning_counts_for_each_of_them(device: str) -> 
     with weft.load(chain(), device=device, fallback="error") as session:
         recording, (pipeline,) = recorded(session), session.pipelines
         every = [choice for task in pipeline.tasks for choice in getattr(task.execution, "choices", ())]
-        assert {id(x) for choice in every for x in choice.launches} <= {id(x.plan) for x in recording.run.planned}
+        launched = [*recording.run.planned, *recording.run.undivided]
+        assert {id(x) for choice in every for x in choice.launches} <= {id(x.plan) for x in launched}
         for task in pipeline.tasks:
             execution: Any = task.execution
             if execution.label in recording.run.micro_batches.nodes and execution.choices:
-                assert len(execution.choices) == recording.run.micro_batches.count
+                whole = [t.shape for t in execution.planned[execution.choices[-1].key][1]]
+                assert len(execution.choices) == recording.run.micro_batches.count + 1, "and the whole batch"
+                assert all(shape[0] == BATCH for shape in whole)
         problems = open_problems(session.pipelines)
         assert sum(problem.nodes for problem in problems) < len(every), "a node is one, in however many parts"
 

@@ -235,7 +235,7 @@ def test_pocl_without_a_linker_is_not_even_tried(asked: list[str], monkeypatch: 
     device: Any = SimpleNamespace(
         platform=SimpleNamespace(name=driver_trial.POCL, version="1"), vendor="", name="", version="",
         driver_version="", type=int(cl.device_type.CPU),
-    )  # fmt: skip
+    )
     monkeypatch.setattr(driver_trial, "can_link", lambda: False)
     why = driver_trial.why_unusable([device], 0)
     assert why is not None and "apt install gcc libc6-dev" in why and asked == []

@@ -67,7 +67,7 @@ CALLBACKS = (
     "why_not", "OptimizeSubgraph", "lower", "onCreate", "onAcquireBuffer", "onReleaseBuffer", "onCopyBuffer",
     "onResizeBegin", "onMapInput", "onMapOutput", "onAllocateBuffer", "onResizeEnd", "onExecuteBegin",
     "onExecuteEnd", "onWaitFinish",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("callback", CALLBACKS)

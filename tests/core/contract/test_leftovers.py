@@ -59,7 +59,7 @@ class Swallows(Mock):
     def OptimizeSubgraph(self, view: SubgraphView) -> OptimizationViews:
         views = OptimizationViews()
         views.substitute(view, precompiled(view, self.info.id, b"".join(
-            value.tobytes() for value in view.graph.constants.values())))  # fmt: skip
+            value.tobytes() for value in view.graph.constants.values())))
         return views
 
 

@@ -177,9 +177,33 @@ def test_A13_a_gpu_may_report_the_span_of_a_run_alone(device: str) -> None:
 def test_A13_what_can_be_profiled_is_told() -> None:
     with pytest.raises(ConfigError, match="profile='launches' is not known"):
         weft.load(branching(8), "cpu", profile="launches")  # type: ignore[arg-type]
+    wrongs: list[Any] = [2, None, [], "Span"]
+    for wrong in wrongs:
+        with pytest.raises(ConfigError, match="is not known"):
+            weft.load(branching(8), "cpu", profile=wrong)
     with weft.load(branching(8), "cpu", profile="span") as session:
         session.run(feeds(branching(8)))
         assert session.profile.events and not session.profile.untimed
+
+
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+def test_A13_one_and_numpys_truth_profile_as_true_does(device: str) -> None:
+    counts, ways = list[int](), list[Any]([True, 1, np.True_])
+    for profile in ways:
+        with weft.load(branching(8), device, profile=profile) as session:
+            session.run(feeds(branching(8)))
+            counts.append(len(session.profile.events))
+    assert counts[0] > 0 and len(set(counts)) == 1
+
+
+def test_A13_an_unrelated_counter_is_no_time() -> None:
+    context = ProfilingContext("acme:0", Profile(timed="span"))
+    context.profile.start([context])
+    context.counter("launches", 3)
+    context.profile.end(["acme:0"])
+    assert context.profile.untimed == ["acme:0"]
+    context.counter("span", 0.5)
+    assert context.profile.untimed == []
 
 
 def test_A13_a_network_on_three_devices_has_one_profile() -> None:

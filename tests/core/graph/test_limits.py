@@ -54,7 +54,7 @@ def test_large_values_of_small_constants_are_left_to_run(kind: str) -> None:
     nodes = [
         helper.make_node(kind, names, ["large"]), begin,
         helper.make_node("ReduceSum", ["part"], ["sum"], keepdims=0), helper.make_node("Add", ["x", "sum"], ["y"]),
-    ]  # fmt: skip
+    ]
     model = of_nodes(nodes, dict(zip(names, constants, strict=True)) | where)
     network = weft.optimize(model, "cpu", fallback="error")
     assert kind in kinds(network.graph)
@@ -79,7 +79,7 @@ def test_a_large_value_is_folded_where_the_limit_is_raised_and_left_where_it_is_
 def test_what_a_shape_follows_from_cannot_be_left_to_run_and_the_error_names_the_limit() -> None:
     nodes = [
         helper.make_node("Expand", ["c", "n"], ["many"]), helper.make_node("Reshape", ["x", "many"], ["y"]),
-    ]  # fmt: skip
+    ]
     model = of_nodes(nodes, {"c": np.array([1]), "n": np.array([1000])})
     with pytest.raises(ModelError, match="limit 'folding_bytes'") as caught:
         weft.optimize(model, "cpu", limits={"folding_bytes": 100})

@@ -22,7 +22,7 @@ SMALL = {half: np.full((2, 2), value, half) for half, value in (("float16", 1e-7
         ("Add", 2, {}), ("Mul", 2, {}), ("Exp", 1, {}), ("MatMul", 2, {}), ("Gemm", 3, {"alpha": 3.0}),
         ("Softmax", 1, {}), ("LogSoftmax", 1, {}), ("ReduceSum", 1, {}),
     ],
-)  # fmt: skip
+)
 def test_numbers_beyond_a_type_raise_no_warning(
     name: str, count: int, attributes: dict[str, object], kind: str
 ) -> None:

@@ -69,7 +69,7 @@ ODD: dict[Callable[[Path], None], str] = {
     Path.mkdir: "it is a folder, not a file",
     writable: "every user may write to it (mode 0666)",
     huge: "more than the 1,073,741,824 that are read",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("plant", ODD, ids=lambda plant: plant.__name__)

@@ -143,7 +143,7 @@ def test_products_may_be_einsums(first: str, second: str) -> None:
     terms = "".join(first.split()).replace("...", "bh").partition("->")[0].split(",")
     values = "".join(second.split()).replace("...", "bh").partition("->")[0].split(",")
     for name, term in (("q", next(t for t in terms if "i" in t)), ("k", next(t for t in terms if "j" in t)),
-                       ("v", next(t for t in values if "i" not in t))):  # fmt: skip
+                       ("v", next(t for t in values if "i" not in t))):
         shapes[name] = tuple(letters[c] for c in term)
     q, k, v = (net.input(name, *shape) for name, shape in shapes.items())
     operands = (q, k) if "i" in terms[0] else (k, q)

@@ -131,7 +131,7 @@ def test_onnxruntime_computes_the_same(device: str) -> None:
         "p": generator.standard_normal((32, 1, 3, 3)).astype(np.float32) / 3,
         "apart": np.array([1, 2, 32, 20]), "image": np.array([1, 32, 4, 5]), "sizes": np.array([8, 8, 16]),
         "scale": np.full((), 8**-0.5, np.float32),
-    }  # fmt: skip
+    }
     model = make_model(
         [
             node("Conv", "x w", "qkv"),

@@ -364,7 +364,7 @@ def test_shared_keys_of_any_length_take_one_launch(device: str) -> None:
             (found,) = session.run(fed)
             np.testing.assert_allclose(found, outputs(bind(graph, shapes), fed)[0], rtol=1e-4, atol=1e-5)
             (pipeline,) = session.pipelines
-            assert len(pipeline.backend.recording.run.whole) == 1  # type: ignore[attr-defined]
+            assert len(pipeline.backend.recording.run.rest) == 1  # type: ignore[attr-defined]
 
 
 def test_repeats_that_are_not_of_heads_stay() -> None:

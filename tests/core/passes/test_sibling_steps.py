@@ -258,7 +258,7 @@ def over_the_heads(net: Net, q: str, k: str) -> tuple[str, str]:
     "steps",
     [each_by_its_own, normalized_by_rows, scales_of_norms, by_head, in_another_order, by_what_q_is, capped, one_scaled,
      softened, along_the_heads, over_the_heads],
-)  # fmt: skip
+)
 def test_what_differs_or_gains_nothing_stays(steps: Callable[[Net, str, str], tuple[str, str]]) -> None:
     net = Net()
     x, (q, k, v) = three(net)

@@ -109,7 +109,7 @@ GRAPHS = {
         attention(0, 0, False), attention(2, 0, True), attention(2, 1, True), attention(2, 1, False),
         attention(2, 0, True, zero_nan=1), attention(0, 0, True, softcap=0.5),
     ],
-}  # fmt: skip
+}
 EACH = [pytest.param(kind, graph, id=f"{kind}{k}") for kind, graphs in GRAPHS.items() for k, graph in enumerate(graphs)]
 
 
@@ -216,7 +216,7 @@ def too_large(kind: str) -> Graph:
         made = net.add(
             "TfIdfVectorizer", net.input("x", 2, 3000, dtype=DType.INT64), mode="TF", min_gram_length=1,
             max_gram_length=1, max_skip_count=0, ngram_counts=(0,), ngram_indexes=grams, pool_int64s=grams,
-        )  # fmt: skip
+        )
     return net.finish(made)
 
 

@@ -44,7 +44,7 @@ def test_casts_at_the_edges_go() -> None:
     assert {narrow.graph.specs[v].dtype for v in narrow.graph.specs} == {DType.FLOAT16}
     assert texts(with_narrow_edges(network, {"y"})) == [
         "x.float16 = Cast(x)", "maxpool0 = MaxPool(x.float16)", "y = Softmax(maxpool0)",
-    ]  # fmt: skip
+    ]
     assert with_narrow_edges(network, ()) is network
 
 

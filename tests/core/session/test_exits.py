@@ -91,7 +91,7 @@ CALLBACKS = (
     "why_not", "OptimizeSubgraph", "lower", "onCreate", "onAcquireBuffer", "onReleaseBuffer", "onCopyBuffer",
     "onResizeBegin", "onMapInput", "onMapOutput", "onAllocateBuffer", "onResizeEnd", "onExecuteBegin",
     "onExecuteEnd", "onWaitFinish", "onClearBuffer", "canImport", "statistics", "notes", "close",
-)  # fmt: skip
+)
 
 
 def backend(armed: Armed) -> type[HostBackend]:

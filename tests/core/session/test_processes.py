@@ -128,7 +128,7 @@ def said(warm_python: WarmPython) -> Said:
 def test_a_forked_process_says_that_it_cannot_use_the_device(api: str, said: Said) -> None:
     assert said(FORK, api).splitlines() == [
         "DeviceError True", "NoDevice True", "right on the CPU", "right in the parent",
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("api", ["opencl", "vulkan"])

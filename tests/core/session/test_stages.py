@@ -101,7 +101,7 @@ def detector() -> ModelProto:
         nodes, inputs, {"y": FLOAT, "rois": FLOAT, "confidences": FLOAT}, k=np.array([20]), zero=np.array([0]),
         zeros=np.array([0, 1]), most=np.array([8]), overlap=np.array([0.4], np.float32),
         least=np.array([0.6], np.float32), two=np.array([2]), one=np.array([1]), weights=weights,
-    )  # fmt: skip
+    )
 
 
 def boxes(seed: int) -> np.ndarray[Any, Any]:
@@ -153,7 +153,7 @@ def head_of_two_stages() -> ModelProto:
         most=np.array([8]), overlap=f32([0.4]), least=f32([0.6]), half=f32(0.4),
         filters=f32(rng.standard_normal((6, 4, 3, 3))), weights=f32(rng.standard_normal((6, 5))),
         bias=f32(rng.standard_normal(5)), scale=f32(np.ones(5)),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.alike
@@ -234,7 +234,7 @@ def test_names_in_bodies_are_those_of_other_values_outside() -> None:
     then = helper.make_graph(
         [node("Neg", "x", "t"), node("Mul", "t c", "other")], "then", [], [info("other", (2,))],
         [numpy_helper.from_array(f32([3, 4]), "c")],
-    )  # fmt: skip
+    )
     other = helper.make_graph([node("Identity", "x", "other")], "other", [], [info("other", (2,))])
     body = helper.make_graph(
         [
@@ -308,7 +308,7 @@ def test_a_scan_runs_its_body_for_each_slice(device: str) -> None:
     scan = node(
         "Scan", "x xs", "last all", body=body, num_scan_inputs=1, scan_input_axes=[1], scan_input_directions=[1],
         scan_output_axes=[1],
-    )  # fmt: skip
+    )
     model = make(
         [scan], [info("x", (2,)), info("xs", (2, 3))], {"last": FLOAT, "all": FLOAT}, scale=np.float32(2)
     )
@@ -500,7 +500,7 @@ def test_a_loop_without_iterations_stacks_nothing_of_the_shape_that_its_body_mak
         "body",
         [info("step", (), INT64), info("going", (), BOOL), info("held")],
         [info("on", (), BOOL), info("next"), info("made"), info("turned"), info("wide")],
-    )  # fmt: skip
+    )
     nodes = [node("Loop", "count - x", "last all turns wides", body=body)]
     inputs = [info("x", (3,)), info("count", (), INT64), info("form", (2,), INT64), info("table", ("n", 3))]
     model = make(nodes, inputs, {"last": FLOAT, "all": FLOAT, "turns": FLOAT, "wides": FLOAT})
@@ -518,11 +518,11 @@ def test_a_scan_of_nothing_stacks_nothing_of_the_shape_that_its_body_makes(batch
         [node("Add", "held row", "next"), node("Unsqueeze", "next place", "made")],
         "body", [info("held"), info("row")], [info("next"), info("made")],
         [numpy_helper.from_array(np.array([1]), "place")],
-    )  # fmt: skip
+    )
     graph = weft.frontends.onnx.load(
         make([node("Scan", "x xs", "last all", body=body, num_scan_inputs=1)], [info("x", (4,)), info("xs", ("t", 4))],
              {"last": FLOAT, "all": FLOAT})
-    )  # fmt: skip
+    )
     op: Any = graph.nodes[0].op
     scan = replace(op, batched=bool(batch))
     _, made = scan.reference(np.zeros((*batch, 4), np.float32), np.zeros((*batch, 0, 4), np.float32))

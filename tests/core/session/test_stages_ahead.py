@@ -57,7 +57,7 @@ def loop() -> ModelProto:
         "body",
         [info("step", (), INT64), info("going", (), BOOL), info("held", (2, 3))],
         [info("fits", (), BOOL), info("next", (2, 3))],
-    )  # fmt: skip
+    )
     nodes = [node("Relu", "x", "begin"), node("Loop", "most yes begin", "y", body=body)]
     held = {"most": np.int64(5000), "yes": np.array(True), "limit": np.float32(99)}
     return make(nodes, (2, 3), weights=np.full((3, 3), 0.5, np.float32), **held)

@@ -19,7 +19,7 @@ Outputs = Sequence[Tensor]
 RUNS = frozenset({
     "imports", "order", "resize", "limit", "determinism", "inputs", "errors", "threads", "short-lived", "leaks",
     "tensors", "large", "changes",
-})  # fmt: skip
+})
 """Checks that run networks: a fault that spoils every network may show in each."""
 LOADS = RUNS | {"table", "outputs", "support", "views"}
 

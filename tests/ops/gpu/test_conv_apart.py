@@ -101,7 +101,7 @@ def test_groups_are_computed_in_place(
         ),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
-)  # fmt: skip
+)
 def test_several_launches_and_more_memory_serve_each_group(
     device: str,
     algorithm: Algorithm[Any, Any, Any],

@@ -52,7 +52,7 @@ def test_the_kernel_of_every_tile_compiles(tile: MatrixTile, parted: bool, point
     variant |= {
         "fm": tile.fm, "fn": tile.fn, "kb": tile.kb, "pointwise": pointwise, "sliced": tile.lz > 1,
         "sm": tile.sm, "sn": tile.sn, "wide": wide,
-    }  # fmt: skip
+    }
     assert_compiles("conv_matrix", variant, "C4 STEPS TILES WIDTH EACH" if parted else "C4 STEPS TILES WIDTH", wide)
 
 
@@ -72,7 +72,7 @@ def test_a_device_whose_matrix_units_are_wrong_does_without_them(
         device.caps, device.dialect = H200, GlslDialect()
         with weft.load(matrices(), "null", precision="low", fallback="error") as session:
             (pipeline,) = session.pipelines
-            labels = [launch.label for launch in pipeline.backend.recording.run.whole]  # type: ignore[attr-defined]
+            labels = [launch.label for launch in pipeline.backend.recording.run.rest]  # type: ignore[attr-defined]
             notes = session.report.notes
     on_units = [label for label in labels if label.endswith(("/conv_matrix", "/conv_unstaged"))]
     assert bool(on_units) == (not found)

@@ -32,7 +32,7 @@ from weft.ops.unary import Relu
 def excited(
     *, images: int = 1, channels: int = 12, hidden: int = 5, size: int = 4, bias: bool = True, swish: bool = True,
     group: int = 1,
-) -> Graph:  # fmt: skip
+) -> Graph:
     """Return squeeze-and-excite: the means of channels, two small layers, and a scale."""
     net = Net()
     x = net.conv(net.input("x", images, 3, size, size), channels, 3, pads=(1, 1, 1, 1))
@@ -130,7 +130,7 @@ def test_a_gpu_computes_it_right(api: str, precision: DType) -> None:
 @given(
     images=st.integers(1, 3), channels=st.integers(1, 90), hidden=st.integers(1, 70), bias=st.booleans(),
     swish=st.booleans(),
-)  # fmt: skip
+)
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=SLOW)
 def test_any_sizes_play_right(images: int, channels: int, hidden: int, bias: bool, swish: bool) -> None:
     assert_plan_computes(excited(images=images, channels=channels, hidden=hidden, bias=bias, swish=swish))

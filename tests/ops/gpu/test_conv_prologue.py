@@ -261,7 +261,7 @@ def test_matrix_units_apply_a_batch_norm_and_a_relu(api: str, monkeypatch: pytes
 @given(
     images=st.integers(1, 3), channels=st.integers(1, 40), co=st.integers(1, 70), size=st.integers(1, 9),
     kind=st.sampled_from(["Mul", "Add", "Sub", "Max", "Div"]),
-)  # fmt: skip
+)
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=SLOW)
 def test_any_sizes_play_right(images: int, channels: int, co: int, size: int, kind: str) -> None:
     assert_plan_computes(scaled(images=images, channels=channels, co=co, size=size, kind=kind))

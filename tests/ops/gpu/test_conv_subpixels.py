@@ -97,7 +97,7 @@ def test_subpixels_are_stored_where_they_belong(
         ),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
-)  # fmt: skip
+)
 def test_any_convolution_computes_them(
     device: str,
     algorithm: Algorithm[Any, Any, Any],

@@ -117,7 +117,7 @@ def test_a_tile_fits_the_device_that_chooses_it() -> None:
 @pytest.mark.parametrize(("little", "why"), [
     ({"max_local_items": 32}, "hold 32 items; GPU kernels need 64"),
     ({"local_memory": 1 << 10}, "have 1024 bytes; GPU kernels need 16384"),
-])  # fmt: skip
+])
 def test_devices_with_little_room_are_refused(little: dict[str, int], why: str, software: bool) -> None:
     with null_gpu() as device:
         device.caps = replace(CAPS, software=software, **little)  # type: ignore[arg-type]

@@ -87,7 +87,7 @@ def test_the_kernel_of_every_tile_compiles(tile: UnstagedTile, pointwise: bool, 
     variant = {
         "fm": tile.fm, "fn": tile.fn, "ahead": tile.ahead, "sliced": tile.lz > 1, "pointwise": pointwise,
         "parted": parted,
-    }  # fmt: skip
+    }
     assert_compiles("conv_unstaged", variant, "CHUNKS PIECES EACH", wide=True)
 
 

@@ -37,7 +37,7 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], Attributes]] = {
     ),
     "every other voxel": ((2, 3, 6, 5, 5), (4, 3, 1, 1, 1), {"strides": (2, 2, 2)}),
     "one tap": ((1, 16, 3, 4, 4), (16, 16, 1, 1, 1), {}),
-}  # fmt: skip
+}
 TRANSPOSED: dict[str, tuple[tuple[int, ...], tuple[int, ...], Attributes]] = {
     "twice as large": ((2, 8, 3, 4, 5), (8, 5, 2, 2, 2), {"strides": (2, 2, 2)}),
     "slices alone": ((2, 5, 2, 3, 4), (5, 4, 1, 2, 2), {"strides": (1, 2, 2)}),

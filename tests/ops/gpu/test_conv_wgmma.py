@@ -88,7 +88,7 @@ def test_a_driver_that_enforces_the_limit_gets_the_small_form(monkeypatch: pytes
     caps = {
         "warpgroup_units": True, "channels_last": True, "compute_units": 2, "without": frozenset({"conv_wgmma"}),
         "local_memory": limit,
-    }  # fmt: skip
+    }
     assert_runs_on(("conv_wgmma",), *uneven_convolution(40, 40, 3, 1, True), "opencl", caps)
     assert taken and max(taken) <= limit
     taken.clear()

@@ -81,7 +81,7 @@ def inputs_of(graph: Graph) -> list[Array]:
 def kernels(session: weft.Session) -> list[str]:
     """Return the templates of the convolution's launches."""
     (pipeline,) = session.pipelines
-    labels = [launch.label for launch in pipeline.backend.recording.run.whole]  # type: ignore[attr-defined]
+    labels = [launch.label for launch in pipeline.backend.recording.run.rest]  # type: ignore[attr-defined]
     return [k for k in (label.rpartition("/")[2] for label in labels) if k.startswith("conv")]
 
 

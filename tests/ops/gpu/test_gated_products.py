@@ -63,7 +63,7 @@ def product(net: Net, x: str, columns: int, *, bias: bool, gemm: bool, name: str
 def gated(
     rows: tuple[int, ...], depth: int, columns: int, *, activation: str = "silu", halves: bool = False,
     swapped: bool = False, bias: bool = False, gemm: bool = False, after: bool = True,
-) -> Graph:  # fmt: skip
+) -> Graph:
     """Return a gated MLP: two products or the halves of one, of which the first, or the second, is activated."""
     net = Net(seed=1)
     x = net.input("x", *rows, depth)
@@ -89,12 +89,12 @@ def test_a_gate_is_one_launch_with_its_products() -> None:
     rows=st.sampled_from([(1,), (3,), (5,), (2, 9)]), depth=st.integers(1, 9).map(lambda n: 4 * n),
     columns=st.integers(1, 9).map(lambda n: 4 * n), activation=st.sampled_from(ACTIVATIONS), halves=st.booleans(),
     swapped=st.booleans(), bias=st.booleans(), gemm=st.booleans(),
-)  # fmt: skip
+)
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=SLOW)
 def test_any_gate_plays_right(
     rows: tuple[int, ...], depth: int, columns: int, activation: str, halves: bool, swapped: bool, bias: bool,
     gemm: bool,
-) -> None:  # fmt: skip
+) -> None:
     """The plan computes what the graph does, in one launch for the gate and one for what is behind it."""
     more = {"activation": activation, "halves": halves, "swapped": swapped, "bias": bias}
     graph = gated(rows, depth, columns, gemm=gemm and len(rows) == 1, **more)  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ def networks() -> list[Any]:
             [(kind["Expand"](), ("b", "shape"), "e"), (kind["MatMul"](), ("a", "e"), "m"), relu],
             {"shape": [4, DEPTH, 24]}, a=(20, DEPTH), b=(DEPTH, 24),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _runs() -> list[Any]:
@@ -73,6 +73,6 @@ def test_a_matrix_that_is_repeated_for_a_batch_is_no_more_rows_of_the_other(rows
     graph = network(
         [(kind["Expand"](), ("b", "shape"), "e"), (kind["MatMul"](), ("a", "e"), "y")],
         {"shape": [4, 32, 24]}, a=(rows, 32), b=(32, 24),
-    )  # fmt: skip
+    )
     for device in ("opencl", "vulkan"):
         launched_as_on_the_cpu(graph, device)

@@ -116,7 +116,7 @@ def labels(graph: Graph, **caps: bool) -> list[str]:
         device.caps, device.dialect = replace(CAPS, **caps), GlslDialect()  # type: ignore[arg-type]
         with weft.load(graph, "null", precision="low", fallback="error") as session:
             (pipeline,) = session.pipelines
-            return [launch.label for launch in pipeline.backend.recording.run.whole]  # type: ignore[attr-defined]
+            return [launch.label for launch in pipeline.backend.recording.run.rest]  # type: ignore[attr-defined]
 
 
 def product(rows: int, depth: int, columns: int) -> Graph:

@@ -79,7 +79,7 @@ class GpuBackend(Backend):
         self._target = Target(
             self.device, runtime.tuning, info.config, self._is_custom, info.profiling is not None,
             self._builds if info.loads else None, bool(runtime.options.get("chains", True)), runtime.verdicts,
-        )  # fmt: skip
+        )
         self._kept_plans = KeptPlans(thrifty=self._target.thrifty)
         self._shared = PipelineContext(self._target, self.slots, self.recording, self._builds, self._kept_plans)
         self.wants_other_sizes = not self.device.reads_all_sizes and FOR_SHAPES not in self.device.caps.without

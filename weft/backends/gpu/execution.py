@@ -61,8 +61,8 @@ class GpuExecution(Recorded):
         self._used: set[str] = set()
         self.choices: list[Choice] = []
         """The choices that the op left to tuning at the last resize."""
-        self.planned: tuple[Sequence[Tensor | None], Sequence[Tensor]] = ((), ())
-        """The inputs and outputs of these choices; for a node that runs on micro-batches, of the last."""
+        self.planned: dict[str, tuple[Sequence[Tensor | None], Sequence[Tensor]]] = {}
+        """The inputs and outputs of these choices, by their keys; of the last micro-batch, if several pose one."""
 
     @property
     def target(self) -> Target:
@@ -72,6 +72,7 @@ class GpuExecution(Recorded):
     def onResize(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Bind the planned launches, start building their kernels, and add them to the recording."""
         self._used.clear()
+        self.planned.clear()
         self.label = outputs[0].name  # another network of the session may name the value differently
         plans = self._context.plans.get(self.label)
         if plans is None:  # the op is custom, but its execution creator refused this node
@@ -81,12 +82,14 @@ class GpuExecution(Recorded):
         if undivided is not None:
             launches.append(self._bound(undivided, inputs, outputs))
             self._context.recording.run.undivided += launches[-1]
+            self._note(undivided, inputs, outputs)
         alone = (x for each in launches for x in each if not self._context.recording.run.is_chained(x))
         self._context.builds.add(self.label, [launch.build for launch in alone])
-        self.choices = [choice for plan in plans for choice in plan.choices]
+        self.choices = [c for plan in (*plans, undivided) if plan is not None for c in plan.choices]
         if self._context.recording.profiling is not None:
             self._context.recording.work[self.label] = Work.of(self.label, self.op, inputs, outputs)
-        self._context.recording.tuned += sum(len(choice.launches) for choice in self.choices if choice.made)
+        run = (choice for plan in plans for choice in plan.choices)
+        self._context.recording.tuned += sum(len(choice.launches) for choice in run if choice.made)
         for key in self._constants.keys() - self._used:
             self._context.slots.release(self._constants.pop(key), StorageType.STATIC)
 
@@ -97,13 +100,17 @@ class GpuExecution(Recorded):
         recording, count = self._context.recording, len(plans)
         launches = self._bound(plans[number], inputs, outputs)
         if count == 1:
-            self.planned = inputs, outputs
-            recording.run.whole += launches
+            self._note(plans[number], inputs, outputs)
+            recording.run.rest += launches
         else:
             some = [t if t is None or t.constant is not None else micro_batch_of(t, number, count) for t in inputs]
-            self.planned = some, [micro_batch_of(t, number, count) for t in outputs]
+            self._note(plans[number], some, [micro_batch_of(t, number, count) for t in outputs])
             recording.run.of_micro_batches.setdefault(number, []).extend(launches)
         return launches
+
+    def _note(self, plan: NodePlan, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Note what the choices of a plan are about, for tuning."""
+        self.planned.update({choice.key: (inputs, outputs) for choice in plan.choices})
 
     def launches(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> list[BoundLaunch]:
         """Plan launches with tuned choices for tensors that have memory, and return them."""

@@ -140,7 +140,7 @@ def _function(number: int, level: Level, parts: _Parts, known: set[str], items: 
         "LOCAL_X": "(_item % LX)", "LOCAL_Y": "(_item / LX % LY)", "LOCAL_Z": "(_item / (LX * LY))",
         "GROUP_X": "(_group % GRID_X)", "GROUP_Y": "(_group / GRID_X % GRID_Y)",
         "GROUP_Z": "(_group / (GRID_X * GRID_Y))", "GROUPS_X": "GRID_X", "BARRIER": _barrier(level, items),
-    }  # fmt: skip
+    }
     macros |= {name: constant(number, name) for name in GRID}
     own = (set(_MACRO.findall(parts.functions)) | set(_MACRO.findall(parts.body))) - known
     at, arrays = "0", []

@@ -15,7 +15,7 @@ from weft.kernels.source import LOCAL_SIZE, ConstantKind, KernelSource
 _INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
 _NUMPY: dict[ConstantKind, Callable[[Any], np.number[Any]]] = {
     "int": np.int32, "float": np.float32, "double": np.float64,
-}  # fmt: skip
+}
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _NONE: frozenset[str] = frozenset()
 Named = tuple[str, ConstantKind]

@@ -59,7 +59,7 @@ _LIBRARY_FOLDERS = ("/usr/lib", "/usr/lib64", f"/usr/lib/{platform.machine()}-li
 _LASTING_FACTS = (
     "vendor_id", "cpu family", "model", "model name", "stepping", "flags",
     "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features",
-)  # fmt: skip
+)
 _lock = threading.Lock()
 _known: dict[str, str | None] = {}
 """This process's verdicts, by device."""

@@ -232,7 +232,7 @@ class PtxKernels:
             blockDimX=lx, blockDimY=ly, blockDimZ=lz,
             paramCount=len(given),
             pParams=arena.keep(ffi.new("void*[]", [ffi.cast("void*", each) for each in given])),
-        )  # fmt: skip
+        )
         self._calls.CmdCuLaunchKernel(commands, info)
 
     @contextmanager

@@ -30,12 +30,12 @@ _LISTS_GLOBALS = 0x10400
 _NAMES_AND_TYPES = frozenset({
     3, 4, 5, 6, 7, 10, 11, 14, _ENTRY_POINT, 16, 17, 19, 20, _TYPE_INT, 22, 23, 29, _TYPE_STRUCT, _TYPE_POINTER, 33,
     41, 42, _CONSTANT, 44, 46, _SPEC_CONSTANT, _DECORATE, _MEMBER_DECORATE, 330,
-})  # fmt: skip
+})
 """Instructions outside of functions whose operands are literals, types or constants of known value. What is not listed
 here may be a type that a constant sizes, such as an array."""
 _FIRST_LITERAL = {
     _EXT_INST: 3, _FUNCTION: 2, _VARIABLE: 2, _LOAD: 3, _STORE: 2, 79: 4, 81: 3, 82: 4, 246: 2, 247: 1, 250: 3,
-}  # fmt: skip
+}
 """Instructions in functions with literals, by the word in which these begin. An extended instruction and a variable
 have ids again behind the first literal."""
 _NEEDS_CONSTANT = frozenset({224, 225, *range(227, 243), *range(333, 367)})

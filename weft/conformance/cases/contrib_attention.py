@@ -73,4 +73,4 @@ CASES: list[Case] = [
         for both in (0, 1)
     ),
     case(MS + "GroupQueryAttention", f16(1, 3, 64), None, None, None, None, *lengths(2, total=3), **SHARED),
-]  # fmt: skip
+]

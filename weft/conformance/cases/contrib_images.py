@@ -16,4 +16,4 @@ CASES: list[Case] = [
          unverified=CUDA),
     case(MS + "NhwcConv", f32(1, 5, 6, 4), const(f32(6, 3, 3, 2)), const(f32(6)), group=2, pads=(1, 1, 1, 1),
          strides=(2, 1), unverified=CUDA),
-]  # fmt: skip
+]

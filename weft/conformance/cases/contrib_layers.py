@@ -46,4 +46,4 @@ CASES: list[Case] = [
     case(MS + "FusedMatMul", f32(7, 5), const(f32(7, 3)), transA=1),
     case(MS + "FusedMatMul", f32(5, 2, 7), f32(7, 2, 3), transBatchA=1, transBatchB=1),
     case(MS + "FusedMatMul", f32(7, 2, 3, 5), f32(3, 2, 3, 7), transBatchA=1, transA=1, transBatchB=1, transB=1),
-]  # fmt: skip
+]

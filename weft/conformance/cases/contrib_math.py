@@ -28,4 +28,4 @@ CASES: list[Case] = [
          const(f32(2)), strides=(2, 1)),
     case(MS + "ConvTransposeWithDynamicPads", f32(2, 4, 6, 5), const(f32(4, 3, 2, 2)), const([0, 0, 0, 0]),
          group=2, output_padding=(1, 0), strides=(2, 2)),
-]  # fmt: skip
+]

@@ -82,4 +82,4 @@ CASES: list[Case] = [
     case(MS + "FusedGemm", f32(3, 4), const(f32(5, 4)), const(f32(5)), activation="LeakyRelu", activation_alpha=0.2,
          transB=1, alpha=0.5),
     case(MS + "FusedGemm", f32(3, 4), f32(4, 5), activation="Tanh"),
-]  # fmt: skip
+]

@@ -156,4 +156,4 @@ CASES: list[Case] = [
          unverified="an op of ours: Conv in another layout"),
     case("weft::PlanarConvTranspose", f64(1, 2, 4, 5), const(f64(2, 3, 3, 2)), strides=(2, 1),
          unverified="an op of ours: ConvTranspose in another layout"),
-]  # fmt: skip
+]

@@ -37,4 +37,4 @@ CASES: list[Case] = [
     case("Col2Im", i32(1, 9, 9), const([5, 4]), const([3, 3]), pads=(1, 0, 1, 1), strides=(2, 1)),
     case("Col2Im", of_type("uint8", 1, 4, 4, low=0, high=255), const([3, 3]), const([2, 2])),
     case("Col2Im", of_type("int64", 1, 4, 4, low=-(2**62), high=2**62), const([3, 3]), const([2, 2])),
-]  # fmt: skip
+]

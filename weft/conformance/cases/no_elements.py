@@ -147,4 +147,4 @@ CASES: list[Case] = [
     case("LinearAttention", f32(0, 3, 16), f32(0, 3, 8), f32(0, 3, 12), update_rule="linear", q_num_heads=4,
          kv_num_heads=2, outputs=2),
     case("com.microsoft::Attention", f32(2, 0, 12), const(f32(12, 24)), const(f32(24)), num_heads=2),
-]  # fmt: skip
+]

@@ -106,4 +106,4 @@ CASES = [
          given([3, 0, 5], "int64"), const(f32(6, 2)), const(of_type("uint4", 6, 2, low=0, high=15)), block_size=16),
     case("com.microsoft::GatherBlockQuantized", const(of_type("int4", 6, 32, low=-8, high=7)),
          given([[3], [0]], "int64"), const(f32(6, 2)), block_size=16),
-]  # fmt: skip
+]

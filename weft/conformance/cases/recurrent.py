@@ -85,4 +85,4 @@ CASES: list[Case] = [
         ("GRU", "b", {"made": f64, "constant": False, "linear_before_reset": 1}),
         ("RNN", "bh", {"made": f64}),
     )
-]  # fmt: skip
+]

@@ -22,7 +22,7 @@ def sized(x: Input, *sizes: int, roi: Sequence[float] = (), **attributes: Any) -
 
 
 WHOLE = (("int8", -128, 127), ("uint8", 0, 255), ("int16", -999, 999), ("uint16", 0, 65535), ("int32", -99, 99),
-         ("uint32", 0, 99), ("int64", -(2**40), 2**40), ("uint64", 0, 2**40))  # fmt: skip
+         ("uint32", 0, 99), ("int64", -(2**40), 2**40), ("uint64", 0, 2**40))
 IN_ONNXRUNTIME = (("uint8", "linear"), ("int32", "linear"))
 """Of these, those that onnxruntime has, which are rows of their own."""
 
@@ -66,7 +66,7 @@ for _before_11 in ((0.6, 0.5), (2.5, 3.5), (0.6, 2.5), (1, 0.6)):
     CASES.append(
         case("Resize", f32(1, 2, 5, 7), None, const([1, 1, *_before_11], "float32"), opset=10,
              nearest_mode="ceil_if_shrunk", coordinate_transformation_mode="asymmetric")
-    )  # fmt: skip
+    )
 CASES += [
     scaled(f32(1, 2, 6, 7), 1, 1, 0.8, 1.5, mode="cubic", cubic_coeff_a=-0.5),
     scaled(f32(1, 2, 6, 7), 1, 1, 0.8, 1.5, mode="cubic", exclude_outside=1),
@@ -103,4 +103,4 @@ CASES += [
           unverified="onnxruntime makes the least integer of a value that is too large"),
     case("Resize", of_type("uint64", 1, 2, 5, low=0, high=2**64 - 1), None, None, const([1, 4, 3]), mode="cubic",
          name="wide", oracles=(), unverified="onnxruntime has no such type, and onnx's evaluator computes in float64"),
-]  # fmt: skip
+]

@@ -17,4 +17,4 @@ CASES: list[Case] = [
         "com.microsoft::RotaryEmbedding", f32(1, 3, 32), given([2], "int64"), f32(6, 2), f32(6, 2),
         num_heads=4, rotary_embedding_dim=4,
     ),
-]  # fmt: skip
+]

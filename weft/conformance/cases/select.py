@@ -63,4 +63,4 @@ CASES: list[Case] = [
          output_width=3, sampling_ratio=2, mode="max"),
     case("RoiAlign", f32(1, 1, 4, 4), given([[0, 0, 1e9, 3], [0, 0, np.nan, np.inf]]), given([0, 0], "int64"),
          oracles=(), unverified="onnxruntime runs out of memory for the first roi, and refuses the second"),
-]  # fmt: skip
+]

@@ -77,7 +77,7 @@ SPECIAL_OPS = (
     "Relu", "LeakyRelu", "ThresholdedRelu", "Elu", "Selu", "Celu", "Sigmoid", "HardSigmoid", "Tanh", "Softplus",
     "Softsign", "HardSwish", "Swish", "Mish", "Gelu", "Abs", "Neg", "Sign", "Floor", "Ceil", "Round", "Exp", "Erf",
     "Log", "Sqrt", "Reciprocal", "Atan", "Sin", "Cos", "Shrink",
-)  # fmt: skip
+)
 
 CASES: list[Case] = [case(op, f32(2, 3, 17, **domain)) for op, domain in DOMAINS.items()]
 CASES += [case(op, f16(3, 5, **domain)) for op, domain in DOMAINS.items()]

@@ -25,4 +25,4 @@ CASES: list[Case] = [
     case("MaxRoiPool", f32(2, 1, 6, 7), REGIONS, opset=21, pooled_shape=(3, 2), spatial_scale=0.5),
     case("MaxRoiPool", f64(2, 3, 6, 7), REGIONS_OF_DOUBLES, opset=21, pooled_shape=(3, 2), spatial_scale=0.5,
          oracles=(), unverified="onnxruntime computes in float32 alone"),
-]  # fmt: skip
+]

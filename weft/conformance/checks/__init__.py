@@ -3,7 +3,7 @@
 from weft.conformance.checks import (  # isort: skip
     native, creator, table, outputs, support, copies, storage, order, tensors, runs, large, errors, concurrency,
     optimizing, imports, leaks,
-)  # fmt: skip
+)
 
 __all__ = [
     "concurrency", "copies", "creator", "errors", "imports", "large", "leaks", "native", "optimizing", "order",

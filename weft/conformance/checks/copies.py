@@ -21,7 +21,7 @@ from weft.errors import WeftError
 
 SHAPES: tuple[Shape, ...] = (
     (), (9,), (2, 5), (1, 6, 3), (2, 3, 4, 5), (1, 8, 2, 3), (1, 5, 2, 3, 2), (2, 7, 1, 2, 3, 2),
-)  # fmt: skip
+)
 """Ranks 0 to 6, with numbers of channels that fill blocks of four and some that do not."""
 TYPES = (DType.FLOAT32, DType.FLOAT16)
 Form = tuple[Layout, DType]

@@ -15,7 +15,7 @@ from weft.core.graph.graph import Graph
 LETTERS = {
     "onCreate": "c", "onResizeBegin": "[", "onResize": "r", "onAllocateBuffer": "P", "onResizeEnd": "]",
     "onImportBuffer": "a", "onClearBuffer": "C", "onExecuteBegin": "<", "onExecute": "x", "onExecuteEnd": ">",
-}  # fmt: skip
+}
 SEQUENCE = re.compile(r"c*(?:\[a*(?:a*rf*)*P\](?:<x*>)*(?:Cc*)?)*")
 """Nodes are created. A resize acquires, then resizes and releases node by node, then plans. Then come runs."""
 QUIET_RUN = ("onCreate", "onResizeBegin", "onResize", "onAllocateBuffer", "onResizeEnd", "onClearBuffer")

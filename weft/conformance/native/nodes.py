@@ -62,7 +62,7 @@ def of_graph(name: str, graph: Graph, arrays: Sequence[Array | None]) -> NodeWor
     (node,) = graph.nodes
     inputs, outputs = described(graph, node)
     given = [None if t is None else a.astype(t.dtype.numpy) if a is not None else t.constant
-             for t, a in zip(inputs, arrays, strict=True)]  # fmt: skip
+             for t, a in zip(inputs, arrays, strict=True)]
     return NodeWork(name, node.op, tuple(inputs), tuple(outputs), tuple(given))
 
 

@@ -618,7 +618,7 @@ class _MallInfo(ctypes.Structure):
 
     _fields_ = tuple((name, ctypes.c_size_t) for name in (
         "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
-    ))  # fmt: skip
+    ))
 
 
 CACHED = [size for size in range(24, 1033, 16) for _ in range(16)]

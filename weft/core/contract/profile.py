@@ -7,17 +7,22 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
 
+import numpy as np
+
 from weft.core.contract import check_answers
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
-from weft.errors import BackendError
+from weft.errors import BackendError, ConfigError, brief
 
 Profiled = bool | Literal["span"]
 """What is timed: nothing, everything, or on GPUs no single launches, but all of a run's together ("span").
 
-To time single launches makes a run slower, and keeps them from running side by side.
+To time single launches makes a run slower, and keeps them from running side by side. Either way a run computes the
+whole batch at once, and nothing while the host copies.
 """
+SPAN = "span"
+"""The counter of seconds from the start of a run's first launch to the end of its last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,18 @@ class Profile:
     """Where the backends of the last run report to; a stage that it did not come to has others."""
     _ran: list[str] = field(default_factory=list)
     """The devices that the last run was on, once it is done."""
+
+    @classmethod
+    def of(cls, profile: Profiled) -> Profile | None:
+        """Return the profile of a session, None for False; ConfigError for what `Profiled` does not have."""
+        if isinstance(profile, str) and profile == "span":
+            return cls(timed="span")
+        if not isinstance(profile, (bool, np.bool_, int)) or profile not in (0, 1):
+            raise ConfigError(
+                f"profile={brief(repr(profile))} is not known",
+                fix='pass True, or "span" for the time of all launches of a run together',
+            )
+        return cls() if profile else None
 
     @property
     def untimed(self) -> list[str]:
@@ -152,6 +169,6 @@ class ProfilingContext:
     def counter(self, name: str, value: float) -> None:
         """Report the newest value of a counter; BackendError unless the value is a number and the name a text."""
         check_answers.reported(f"{self.device}: ProfilingContext.counter", name, value, least=None)
-        if self.timed == "span":  # which is a counter
+        if name == SPAN and self.timed == "span":
             self.profile._reported.add(self.device)
         self.profile._counted.setdefault(self, {})[name] = value

@@ -76,7 +76,7 @@ class _NamedOp:
             raise (OutOfMemory if memory else ModelError)(
                 f"node {self.node!r} ({self.op.type}) cannot be computed for these sizes",
                 where=f"its inputs {', '.join(given)}", why=why, fix=fix,
-            ) from e  # fmt: skip
+            ) from e
 
 
 def only_element(value: Any) -> Array | None:

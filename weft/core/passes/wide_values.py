@@ -15,7 +15,7 @@ from weft.core.graph.graph import Graph, Node
 FIRST_ALONE = frozenset({
     "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose", "Expand", "Tile", "Slice", "Split", "Gather",
     "GatherElements", "GatherND", "Compress", "Pad", "ReduceMax", "ReduceMin", "TopK",
-})  # fmt: skip
+})
 """Ops whose results are elements of the first input; of Concat and Where they are elements of several."""
 
 

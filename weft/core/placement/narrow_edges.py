@@ -36,7 +36,7 @@ def with_narrow_edges(network: OptimizedNetwork, names: Collection[str]) -> Opti
         part if {*part.graph.inputs, *part.graph.outputs}.isdisjoint(names)
         else Part(part.device, _narrowed(part.graph, names, lasting))
         for part in network.parts
-    )  # fmt: skip
+    )
     return replace(network, graph=_narrowed(network.graph, names, lasting), parts=parts)
 
 

@@ -511,7 +511,7 @@ def _launch(node: Json, kernel: Json, grid: Json, local: Json, read: Json, writt
     return Launch(
         expect(node, str), expect(kernel, str), _size(grid), _size(local), expect(read, int), expect(written, int),
         levels=tuple(_level(*expect(each, list)) for each in levels),
-    )  # fmt: skip
+    )
 
 
 def _level(node: Json, kernel: Json) -> tuple[str, str]:

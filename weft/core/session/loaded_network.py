@@ -152,7 +152,7 @@ class LoadedNetwork:
         self.report = make_report(
             user, self.pipelines, by_node(network.refusals), records, self.config, network.notes, network.journal,
             network.parts,
-        )  # fmt: skip
+        )
         self.network = network.without_constants() if self.config.memory is MemoryMode.LIMIT else network
 
     @property

@@ -56,7 +56,7 @@ from weft.core.session.report import Report, joined
 from weft.core.session.stage_loader import LoadedStages
 from weft.core.session.stage_runner import Rest, Rows, StageRunner, tensor
 from weft.core.session.stages_ahead import foresee
-from weft.errors import BackendError, ClosedError, ConfigError, InputError, brief
+from weft.errors import BackendError, ClosedError, ConfigError, InputError
 
 if TYPE_CHECKING:
     from weft.core.session.runtime import Runtime
@@ -146,11 +146,6 @@ class Session:
         prefetch: Prefetch | None = None,
     ) -> None:
         close_forgotten()
-        if profile not in (False, True, "span"):
-            raise ConfigError(
-                f"profile={brief(repr(profile))} is not known",
-                fix='pass True, or "span" for the time of all launches of a run together',
-            )
         if prefetch is None and (fixed is None or fixed.tail is None):  # a first stage does not make all outputs
             validate(graph)
         self.graph = graph
@@ -166,7 +161,7 @@ class Session:
         """The thread that runs one of the methods marked `_alone`."""
         self._doing = ""
         """The name of that method."""
-        self._profile = Profile(timed=profile) if profile else None
+        self._profile = Profile.of(profile)
         every = [*([host] if host else []), *choices]
         self._loaded = LoadedNetwork(every, self.config, progress=progress, profile=self._profile)
         self._cache = NetworkCache()

@@ -104,7 +104,7 @@ class NonMaxSuppressionOnGpu(GpuOp):
             grid=(min(lines, k.caps.max_grid[0]), 1, 1),
             local=(k.tree_items(LARGEST), 1, 1),
             epilogue=False,
-        )  # fmt: skip
+        )
         grid, local = k.for_items(rows.shape[0])
         k.launch(
             "nms_rows",
@@ -158,7 +158,7 @@ class RoiAlignOnGpu(GpuOp):
             variant={"half": half, "largest": op.mode == "max"},
             grid=grid,
             local=local,
-        )  # fmt: skip
+        )
 
 
 _BOXES = np.array([[[0, 0, 1, 1], [0, 0.1, 1, 1.1], [0, 2, 1, 3], [0.4, 2, 1.4, 3], [5, 5, 6, 6]]], np.float32)

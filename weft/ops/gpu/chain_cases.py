@@ -68,7 +68,7 @@ def _warpgroup_cases() -> Sequence[SelfTestCase]:
             (Conv(kernel_shape=(3, 3), pads=(1, 1, 1, 1), group=192), (f"wide{b}", d), f"deep{b}"),
             (Fused(Conv(kernel_shape=(3, 3), pads=(1, 1, 1, 1)), 2, (Step(Add(), (RUNNING, 2)),)),
              (f"deep{b}", p, x), f"y{b}"),
-        ]  # fmt: skip
+        ]
         x = f"y{b}"
     case = several_nodes(f"{len(nodes)} nodes in fp16", nodes, {"x": noise(1, 80, 28, 28)}, constants)
     halves = ({name: a.astype(np.float16) for name, a in each.items()} for each in (case.inputs, case.constants))

@@ -65,7 +65,7 @@ class LinearAttentionOnGpu(GpuOp):
             grid=grid,
             local=local,
             epilogue=False,
-        )  # fmt: skip
+        )
 
 
 register_family(

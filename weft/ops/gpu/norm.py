@@ -157,7 +157,7 @@ def launch_lines(k: KernelBuilder, x: Tensor, outputs: Sequence[Tensor], lines: 
         k.launch(
             "line_moments", reads={"x": x}, writes={"moments": moments}, ints=ints, variant=variant, grid=grid,
             local=local, epilogue=False,
-        )  # fmt: skip
+        )
     for name, t in lines.parameters.items():
         ints |= {"INNER": lines.inner, f"{name.upper()}_SIZE": max(prod(t.shape), 1)}
     k.launch(
@@ -370,7 +370,7 @@ class _OneNormOnGpu(GpuOp):
     def _launch(
         self, op: _OneAxis, k: KernelBuilder, x: Tensor | None, outputs: Sequence[Tensor],
         *, factor: str, term: str = "v * v", epsilon: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Launch one work-item or work-group a line; `factor` is computed from the `total` of all terms."""
         assert x is not None
         ints, contiguous = part_axes(x.shape, (op.axis % len(x.shape),))
@@ -505,7 +505,7 @@ class LrnOnGpu(GpuOp):
             floats={"BIAS": op.bias, "SHARE": op.alpha / op.size, "POWER": -op.beta},
             grid=grid,
             local=local,
-        )  # fmt: skip
+        )
 
 
 register_family(

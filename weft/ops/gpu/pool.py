@@ -152,7 +152,7 @@ class PlanarMaxPoolOnGpu(GpuOp):
             grid=grid,
             local=local,
             epilogue=False,
-        )  # fmt: skip
+        )
 
 
 @gpu_op(GlobalAveragePool, GlobalMaxPool)

@@ -121,7 +121,7 @@ class RecurrentProblem:
         return {
             "kind": self.kind, "steps": each.steps, "batch": each.batch, "directions": each.directions,
             "hidden": each.hidden, "resets_first": self.resets_first,
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def _launch_steps(plan: RecurrentPlan, tile: RecurrentTile) -> None:
         "YT": each.directions * hidden * (1 if op.layout else each.batch),
         "YB": each.directions * hidden * each.steps if op.layout else hidden, "YD": pair[1],
         "SB": pair[0], "SD": pair[1], **r_steps,
-    }  # fmt: skip
+    }
     if op.layout:
         ints["YD"] = ints["SD"] = hidden
     if not tile.whole:
@@ -277,7 +277,7 @@ def _launch_steps(plan: RecurrentPlan, tile: RecurrentTile) -> None:
         "room": problem.room if tile.whole else 0,
         "linear": isinstance(op, GRU) and bool(op.linear_before_reset),
         "coupled": isinstance(op, LSTM) and bool(op.input_forget),
-    }  # fmt: skip
+    }
     results = dict(zip(("y", "y_h", "y_c"), plan.outputs, strict=False))
     launches = -(-each.steps // at_once)
     handed = _states(k, op, problem) if launches > 1 else None
@@ -304,7 +304,7 @@ def _launch_steps(plan: RecurrentPlan, tile: RecurrentTile) -> None:
                 "recurrent", reads=reads, writes=made, ints={**ints, **places},
                 floats={} if op.clip is None else {"CLIP": op.clip}, variant={**variant, "phase": phase},
                 grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1), local=(tile.items, 1, 1), epilogue=False,
-            )  # fmt: skip
+            )
         if follow:
             taken, places = follow, {"HD": each.batch * hidden, "HB": hidden}
 

@@ -91,7 +91,7 @@ class TopKOnGpu(GpuOp):
                 grid=grid,
                 local=local,
                 epilogue=False,
-            )  # fmt: skip
+            )
             if last:
                 return
             (origin,), count = places, kept
@@ -139,7 +139,7 @@ def move_slices(
         raw=True,
         kinds={"places": "linear", "count": "linear", **({"sizes": "linear"} if len(outputs) > 1 else {})},
         epilogue=False,
-    )  # fmt: skip
+    )
 
 
 def room_sizes(

@@ -80,7 +80,7 @@ class Team:
         own = {
             "team": self.items, "each": self.each, "fours": self.fours, "shuffles": caps.shuffles,
             "ahead": not caps.software,
-        }  # fmt: skip
+        }
         k.launch(
             template,
             reads=reads,

@@ -60,7 +60,7 @@ def lowered(net: Net, api: str) -> tuple[list[Array], set[str], set[str]]:
     """Return the outputs of a network, the templates it launches, and the kinds of their arguments."""
     with weft.load(net.graph, api, fallback="error") as session:
         backends = [p.backend for p in session.pipelines if isinstance(p.backend, GpuBackend)]
-        launches = [launch for b in backends for launch in b.recording.run.whole]
+        launches = [launch for b in backends for launch in b.recording.run.rest]
         kinds = {str(arg.kind) for launch in launches for arg in launch.build.source.args}
         return session.run(net.feeds), {launch.label.rpartition("/")[2] for launch in launches}, kinds
 
@@ -138,7 +138,7 @@ VERDICTS = {
     ("did not run", "untested", False, True),
     ("no memory", "untested", False, True),
     ("failed for a day", "wrong", True, True),
-])  # fmt: skip
+])
 def test_untested_portable_kernels_are_used_and_special_ones_are_not(
     found: str, word: str, family: bool, special: bool
 ) -> None:

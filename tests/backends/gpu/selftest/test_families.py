@@ -176,7 +176,7 @@ def test_a_wrong_family_is_replaced_by_its_fallback(
         (note,) = [n for n in session.report.notes if "are not used" in n]
         assert f"{FAMILIES[name].title} are not used, {FAMILIES[name].fallback} are" in note and "was wrong by" in note
         backends = [p.backend for p in session.pipelines if isinstance(p.backend, GpuBackend)]
-        launched = {launch.label.rpartition("/")[2] for b in backends for launch in b.recording.run.whole}
+        launched = {launch.label.rpartition("/")[2] for b in backends for launch in b.recording.run.rest}
         found = session.run(net.feeds)
     assert fallback.removesuffix("_rows") in {t.removesuffix("_rows") for t in launched}
     assert not launched & set(FAMILIES[name].templates)

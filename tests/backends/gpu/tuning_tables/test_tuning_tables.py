@@ -67,7 +67,7 @@ def timed(us: str) -> str:
         *((timed(us), "a time 'us' that is no number from 0 on") for us in
           ("NaN", "-1", "Infinity", "1" + 400 * "0", "true", '"1"', "[]")),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_table_is_a_warning_and_is_replaced(
     text: str, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

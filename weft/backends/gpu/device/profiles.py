@@ -94,7 +94,7 @@ class DeviceProfile:
             made = replace(
                 made, subgroup=self.subgroup, shuffles=False, matrix_units=False, warpgroup_units=False,
                 workgroup_matrices=False, channels_last=False,
-            )  # fmt: skip
+            )
         return made
 
 
@@ -145,7 +145,7 @@ PROFILES = {
             units=46, window=False,
         ),
     )
-}  # fmt: skip
+}
 """Devices to stand in for; where driver versions differ, the smallest value that one of them reports."""
 
 _SWITCHES = frozenset(f.name for f in fields(DeviceProfile) if isinstance(f.default, bool))

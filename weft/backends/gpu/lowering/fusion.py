@@ -182,7 +182,7 @@ def convolves(graph: Graph) -> bool:
 
 
 def fuse_pools(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_products: bool) -> Graph:
-    """Return the graph with max pools joined to the convolution that is their only reader, if `pays` says so."""
+    """Return the graph with max pools joined to the convolution that is their only reader, if `pooling_pays`."""
     if not convolves(graph):
         return graph
     makers, readers = graph.producers(), graph.readers()

@@ -112,7 +112,7 @@ def plan_node(
         target.device, op, label, inputs, outputs, source, known=known,
         node=node, split_products=target.split_products, thrifty=target.thrifty, winograd=target.config.winograd,
         earlier=earlier,
-    )  # fmt: skip
+    )
     if not launches_nothing(outputs) and not _launched_as_blocks(op, builder, inputs, outputs):
         form.launches(base_op(op), builder, base_inputs(op, inputs), base_outputs(op, outputs))
     if builder.undeclared:
@@ -121,7 +121,7 @@ def plan_node(
     return NodePlan(
         inputs, outputs, builder.launched, [t for t in builder.scratches if t.memory.root in used],
         list(builder.constants.values()), builder.choices, builder.taken,
-    )  # fmt: skip
+    )
 
 
 def _launched_as_blocks(
@@ -192,7 +192,7 @@ def lower(graph: Graph, target: Target, kept: KeptPlans) -> Lowered:
         why_apart=lambda: why_apart(
             folded, launched, is_custom, caps, split_products=split_products, fusing=fusing
         ),
-    )  # fmt: skip
+    )
 
 
 def label_of(node: Node) -> str:

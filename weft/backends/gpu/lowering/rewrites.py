@@ -80,7 +80,7 @@ OF_PARTS = (
         "flatten_in_place", "Put the weights of a product in the order in which an image lies that is flattened for it",
         lambda graph, to: flatten_in_place(graph, to.is_custom, to.packed_layout), _where_mapping,
     ),
-)  # fmt: skip
+)
 """Those of `OptimizeSubgraph`, which fuses element-wise steps into the nodes before them afterwards."""
 OF_LAYOUTS = (
     Rewrite(
@@ -116,7 +116,7 @@ OF_LAYOUTS = (
         "assign_layouts", "Store each value as its kernels want it, and convert where neighbours differ",
         _laid_out, lambda to: True,
     ),
-)  # fmt: skip
+)
 """Those of `lower`, behind which moves are folded into loads and stores (`fold_moves`)."""
 
 

@@ -28,16 +28,12 @@ from weft.backends.gpu.recording.run_launches import RunLaunches
 from weft.backends.gpu.recording.schedule import Access, KeptLevels, schedule
 from weft.core.contract.backend import StorageType
 from weft.core.contract.error_context import is_error
-from weft.core.contract.profile import ProfilingContext, Work
+from weft.core.contract.profile import SPAN, ProfilingContext, Work
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
 from weft.errors import DeviceError
 
 log = logging.getLogger("weft.gpu")
-
-SPAN = "span"
-"""The profile's counter of seconds from the start of a run's first launch to the end of its last."""
-
 
 MOST_KEPT = 8
 """How many sets of callers' arrays a recording keeps: a replay for each, and for each input the work before the run."""
@@ -100,7 +96,8 @@ class PipelineRecording:
     _streams: dict[tuple[str, LentBuffer | None], Stream] = field(default_factory=dict)
     """Work that begins before the run is submitted, by the names of inputs and the callers' memory of these, if any."""
     _replays: dict[_Key, _Replay] = field(default_factory=dict)
-    """By the memory that was chosen for each port that is not streamed, which they keep. The last used is last."""
+    """By the memory of each port that they copy or bind themselves (`_recorded_ports`), which they keep. The last used
+    is last."""
     _usual: Chosen = field(default_factory=dict)
     """What runs choose that are given arrays of the caller's own. Their replay is recorded beforehand."""
     _usual_key: _Key = ()
@@ -110,9 +107,10 @@ class PipelineRecording:
     _staged: set[str] = field(default_factory=set)
     """Those of them that went through the staging buffer in their last run; a resize expects that again."""
     _streamed: frozenset[str] = frozenset()
-    """The inputs whose work begins before the run: they are uploaded in chunks, or divided into micro-batches."""
-    _whole: dict[str, Port] = field(default_factory=dict)
-    """The other inputs, and the outputs: they are part of the run's own recording."""
+    """The inputs whose work begins before the run, unless the run takes them as a whole (`_is_streamed`): they are
+    uploaded in chunks, or divided into micro-batches."""
+    _unstreamed: dict[str, Port] = field(default_factory=dict)
+    """The other inputs, and the outputs."""
     _current: _Replay | None = None
     """What was submitted last."""
     _levels: KeptLevels = field(default_factory=KeptLevels)
@@ -179,7 +177,7 @@ class PipelineRecording:
             if port.buffer.kind is MemoryKind.STREAM or (name == divided and port.in_place)
         )
         ports = self._inputs | self._outputs
-        self._whole = {name: port for name, port in ports.items() if name not in self._streamed}
+        self._unstreamed = {name: port for name, port in ports.items() if name not in self._streamed}
         for name in self._streamed:
             self._stream(name, None)
         self._direct = frozenset(name for name in self._inputs if self._uploads_directly(name))
@@ -188,23 +186,23 @@ class PipelineRecording:
         self._replay(self._usual)
 
     def _key(self, chosen: Chosen) -> _Key:
-        """Return what tells the replays apart: a streamed input's memory is its stream's alone."""
+        """Return what tells the replays apart: the memory of a streamed input is its stream's alone."""
         return tuple([chosen.get(name) for name in self._recorded_ports(chosen)])
 
     def _recorded_ports(self, chosen: Chosen) -> Mapping[str, Port]:
         """Return the inputs and outputs that are part of the run's own recording if it has this memory."""
-        if all(self._begins_early(name, chosen.get(name)) for name in self._streamed):
-            return self._whole
+        if all(self._is_streamed(name, chosen.get(name)) for name in self._streamed):
+            return self._unstreamed
         return self._inputs | self._outputs
 
-    def _begins_early(self, name: str, memory: _Memory | None) -> bool:
-        """Tell whether work on an input begins before the run; not if it is there as a whole and nothing is divided."""
+    def _is_streamed(self, name: str, memory: _Memory | None) -> bool:
+        """Tell whether work on an input begins before the run; not if it is there as a whole and nodes run on that."""
         return name in self._streamed and (_lent(memory) is None or not self.run.undivided)
 
     def _uploads_directly(self, name: str) -> bool:
         """Tell whether runs upload an input from the caller's array; taking times, they upload it where it counts."""
         port, pays = self._inputs[name], self.device.uploads_directly and self.profiling is None
-        return pays and name in self._whole and not port.in_place and port.tensor.nbytes >= LEAST_DIRECT
+        return pays and name in self._unstreamed and not port.in_place and port.tensor.nbytes >= LEAST_DIRECT
 
     def _stream(self, name: str, lent: LentBuffer | None) -> Stream:
         """Return the work on an input that overlaps the copy of it: uploads in chunks, and micro-batches."""
@@ -249,7 +247,7 @@ class PipelineRecording:
 
     def _recorded(self, chosen: Chosen) -> _Replay:
         divided = self.run.micro_batches.input
-        begun = self._begins_early(divided, chosen.get(divided))  # then launches of micro-batches belong to a stream
+        begun = self._is_streamed(divided, chosen.get(divided))  # then launches of micro-batches belong to a stream
         with ExitStack() as placed:
             before, after = list[Access](), list[Access]()
             for name, port in self._recorded_ports(chosen).items():
@@ -321,7 +319,7 @@ class PipelineRecording:
                         stream.settle()
             if lent is None:
                 self._stream(name, None).fill(source)
-            elif self._begins_early(name, lent):
+            elif self._is_streamed(name, lent):
                 self._stream(name, lent).settle()
         return True
 
@@ -349,7 +347,7 @@ class PipelineRecording:
         with self._noting_loss:
             streams = list[Stream]()
             try:
-                early = [name for name in self._streamed if self._begins_early(name, chosen.get(name))]
+                early = [name for name in self._streamed if self._is_streamed(name, chosen.get(name))]
                 streams = [self._stream(name, _lent(chosen.get(name))) for name in early]
                 replay = self._replay(chosen)
                 if self._direct:
@@ -415,7 +413,7 @@ class PipelineRecording:
         for stream in streams:
             stream.release()
         ports = [*self._inputs.values(), *self._outputs.values()]
-        self._inputs, self._outputs, self._whole, self._usual = {}, {}, {}, {}
+        self._inputs, self._outputs, self._unstreamed, self._usual = {}, {}, {}, {}
         for port in ports:
             self.heap.free(port.buffer)
         self._direct = frozenset()

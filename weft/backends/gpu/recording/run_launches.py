@@ -13,14 +13,17 @@ from weft.backends.gpu.recording.micro_batches import WHOLE_BATCH, MicroBatches
 class RunLaunches:
     """The launches of a run, and which of them share one."""
 
-    whole: list[BoundLaunch] = field(default_factory=list)
-    """The launches on the whole batch, as if none shared one."""
+    rest: list[BoundLaunch] = field(default_factory=list)
+    """The launches of all nodes but those on micro-batches, as if none shared one."""
     micro_batches: MicroBatches = WHOLE_BATCH
     """The nodes that run on a micro-batch while the host copies the next."""
     of_micro_batches: dict[int, list[BoundLaunch]] = field(default_factory=dict)
     """The launches on each micro-batch, by its number."""
     undivided: list[BoundLaunch] = field(default_factory=list)
-    """What stands for them in a run that begins when the whole batch is there; empty where the parts do."""
+    """The launches of the nodes on micro-batches in a run that begins when the whole batch is there.
+
+    Empty where the micro-batches serve for that, too.
+    """
     _chains: Sequence[PlannedChain] = ()
     _chained: frozenset[int] = frozenset()
     """The `id` of each planned launch in a chain."""
@@ -45,12 +48,12 @@ class RunLaunches:
     @property
     def separate(self) -> list[BoundLaunch]:
         """Return all launches as if none shared one."""
-        return [*self._divided, *self.whole]
+        return [*self._divided, *self.rest]
 
     @property
     def joined(self) -> list[BoundLaunch]:
         """Return the launches on the whole batch, each chain in the place of its first one."""
-        found = (self._bound.get(id(launch.plan), launch) for launch in self.whole)
+        found = (self._bound.get(id(launch.plan), launch) for launch in self.rest)
         return list({id(launch): launch for launch in found}.values())
 
     @property
@@ -68,7 +71,7 @@ class RunLaunches:
 
     def unchained(self) -> list[tuple[PlannedChain, list[BoundLaunch]]]:
         """Return the planned chains with their launches, now that each of these is bound to memory."""
-        bound = {id(launch.plan): launch for launch in self.whole}
+        bound = {id(launch.plan): launch for launch in self.rest}
         return [(chain, [bound[id(launch)] for launch in chain.launches]) for chain in self._chains]
 
     def chain(self, chains: Sequence[BoundChain]) -> None:
@@ -77,4 +80,4 @@ class RunLaunches:
 
     def clear(self) -> None:
         """Forget all launches; the plan of chains and micro-batches stays until there is another one."""
-        self.whole, self.of_micro_batches, self.undivided, self._bound = [], {}, [], {}
+        self.rest, self.of_micro_batches, self.undivided, self._bound = [], {}, [], {}

@@ -123,11 +123,12 @@ def open_problems(pipelines: Sequence[Pipeline]) -> list[Problem]:
 
 
 def _times(pipeline: Pipeline) -> dict[int, float]:
-    """Return the seconds of each planned launch in one run of a pipeline, on whatever its memory holds."""
+    """Return the seconds of each planned launch of a pipeline, on whatever its memory holds."""
     backend = pipeline.backend
     assert isinstance(backend, GpuBackend)
     backend.recording.wait()
-    device, launches = backend.device, backend.recording.run.separate
+    device, run = backend.device, backend.recording.run
+    launches = [*run.separate, *run.undivided]
     accesses = [access(launch) for launch in launches]
     commands = schedule(accesses)
     handle = device.record(commands, profile=True)
@@ -193,9 +194,9 @@ class _Tuner:
         assert isinstance(task.execution, GpuExecution)
         made = task.execution
         with NotingLoss(self.runtime.device), NodeBench(
-            self.runtime, made.op, *made.planned,
+            self.runtime, made.op, *made.planned[choice.key],
             label=made.label, target=replace(made.target, tuning=None), clock=self.clock,
-        ) as bench:  # fmt: skip
+        ) as bench:
             work = Contest(bench, bench.plan(choice.key, choice.default))
             rest = self._untried(problem, work)
             if rest or not work.begun:

@@ -189,7 +189,7 @@ def _staged_cases() -> Sequence[SelfTestCase]:
             Attention(scale=0.5, softcap=2.0), (1, 2, 70, 32), (1, 2, 150, 32), (1, 2, 150, 32),
             prefer="StagedTile(warps=4, slices=1, keys=32)",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _can_stage(caps: DeviceCaps) -> bool:
@@ -346,7 +346,7 @@ class MatrixAttention(Algorithm[AttentionProblem, AttentionPlan, AttentionTile])
         variant: dict[str, Any] = {
             "warps": tile.warps, "slices": tile.slices, "keys": tile.keys, "depth": chunks(p.each.depth),
             "width": chunks(p.each.width), **plan.unusual,
-        }  # fmt: skip
+        }
         if tile.staged:
             unscaled = plan.scale > 0 and not plan.softcap and "mask" not in plan.reads
             variant |= {"staged": True, "query_tiles": tile.query_tiles, "unscaled": unscaled}

@@ -93,7 +93,7 @@ class AttentionPlan:
         flags = {
             "zero_hidden": op.zero_hidden, "zero_nan": op.zero_nan, "lowest_hides": lowest_hides,
             "shared": each.shared > 1, "capped": problem.capped,
-        }  # fmt: skip
+        }
         unusual: dict[str, bool | str] = {name: True for name, is_set in flags.items() if is_set}
         if op.low_replaces and mask is not None:
             unusual["replaces"] = f"{replaces_from(mask.dtype)!r}"

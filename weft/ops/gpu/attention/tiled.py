@@ -212,7 +212,7 @@ class TiledAttention(Algorithm[AttentionProblem, AttentionPlan, Tile]):
             },
             grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1),
             local=(tile.items, 1, 1),
-        )  # fmt: skip
+        )
 
 
 register_family(

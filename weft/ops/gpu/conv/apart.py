@@ -126,4 +126,4 @@ register_family(
         templates=("conv_gemm",), whole=False, anywhere=True, fallback="convolutions in groups of whole blocks",
         forced=on_many_units, seconds=0.65,
     )
-)  # fmt: skip
+)

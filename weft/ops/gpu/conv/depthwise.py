@@ -142,7 +142,7 @@ class DepthwiseInLoops(Algorithm[ConvProblem, ConvPlan, OnePixel]):
     name = "conv_depthwise"
 
     def why_not(self, problem: ConvProblem) -> str | None:
-        """Return why not."""
+        """Refuse it where its self-test failed."""
         return "its self-test failed on this device" if self.name in problem.caps.without else None
 
     def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:

@@ -106,7 +106,7 @@ class DepthwiseStaged(Algorithm[ConvProblem, ConvPlan, StagedTile]):
     name = "conv_depthwise_staged"
 
     def why_not(self, problem: ConvProblem) -> str | None:
-        """Return why not."""
+        """Refuse it where its self-test failed."""
         return "its self-test failed on this device" if self.name in problem.caps.without else None
 
     def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:

@@ -59,7 +59,7 @@ class DirectConv(Algorithm[ConvProblem, ConvPlan, DirectTile]):
                 variant={"joint": p.group == 1 or out_group % PACK == 0, "wide": divisor(window["KW"], MOST_WIDE)},
                 grid=grid,
                 local=local,
-            )  # fmt: skip
+            )
 
 
 register_family(

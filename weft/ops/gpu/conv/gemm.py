@@ -102,7 +102,7 @@ class GemmTile:
         return {
             "rp": self.pixels, "rc": self.blocks, "lx": self.lx, "ly": self.ly, "transposed": self.transposed,
             "depth": self.depth,
-        }  # fmt: skip
+        }
 
     @property
     def registers(self) -> int:
@@ -264,7 +264,7 @@ class TiledConv(ImplicitGemm[GemmTile]):
             grid=(min(tiles, k.caps.max_grid[0]), -(-p.count // tile.columns), sums.parts),
             local=(tile.lx, tile.ly, tile.lz),
             epilogue=sums.epilogue, prologue=plan.prologue,
-        )  # fmt: skip
+        )
 
 
 register_family(

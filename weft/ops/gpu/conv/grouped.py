@@ -140,7 +140,7 @@ def legal_tiles(problem: ConvProblem) -> list[GroupedTile]:
         and t.slices <= steps
         # A CPU takes turns with the slices, and its compiler is slow.
         and not (caps.software and t.slices * t.blocks > 1)
-    ]  # fmt: skip
+    ]
 
 
 def _has_room(caps: DeviceCaps, tile: GroupedTile) -> bool:
@@ -239,7 +239,7 @@ class GroupedConv(Algorithm[ConvProblem, ConvPlan, GroupedTile]):
                 "at_once": loads_at_once(p, step, tile),
             },
             grid=grid, local=local,
-        )  # fmt: skip
+        )
 
 
 def _packed(plan: ConvPlan) -> Tensor:

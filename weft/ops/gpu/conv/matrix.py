@@ -281,4 +281,4 @@ class MatrixConv(ImplicitGemm[MatrixTile]):
             grid=(min(tiles, k.caps.max_grid[0]), across, sums.parts),
             local=(SUBGROUP, tile.sm * tile.sn, tile.lz),
             epilogue=sums.epilogue, prologue=plan.prologue,
-        )  # fmt: skip
+        )

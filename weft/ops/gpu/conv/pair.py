@@ -189,7 +189,7 @@ class ConvPairOnGpu(GpuOp):
             grid=(min(x.shape[0] * tiles, k.caps.max_grid[0]), 1, 1),
             local=(group.items, 1, 1),
             prologue=Prologue(HIDDEN, op.steps, inputs),
-        )  # fmt: skip
+        )
 
 
 register_family(

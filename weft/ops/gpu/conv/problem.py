@@ -36,7 +36,7 @@ def window_constants(window: Window) -> dict[str, int]:
     fields = {
         "I": (window.inputs, 1), "O": (window.outputs, 1), "K": (window.kernel, 1),
         "S": (window.strides, 1), "D": (window.dilations, 1), "P": (window.begin, 0),
-    }  # fmt: skip
+    }
     ints: dict[str, int] = {}
     for letter, (values, default) in fields.items():
         for axis, value in zip("DHW", (default,) * lead + values, strict=True):
@@ -245,7 +245,7 @@ class ConvProblem:
         """Return what sets it apart from a problem that reads and stores images as they are."""
         known = {
             "subpixels": self.subpixel_channels, "pairs": self.pairs, "slices": self.slices, "stacked": self.stacked,
-        }  # fmt: skip
+        }
         return {name: count for name, count in known.items() if count}
 
     @property

@@ -213,4 +213,4 @@ class SplitConv(Algorithm[ConvProblem, ConvPlan, SplitTile]):
             kinds={"w": "wide"},
             grid=(min(tiles, k.caps.max_grid[0]), across, 1),
             local=(SUBGROUP, tile.sm * tile.sn, tile.lz),
-        )  # fmt: skip
+        )

@@ -244,4 +244,4 @@ class SplitWgmmaConv(Algorithm[ConvProblem, ConvPlan, SplitWgmmaTile]):
             },
             grid=(min(tiles_m * tiles_n, k.caps.max_grid[0]), 1, 1),
             local=(tile.items, 1, 1),
-        )  # fmt: skip
+        )

@@ -162,7 +162,7 @@ class Sums:
             },
             grid=grid,
             local=local,
-        )  # fmt: skip
+        )
 
 
 register_family(

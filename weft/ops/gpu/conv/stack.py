@@ -54,7 +54,7 @@ class SliceStack:
         return {
             "FIRST": self.first, "ID": w.inputs[0], "OD": w.outputs[0], "SD": w.strides[0], "PD": w.begin[0],
             "DD": w.dilations[0],
-        }  # fmt: skip
+        }
 
     def write(self) -> None:
         """Launch what writes the images."""

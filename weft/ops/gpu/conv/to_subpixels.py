@@ -72,7 +72,7 @@ class ToSubPixels:
         return cls(Window(back.outputs, pixels, kernel, one, one, pads, end), back.strides, begin, back.inputs)
 
     def launch(self, k: KernelBuilder, x: Tensor, weight: Array, bias: Array | None, y: Tensor) -> bool:
-        """Launch the convolution, with weights (in, out, *taps); False if the builder stores no sub-pixels."""
+        """Launch the convolution, with weights (in, out, *taps); False if no kernel can address a volume's slice."""
         if prod(self.strides) == 1 and self.window.rank < 3:
             CONVOLUTIONS.launch(ConvPlan.of(k, self.window, x, y, self._late(weight, y.shape[1]), bias))
             return True
@@ -86,10 +86,8 @@ class ToSubPixels:
         if self.window.rank == 3:
             of_slices = partial(SubPixelsOfSlices, *places)
             return VolumeConv(k, self.window, x, late, shift, y, stored, of_slices, channels).launch()
-        made = k.for_output_map(y, (y.shape[0], late.shape[0], *self.window.outputs), stored)
-        if made is None:
-            return False
-        CONVOLUTIONS.launch(ConvPlan.of(made[0], self.window, x, made[1], late, shift, subpixel_channels=channels))
+        mapped, image = k.for_output_map(y, (y.shape[0], late.shape[0], *self.window.outputs), stored)
+        CONVOLUTIONS.launch(ConvPlan.of(mapped, self.window, x, image, late, shift, subpixel_channels=channels))
         return True
 
     def _late(self, weight: Array, channels: int) -> LateWeights:
@@ -133,4 +131,4 @@ register_family(
         templates=("conv_gemm",), whole=False, anywhere=True,
         fallback="transposed convolutions in a kernel of their own",
     )
-)  # fmt: skip
+)

@@ -252,4 +252,4 @@ class UnstagedConv(ImplicitGemm[UnstagedTile]):
             grid=(-(-p.pixels // tile.rows), -(-p.channels_out // tile.columns), sums.parts),
             local=(SUBGROUP, 1, tile.lz),
             epilogue=sums.epilogue, prologue=plan.prologue,
-        )  # fmt: skip
+        )

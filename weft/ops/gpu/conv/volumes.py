@@ -63,11 +63,14 @@ class VolumeConv:
         return cls(k, window, x, weight, bias, y, Slices(1, depth * area), partial(Slices, depth, area))
 
     def launch(self) -> bool:
-        """Launch it; False if the builder does not store slices, or a kernel cannot address one."""
+        """Launch it; False if a kernel cannot address a slice."""
         if self._sees_lines:
-            return self._launch_lines()
-        apart = self.x.layout is Layout.NHWC4  # elsewhere the blocks of a volume lie between its slices
-        return self._launch_slices() if apart and self._sees_one_slice else self._launch_stacked()
+            self._launch_lines()
+        elif self._sees_one_slice and self.x.layout is Layout.NHWC4:  # else a volume's blocks lie between its slices
+            self._launch_slices()
+        else:
+            return self._launch_stacked()
+        return True
 
     @property
     def _sees_lines(self) -> bool:
@@ -81,19 +84,19 @@ class VolumeConv:
         w = self.window
         return w.inputs[0] == w.outputs[0] and w.kernel[0] == w.strides[0] == 1 and not w.begin[0]
 
-    def _launch_lines(self) -> bool:
+    def _launch_lines(self) -> None:
         w, x, area = self.window, self.x, prod(self.window.inputs[1:])
         window = Window(
             (w.inputs[0], area), (w.outputs[0], area), (w.kernel[0], 1), (w.strides[0], 1), (w.dilations[0], 1),
             (w.begin[0], 0), (w.end[0], 0),
-        )  # fmt: skip
+        )
         images = replace(x, shape=(*x.shape[:2], *window.inputs))
-        return self._convolve(window, images, self._without_axis(4, window.kernel), self.stored)
+        self._convolve(window, images, self._without_axis(4, window.kernel), self.stored)
 
-    def _launch_slices(self) -> bool:
+    def _launch_slices(self) -> None:
         n, channels, depth, *plane = self.x.shape
         images = replace(self.x, shape=(n * depth, channels, *plane))
-        return self._convolve(self._plane(), images, self._without_axis(2, self.window.kernel[1:]), self.stored_from(0))
+        self._convolve(self._plane(), images, self._without_axis(2, self.window.kernel[1:]), self.stored_from(0))
 
     def _launch_stacked(self) -> bool:
         w, x = self.window, self.x
@@ -105,13 +108,12 @@ class VolumeConv:
         weight = LateWeights(
             f"{order_of(self.weight)}stacked.", (self.weight.shape[0], channels, *w.kernel[1:]), self.weight.dtype,
             lambda: make(array_of(self.weight)),
-        )  # fmt: skip
+        )
         stack = SliceStack.of(self.k, x, w, max(min(MOST_STACKED, self.k.caps.max_buffer_range) // each, 1))
         for first in range(0, x.shape[0] * w.outputs[0], stack.images.shape[0]):
             part = stack.part(first)
             with self.k.turn():
-                if not self._convolve(self._plane(), part.images, weight, self.stored_from(first), part):
-                    return False
+                self._convolve(self._plane(), part.images, weight, self.stored_from(first), part)
         return True
 
     def _without_axis(self, axis: int, kernel: Shape) -> LateWeights:
@@ -134,17 +136,13 @@ class VolumeConv:
         weight: LateWeights,
         stored: OutputMap,
         stack: SliceStack | None = None,
-    ) -> bool:
-        made = self.k.for_output_map(self.y, (images.shape[0], weight.shape[0], *window.outputs), stored)
-        if made is None:
-            return False
-        k, y = made
+    ) -> None:
+        k, y = self.k.for_output_map(self.y, (images.shape[0], weight.shape[0], *window.outputs), stored)
         plan = ConvPlan.of(
             k, window, images, y, weight, self.bias, subpixel_channels=self.subpixel_channels,
             slices=self.window.outputs[0], stacked=0 if stack is None else self.window.kernel[0],
-        )  # fmt: skip
+        )
         CONVOLUTIONS.launch(replace(plan, stack=stack))
-        return True
 
 
 def runs_as_images(caps: DeviceCaps) -> bool:
@@ -171,4 +169,4 @@ register_family(
         ),
         fallback=DIRECT, seconds=0.4,
     )
-)  # fmt: skip
+)

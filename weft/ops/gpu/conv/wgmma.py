@@ -361,4 +361,4 @@ class WgmmaConv(ImplicitGemm[WgmmaTile]):
             grid=(min(tiles_m * tiles_n, most), 1, sums.parts),
             local=(tile.items * tile.teams, 1, 1),
             epilogue=sums.epilogue,
-        )  # fmt: skip
+        )

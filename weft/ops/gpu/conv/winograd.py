@@ -267,7 +267,7 @@ def launch_winograd(plan: ConvPlan, tile: WinogradTile) -> None:
         "conv_winograd_input", reads={"x": plan.x}, writes={"v": v}, kinds={"v": "fours"}, epilogue=False,
         ints={**shared, "IH": ih, "IW": iw, "PH": ph, "PW": pw, "STEP": SIDE, "BLOCKS": blocks, "TOTAL": total},
         variant={"rows": as_text(b)}, grid=grid, local=local,
-    )  # fmt: skip
+    )
     _launch_products(plan, tile.gemm, v, m, patches)
     total = -(-p.blocks // 4) * 4 * patches
     grid, local = _loop(k, total)
@@ -275,7 +275,7 @@ def launch_winograd(plan: ConvPlan, tile: WinogradTile) -> None:
         "conv_winograd_output", reads={"m": m, **plan.bias_vector()}, writes={"y": plan.y}, kinds={"m": "fours"},
         ints={**shared, "OH": oh, "OW": ow, "BLOCKS": p.blocks, "TOTAL": total},
         variant={"rows": as_text(a)}, grid=grid, local=local,
-    )  # fmt: skip
+    )
 
 
 def _launch_products(plan: ConvPlan, tile: GemmTile, v: Tensor, m: Tensor, patches: int) -> None:
@@ -296,7 +296,7 @@ def _launch_products(plan: ConvPlan, tile: GemmTile, v: Tensor, m: Tensor, patch
         epilogue=False,
         grid=(min(rows, k.caps.max_grid[0]), -(-p.blocks // tile.columns), READ * READ),
         local=(tile.lx, tile.ly, tile.lz),
-    )  # fmt: skip
+    )
 
 
 register_family(

@@ -196,4 +196,4 @@ class GroupMatrixConv(Algorithm[ConvProblem, ConvPlan, GroupTile]):
             kinds={"x": "wide", "w": "wide"},
             grid=(-(-p.channels_out // tile.columns), -(-p.pixels // tile.rows), 1),
             local=(tile.items, 1, 1),
-        )  # fmt: skip
+        )

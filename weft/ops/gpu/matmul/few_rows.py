@@ -77,8 +77,8 @@ def launch_few_rows(plan: ProductPlan, matrices: Sequence[Array], gate: Gate | N
     k, p = plan.k, plan.problem
     addend, steps = plan.addend()
     rows, many = rows_of(k, p.m)
-    known = k.caps.model.of(FewRowsFigures)
-    items = k.tree_items(known.column_items)
+    figures = k.caps.model.of(FewRowsFigures)
+    items = k.tree_items(figures.column_items)
     for first, count in plan.pieces(len(matrices)):
         weights = k.constant(f"rows.{first}", partial(_rows, matrices, first, count), Layout.NC4HW4)
         k.launch(
@@ -89,12 +89,12 @@ def launch_few_rows(plan: ProductPlan, matrices: Sequence[Array], gate: Gate | N
             floats={"ALPHA": plan.alpha, "BETA": plan.beta},
             variant={
                 **rows, "quads": p.k % PACK == 0, "tree": not k.caps.software, "gated": gate is not None,
-                "at_a_time": known.at_a_time,
+                "at_a_time": figures.at_a_time,
             },
             grid=(min(count, k.caps.max_grid[0]), 1, 1),
             local=(items, 1, 1),
             gate=gate,
-        )  # fmt: skip
+        )
 
 
 def _rows(matrices: Sequence[Array], first: int, count: int) -> Array:
@@ -109,11 +109,13 @@ register_family(
         cases=lambda: (
             one_node(MatMul(), (1, 131), (131, 37), constants=(1,)),
             one_node(Gemm(transB=1), (3, 260), (17, 260), (17,), constants=(1, 2)),
-            one_node(MatMul(), (2, 2052), (2052, 9), constants=(1,)),  # items load several vectors twice, and one more
+            # Items load several vectors twice, and one more; the last vector is not whole.
+            one_node(MatMul(), (2, 2052), (2052, 9), constants=(1,)),
+            one_node(MatMul(), (1, 2055), (2055, 9), constants=(1,)),
             several_nodes(
-                "Gemm of (2, 131) after (3, 131)",
+                "Gemm of (2, 1031) after (3, 1031)",
                 [(Gemm(), ("x", "w", "b"), "y")],
-                {"x": noise(2, 131)}, {"w": noise(131, 37), "b": noise(37)}, before={"x": noise(3, 131)},
+                {"x": noise(2, 1031)}, {"w": noise(1031, 37), "b": noise(37)}, before={"x": noise(3, 1031)},
             ),
         ),
         fallback="products by tiles",

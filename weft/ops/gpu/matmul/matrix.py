@@ -204,7 +204,7 @@ def legal_tiles(problem: ProductProblem) -> list[MatrixProductTile]:
         if t.items <= caps.max_local_items and t.shared_bytes(problem.fours) <= caps.local_memory
         and (t.slices == 1 or steps >= 2 * t.slices * t.parts)
         and (t.parts == 1 or (_divides(problem, t.parts) and may_have_parts(problem, t.parts)))
-    ]  # fmt: skip
+    ]
 
 
 def _divides(problem: ProductProblem, parts: int) -> bool:
@@ -325,4 +325,4 @@ def _launch(plan: ProductPlan, tile: MatrixProductTile, *, epilogue: bool = True
         grid=(max(1, min(total, k.caps.max_grid[0])), 1, 1),
         local=(SUBGROUP, tile.sm * tile.sn, tile.slices),
         epilogue=epilogue,
-    )  # fmt: skip
+    )

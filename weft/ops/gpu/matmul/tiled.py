@@ -86,7 +86,7 @@ UNPARTED = tuple(
     for each, slices in (
         (8, 1), (8, 2), (4, 1), (4, 2), (4, 4), (2, 1), (2, 2), (2, 4), (1, 1), (1, 4),
     )
-)  # fmt: skip
+)
 """From the best reuse to the most parallelism."""
 TILES = (*UNPARTED, *(replace(tile, parts=parts) for tile in UNPARTED if tile.slices == 4 for parts in (4, 8, 16)))
 LEAST_DEPTH = 128
@@ -108,7 +108,7 @@ def legal_tiles(caps: DeviceCaps, depth: int, *, double: bool = False) -> list[P
         if t.items <= caps.max_local_items and t.shared_bytes(number) <= caps.local_memory
         and (t.slices == 1 or SLICED not in caps.without)
         and (t.parts == 1 or (depth % t.parts == 0 and depth >= LEAST_DEPTH * t.parts))
-    ]  # fmt: skip
+    ]
 
 
 def may_have_parts(problem: ProductProblem, parts: int) -> bool:
@@ -180,7 +180,7 @@ class TiledProduct(Algorithm[ProductProblem, ProductPlan, ProductTile]):
             launch_parts(
                 plan, tile.parts,
                 lambda part: _launch(part, tile, part.b, part.problem.b_steps, 0, part.problem.n, epilogue=False),
-            )  # fmt: skip
+            )
             return
         if not plan.problem.weights:
             _launch(plan, tile, plan.b, plan.problem.b_steps, 0, plan.problem.n)
@@ -225,7 +225,7 @@ def _launch(
         "M": p.m, "N": p.n, "K": p.k, "FIRST": first, "COUNT": count,
         "TILES_M": -(-p.m // tile.side), "TILES_N": -(-count // tile.side), "TILES": total,
         **p.steps(b_steps), **steps,
-    }  # fmt: skip
+    }
     k.launch(
         "matmul",
         reads={"a": plan.a, "b": b, **addend},
