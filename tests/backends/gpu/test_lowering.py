@@ -261,7 +261,7 @@ def test_the_journal_tells_what_lowering_did(tmp_path: Path, monkeypatch: pytest
     set_figures(monkeypatch, MicroBatchFigures, pixels=1)
     set_figures(monkeypatch, MergeFigures, reused_pixels=0)
     monkeypatch.setattr("weft.backends.gpu.lowering.merge_convolutions.cheap_zero_products", lambda device: 1 << 30)
-    monkeypatch.setattr("weft.backends.gpu.lowering.fusion.pooling_pays", lambda *_: True)
+    monkeypatch.setattr("weft.backends.gpu.lowering.fuse_pools.pooling_pays", lambda *_: True)
     with null_gpu() as device:
         device.computes_ahead = True
         network = weft.optimize(graph, "null", fallback="error")

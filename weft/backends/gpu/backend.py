@@ -16,7 +16,7 @@ from weft.backends.gpu.device.device import Binding, CopyCommand, MemoryKind
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.device.varying import sizes_of
 from weft.backends.gpu.execution import GpuExecution, PipelineContext
-from weft.backends.gpu.lowering.fusion import why_not_fused, why_not_joined
+from weft.backends.gpu.lowering.epilogues import why_not_fused, why_not_joined
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.launch_builder import WrongKernel, choice_of
 from weft.backends.gpu.lowering.lower import GpuPlan, label_of, lower, templates_of

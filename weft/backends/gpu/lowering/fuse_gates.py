@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from weft.backends.gpu.lowering.changing_graph import Change, ChangingGraph, known_of
-from weft.backends.gpu.lowering.fusion import bound_buffers, type_fits
+from weft.backends.gpu.lowering.epilogues import bound_buffers, type_fits
 from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import RUNNING, Fused, Step, earlier, value_number

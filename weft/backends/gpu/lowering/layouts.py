@@ -16,11 +16,12 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.index_map import IndexMap
-from weft.core.graph.layout import Layout, Shape, row_major
+from weft.core.graph.layout import PACK, Layout, Shape, row_major
 from weft.core.graph.op import Op, find_op
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import WantedLayout, find_gpu_op
+from weft.ops.conv import Conv
 from weft.ops.relayout import Relayout
 
 T = TypeVar("T")
@@ -36,6 +37,11 @@ IsCustom = Callable[[Op], bool]
 """Tells whether an op is custom: an execution that `addCreator` registered runs it, which reads and writes NCHW."""
 Planar = Callable[[Graph, Node], bool]
 """Tells whether a node that works on packed images prefers to read its first input as NCHW, as it is stored."""
+
+
+def convolves(graph: Graph) -> bool:
+    """Tell whether a graph has a convolution; many rewrites are about these alone."""
+    return any(isinstance(base_op(node.op), Conv) for node in graph)
 
 
 def base_inputs(op: Op, inputs: Sequence[T]) -> Sequence[T]:
@@ -268,11 +274,11 @@ def first_blocks(op: Op, inputs: Sequence[Tensor | None], outputs: Sequence[Tens
             return None
         offset = int(places.of(np.zeros(1, np.int64))[0])
         first, inside = divmod(offset, steps[1])
-        if inside or first % 4 or (y.shape[1] % 4 and first + y.shape[1] != x.shape[1]):
+        if inside or first % PACK or (y.shape[1] % PACK and first + y.shape[1] != x.shape[1]):
             return None
         if places != IndexMap.by_steps(y.shape, steps, offset):
             return None
-        firsts.append(first // 4)
+        firsts.append(first // PACK)
     return firsts
 
 
@@ -294,9 +300,9 @@ def _view_concat(
     graph: Graph, node: Node, produced: dict[str, Node], views: dict[str, ValueView], results: set[str]
 ) -> None:
     target = node.outputs[0]
-    outer = views.get(target, ValueView(target, 0, -(-graph.specs[target].dims[1] // 4)))
+    outer = views.get(target, ValueView(target, 0, -(-graph.specs[target].dims[1] // PACK)))
     parts = [i for i in node.inputs if i]
-    if len(set(parts)) != len(parts) or any(graph.specs[i].dims[1] % 4 for i in parts[:-1]):
+    if len(set(parts)) != len(parts) or any(graph.specs[i].dims[1] % PACK for i in parts[:-1]):
         return
     if target not in views and target not in results and (whole := _side_by_side(graph, parts, views)) is not None:
         views[target] = whole
@@ -306,7 +312,7 @@ def _view_concat(
     first = outer.first
     for i in parts:
         views[i] = ValueView(outer.root, first, outer.blocks)
-        first += -(-graph.specs[i].dims[1] // 4)
+        first += -(-graph.specs[i].dims[1] // PACK)
 
 
 def _view_blocks(graph: Graph, node: Node, views: dict[str, ValueView], results: set[str]) -> None:
@@ -314,8 +320,8 @@ def _view_blocks(graph: Graph, node: Node, views: dict[str, ValueView], results:
     source = node.inputs[0] if node.inputs else ""
     if not source or source in graph.constants or not _is_packed(graph, source):
         return
-    outer = views.get(source, ValueView(source, 0, -(-graph.specs[source].dims[1] // 4)))
-    blocks = outer.blocks or -(-graph.specs[source].dims[1] // 4)
+    outer = views.get(source, ValueView(source, 0, -(-graph.specs[source].dims[1] // PACK)))
+    blocks = outer.blocks or -(-graph.specs[source].dims[1] // PACK)
     for name, first in zip(node.outputs, blocks_taken(graph, node) or (), strict=False):
         if name not in views and name not in results:
             views[name] = ValueView(outer.root, outer.first + first, blocks)
@@ -330,7 +336,7 @@ def _side_by_side(graph: Graph, parts: Sequence[str], views: Mapping[str, ValueV
     for part in parts:
         if views.get(part) != ValueView(begin.root, first, begin.blocks):
             return None
-        first += -(-graph.specs[part].dims[1] // 4)
+        first += -(-graph.specs[part].dims[1] // PACK)
     return begin if begin.blocks else None
 
 
@@ -344,4 +350,4 @@ def _moves_nothing(graph: Graph, node: Node, views: Mapping[str, ValueView]) -> 
     if op.type != "Relayout" or graph.specs[source].dtype is not graph.specs[node.outputs[0]].dtype:
         return False
     _, c, *rest = graph.specs[source].dims if len(graph.specs[source].dims) > 1 else (1, 1, 2)
-    return prod(rest) == 1 and c % 4 == 0
+    return prod(rest) == 1 and c % PACK == 0

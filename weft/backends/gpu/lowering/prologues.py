@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from weft.backends.gpu.lowering.fusion import bound_buffers, convolves, moved_operands, type_fits
-from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op
+from weft.backends.gpu.lowering.epilogues import bound_buffers, moved_operands, type_fits
+from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op, convolves
 from weft.core.graph.fused_op import RUNNING, Fused, Step, earlier, value_number
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.op import Op

@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from weft.backends.gpu.lowering.apply_to_parts import apply_to_parts
-from weft.backends.gpu.lowering.channel_norms import norm_rows
-from weft.backends.gpu.lowering.channels_last import sum_rows
 from weft.backends.gpu.lowering.flatten_in_place import flatten_in_place
 from weft.backends.gpu.lowering.fuse_gates import fuse_gates
-from weft.backends.gpu.lowering.fusion import fuse_pairs, fuse_pools
+from weft.backends.gpu.lowering.fuse_pairs import fuse_pairs
+from weft.backends.gpu.lowering.fuse_pools import fuse_pools
 from weft.backends.gpu.lowering.layouts import assign_layouts, base_inputs, base_op
 from weft.backends.gpu.lowering.merge_convolutions import merge_where_faster
+from weft.backends.gpu.lowering.norm_rows import norm_rows
 from weft.backends.gpu.lowering.prologues import fuse_prologues
 from weft.backends.gpu.lowering.scale_norms import scale_norms
+from weft.backends.gpu.lowering.sum_rows import sum_rows
 from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.lowering.where_made import fuse_where_made
 from weft.core.graph.graph import Graph, Node

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from weft.backends.gpu.lowering.before_reshape import Joinable, before_reshape, is_reshape
 from weft.backends.gpu.lowering.changing_graph import Change, ChangingGraph, known_of
-from weft.backends.gpu.lowering.fusion import join_steps
+from weft.backends.gpu.lowering.epilogues import join_steps
 from weft.backends.gpu.lowering.layouts import IsCustom, base_op
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Node

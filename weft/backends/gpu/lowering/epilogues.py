@@ -1,11 +1,11 @@
-"""What a GPU kernel can take over: steps as it stores, a max pool as it loads, or the small convolution before it."""
+"""Which element-wise steps a GPU kernel takes over as it stores: its epilogue."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op, is_of_channels
+from weft.backends.gpu.lowering.layouts import IsCustom, base_op, is_of_channels
 from weft.backends.gpu.lowering.support import why_not
 from weft.core.graph.described import described
 from weft.core.graph.dtypes import DType
@@ -16,11 +16,7 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.passes.fuse import MOST_STEPS, merge
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import WantedLayout, find_gpu_op
-from weft.ops.conv import Conv
 from weft.ops.elementwise import Elementwise
-from weft.ops.gpu.conv.pair import ConvPair, pairing_pays
-from weft.ops.gpu.conv.pooled import PooledConv, pooling_pays
-from weft.ops.pool import MaxPool
 from weft.ops.unary import Cast
 
 
@@ -174,75 +170,6 @@ def _operand_fits(graph: Graph, base: Op, name: str, shape: tuple[int, ...]) -> 
     anywhere = base.is_elementwise or (form is not None and form.any_place)
     first, end = axes[0], axes[-1] + 1 if anywhere else len(shape)
     return full[first:end] == shape[first:end]
-
-
-def convolves(graph: Graph) -> bool:
-    """Tell whether a graph has a convolution; many rewrites are about these alone."""
-    return any(isinstance(base_op(node.op), Conv) for node in graph)
-
-
-def fuse_pools(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_products: bool) -> Graph:
-    """Return the graph with max pools joined to the convolution that is their only reader, if `pooling_pays`."""
-    if not convolves(graph):
-        return graph
-    makers, readers = graph.producers(), graph.readers()
-    gone: set[str] = set()
-    out = graph.copy()
-    for k, node in enumerate(out.nodes):
-        read = node.inputs[0] if node.inputs else ""
-        pool, conv = makers.get(read), base_op(node.op)
-        if pool is None or not isinstance(pool.op, MaxPool) or not isinstance(conv, Conv) or readers[read] != 1:
-            continue
-        if any(i and i not in graph.constants for i in base_inputs(node.op, node.inputs)[1:]):
-            continue  # its kernel packs weights beforehand
-        made = PooledConv(pool.op, conv)
-        x, w, y = (graph.specs[name] for name in (pool.inputs[0], node.inputs[1], node.outputs[0]))
-        if is_custom(pool.op) or is_custom(conv) or not pooling_pays(made, x, w.dims, y.dims, caps, split_products):
-            continue
-        op = replace(node.op, base=made) if isinstance(node.op, Fused) else made
-        out.nodes[k] = replace(node, op=op, inputs=(pool.inputs[0], *node.inputs[1:]))
-        gone.add(read)
-    out.nodes = [node for node in out.nodes if node.outputs[0] not in gone]
-    return out
-
-
-def fuse_pairs(graph: Graph, is_custom: IsCustom, caps: DeviceCaps) -> Graph:
-    """Return the graph with convolutions of single pixels joined to the one before them, where only they read that."""
-    if not convolves(graph):
-        return graph
-    makers, readers = graph.producers(), graph.readers()
-    out = graph.copy()
-    gone: set[str] = set()
-    for k, node in enumerate(out.nodes):
-        read = node.inputs[0] if node.inputs else ""
-        maker, second = makers.get(read), base_op(node.op)
-        first = None if maker is None else base_op(maker.op)
-        if maker is None or not isinstance(first, Conv) or not isinstance(second, Conv) or readers[read] != 1:
-            continue
-        if maker.name in gone or is_custom(first) or is_custom(second):
-            continue
-        before, (_, *more) = base_inputs(maker.op, maker.inputs), base_inputs(node.op, node.inputs)
-        scalars = maker.inputs[len(before) :]
-        if any(i and i not in graph.constants for i in (*before[1:], *more, *scalars)):
-            continue
-        x, w, v = (graph.specs[i].dims for i in (before[0], before[1], more[0]))
-        same = graph.specs[read].dtype is graph.specs[before[0]].dtype
-        small = all(graph.specs[i].size == 1 for i in scalars if i)
-        bound = bound_buffers(graph, (*before, *more, *node.inputs[1 + len(more) :]), node.outputs)
-        if not same or not small or bound > caps.max_buffers or not pairing_pays(first, second, x, w, v, caps):
-            continue
-        arity, own = len(before) + len(more), node.op.steps if isinstance(node.op, Fused) else ()
-        between = maker.op.steps if isinstance(maker.op, Fused) else ()
-        steps = tuple(moved_operands(step, len(more)) for step in between)
-        made: Op = ConvPair(first, len(before), steps, second, len(more))
-        if own:
-            by = arity + len(scalars) - 1 - len(more)
-            made = Fused(made, arity + len(scalars), tuple(moved_operands(step, by) for step in own))
-        inputs = (*before, *more, *scalars, *node.inputs[1 + len(more) :])
-        out.nodes[k] = makers[node.outputs[0]] = replace(node, op=made, inputs=inputs)
-        gone.add(maker.name)
-    out.nodes = [node for node in out.nodes if node.name not in gone]
-    return out
 
 
 def bound_buffers(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> int:
