@@ -87,13 +87,8 @@ class Effort:
         """
         model, units, tile = caps.model, caps.likely_units, self.rows * self.columns
         on_a_unit = -(-self.groups // units)
-        resident = min(
-            model.resident_items // self.items,
-            model.unit_memory // (self.shared + model.group_memory),
-            model.unit_registers // (self.registers * self.items),
-            on_a_unit,
-            self.together or on_a_unit,
-        )
+        fitting = model.side_by_side(self.items, self.registers, self.shared)
+        resident = min(fitting, on_a_unit, self.together or on_a_unit)
         waves = -(-on_a_unit // max(resident, 1))
         products = tile * self.rounds * self.depth * self.slices
         more = self.parts > 1

@@ -75,6 +75,14 @@ class DeviceModel:
     """The figures of single algorithms, by section; `of` returns them."""
     _read: dict[type, Any] = field(init=False, default_factory=dict, repr=False)
 
+    def side_by_side(self, items: int, registers: int, memory: int = 0) -> int:
+        """Return how many groups fit a unit: of so many items, registers of an item and bytes of work-group memory."""
+        return min(
+            self.resident_items // items,
+            self.unit_memory // (memory + self.group_memory),
+            self.unit_registers // (registers * items),
+        )
+
     def of(self, figures: type[FiguresT]) -> FiguresT:
         """Return what an algorithm knows of this kind of device."""
         held = self._read.get(figures)

@@ -237,13 +237,8 @@ def microseconds(caps: DeviceCaps, each: Extents, tile: AttentionTile) -> float:
     """
     model, own = caps.model, caps.model.of(MatrixAttentionFigures)
     on_a_unit = -(-prod(each.lead) * -(-each.queries // tile.queries) // caps.likely_units)
-    memory = tile.shared_bytes(each) + model.group_memory
-    resident = min(
-        model.resident_items // tile.items,
-        model.unit_memory // memory,
-        model.unit_registers // (min(tile.registers(each), tiled.MOST_REGISTERS) * tile.items),
-        on_a_unit,
-    )
+    registers = min(tile.registers(each), tiled.MOST_REGISTERS)
+    resident = min(model.side_by_side(tile.items, registers, tile.shared_bytes(each)), on_a_unit)
     waves = -(-on_a_unit // max(resident, 1))
     rounds = -(-each.keys // (tile.keys * tile.slices))
     width, squares = chunks(each.width), tile.keys // 16 * (chunks(each.depth) + chunks(each.width))

@@ -134,14 +134,9 @@ def microseconds(caps: DeviceCaps, each: Extents, tile: Tile) -> float:
     depth, width = vectors(each.depth), vectors(each.width)
     columns, scores = -(-width // tile.lx), tile.keys // tile.lx
     on_a_unit = -(-prod(each.lead) * -(-each.queries // tile.rows) // caps.likely_units)
-    memory = tile.shared_bytes(each, tile.is_joint(caps, each)) + model.group_memory
+    memory = tile.shared_bytes(each, tile.is_joint(caps, each))
     registers = min(2 * tile.held(each) + OPERANDS, MOST_REGISTERS)
-    resident = min(
-        model.resident_items // tile.items,
-        model.unit_memory // memory,
-        model.unit_registers // (registers * tile.items),
-        on_a_unit,
-    )
+    resident = min(model.side_by_side(tile.items, registers, memory), on_a_unit)
     loads = sum(-(-tile.keys * size // (tile.items * LOADS)) for size in (depth, width))
     products = PACK * tile.each * (scores * depth + tile.keys * columns)
     read = depth * (tile.each + scores) + tile.keys // PACK * (tile.each + PACK * columns)

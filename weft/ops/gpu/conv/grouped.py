@@ -182,7 +182,7 @@ def microseconds(problem: ConvProblem, tile: GroupedTile) -> float:
     at_once = loads_at_once(problem, step, tile)
     held = weights if at_once else PACK * tile.blocks * step.wide
     registers = min(PACK * outputs + _registers(problem) * (pixels + held) + ADDRESSES, MOST_REGISTERS)
-    resident = min(model.resident_items, model.unit_registers // registers) // items
+    resident = model.side_by_side(items, registers)
     waves = -(-on_a_unit // max(resident, 1))
     waits = 0 if at_once else step.deep * step.lines
     multiplying = (steps * products + (tile.slices - 1) * outputs) / model.item_products

@@ -232,12 +232,7 @@ def microseconds(problem: ProductProblem, tile: MatrixProductTile) -> float:
     model, own = caps.model, caps.model.of(MatrixProductFigures)
     groups = tiles_of(p, tile) * tile.parts
     on_a_unit = -(-groups // caps.likely_units)
-    resident = min(
-        model.resident_items // tile.items,
-        model.unit_memory // (tile.shared_bytes(p.fours) + model.group_memory),
-        model.unit_registers // (tile.registers * tile.items),
-        on_a_unit,
-    )
+    resident = min(model.side_by_side(tile.items, tile.registers, tile.shared_bytes(p.fours)), on_a_unit)
     waves, rounds = -(-on_a_unit // max(resident, 1)), rounds_of(p.k // tile.parts, tile)
     warps = tile.sm * tile.sn
     pairs = sum(

@@ -130,12 +130,7 @@ def microseconds(caps: DeviceCaps, tiles: int, depth: int, tile: ProductTile) ->
     on_a_unit = -(-tiles * tile.parts // caps.likely_units)
     held = tile.each**2 + 2 * tile.each + 2 * DEPTH * tile.side // ITEMS
     registers = min(held + ADDRESSES, MOST_REGISTERS)
-    resident = min(
-        model.resident_items // tile.items,
-        model.unit_memory // (tile.shared_bytes(FLOAT_BYTES) + model.group_memory),
-        model.unit_registers // (registers * tile.items),
-        on_a_unit,
-    )
+    resident = min(model.side_by_side(tile.items, registers, tile.shared_bytes(FLOAT_BYTES)), on_a_unit)
     products, reads = DEPTH * tile.each**2, 2 * DEPTH * tile.each
     waiting = own.round_us + own.exposed * products / model.item_products
     shared = tile.items * (reads / own.reads + products / model.unit_products)
