@@ -421,8 +421,8 @@ class Session:
             raise InputError(
                 "the shapes of the outputs are not known before a run",
                 where=f"network {self.graph.name!r}",
-                why="they follow from values",
-                fix="let run make the arrays",
+                why="it runs in stages, since shapes, or which nodes run, follow from values",
+                fix="let run make the arrays, or give your own for outputs of known shapes (outputs={name: array})",
             )
         specs = {name: self._travelling(name, graph.specs[name]) for name in graph.outputs}
         return {name: self._loaded.lend(name, spec, is_input=False) for name, spec in specs.items()}
