@@ -272,7 +272,7 @@ def test_the_journal_tells_what_lowering_did(tmp_path: Path, monkeypatch: pytest
         assert "null:0 merge_convolutions" in why["n_half3"] and "'n_half3' is merged into 'n_half1'" in why["n_half3"]
         assert "now: 'n_half1' runs on null:0" in why["n_half3"] and "now: 'n_half3'" not in why["n_half3"]
         assert "null:0 find_views" in why["n_half1"] and "lies in 'joined', from channel block 0 on" in why["n_half1"]
-        assert "null:0 split_batch" in why["n_first"] and "for each of 2 parts of the batch" in why["n_first"]
+        assert "null:0 split_batch" in why["n_first"] and "for each of 2 micro-batches" in why["n_first"]
         relayout = next(n.name for n in part.lowered.graph.nodes if n.op.type == "Relayout")
         assert "null:0 assign_layouts (Store each value as its kernels want it" in network.why(relayout)[0]
         network.save(tmp_path / "n.weft")

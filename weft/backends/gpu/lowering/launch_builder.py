@@ -186,7 +186,7 @@ class NodeBuilder(KernelBuilder):
         self._second_outputs = dict(seconds)
         self.stores_second_outputs = bool(self._second_outputs)
         self._shape = outputs[0].shape if outputs else ()
-        self._part = ""
+        self._key_prefix = ""
         """What begins the keys of constants of `for_channels` and `for_output_map`."""
         self._mapped: _MappedImage | None = None
         form = find_gpu_op(op)
@@ -293,7 +293,7 @@ class NodeBuilder(KernelBuilder):
         self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW, spec: TensorSpec | None = None
     ) -> Tensor:
         """Return the constant of that key, which is made and uploaded when the node is prepared to run."""
-        key = f"{self._part}{key}.{layout.value}"
+        key = f"{self._key_prefix}{key}.{layout.value}"
         if key not in self.constants:
             made = PlannedConstant(self._label, key, make, layout, spec or self._known.get(key))
             self.constants[key] = made
@@ -385,7 +385,7 @@ class NodeBuilder(KernelBuilder):
         steps = self._op.steps if isinstance(self._op, Fused) else ()
         read = {i for step in steps for i in step.operands if i >= 0}
         made, place = copy(self), part(output)
-        made._part, made._shape = f"{self._part}{first}.", place.shape
+        made._key_prefix, made._shape = f"{self._key_prefix}{first}.", place.shape
         made._inputs = [operand(t) if i in read else t for i, t in enumerate(self._inputs)]
         made._second_outputs = {number: part(t) for number, t in self._second_outputs.items()}
         return made, place
@@ -393,7 +393,7 @@ class NodeBuilder(KernelBuilder):
     def with_keys(self, begin: str) -> KernelBuilder:
         """Return a builder whose constants have keys that begin so."""
         made = copy(self)
-        made._part = f"{self._part}{begin}"
+        made._key_prefix = f"{self._key_prefix}{begin}"
         return made
 
     def for_output_map(
@@ -401,7 +401,8 @@ class NodeBuilder(KernelBuilder):
     ) -> tuple[KernelBuilder, Tensor]:
         """Return a builder whose launches store what they compute of an image by a map, and that image."""
         made, image = copy(self), replace(output, shape=shape)
-        made._mapped, made._part = _MappedImage(image, output, output_map), f"{self._part}{output_map.name}."
+        made._mapped = _MappedImage(image, output, output_map)
+        made._key_prefix = f"{self._key_prefix}{output_map.name}."
         return made, image
 
     def _stored_in(self, tensor: Tensor) -> Tensor:

@@ -230,7 +230,7 @@ class _Notes:
 
     def micro_batches(self, graph: Graph, micro_batches: MicroBatches) -> None:
         """Note which nodes run on micro-batches."""
-        text = f"runs once for each of {micro_batches.count} parts of the batch, while the host copies the rest of it"
+        text = f"runs once for each of {micro_batches.count} micro-batches, while the host copies the rest of it"
         nodes = (node for node in graph.nodes if label_of(node) in micro_batches.nodes)
         changes = [Change("planned", node.name, text, "", node.outputs) for node in nodes]
         self._plan("split_batch", "Begin before the whole input is there", changes)

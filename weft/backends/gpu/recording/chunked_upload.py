@@ -41,11 +41,11 @@ class Job:
     """Whether it only uploads, which may overlap with other jobs."""
 
 
-def chunks(source: Binding, target: Binding, label: str, parts: int = 1) -> list[Job]:
-    """Return the upload of an input in chunks, each inside one of the equal parts."""
+def chunks(source: Binding, target: Binding, label: str, micro_batches: int = 1) -> list[Job]:
+    """Return the upload of an input in chunks, each inside one of so many micro-batches."""
     jobs = []
-    for part in range(parts):
-        first, last = (source.nbytes * p // parts for p in (part, part + 1))
+    for number in range(micro_batches):
+        first, last = (source.nbytes * n // micro_batches for n in (number, number + 1))
         for start in range(first, last, CHUNK):
             size = min(CHUNK, last - start)
             here, there = (Binding(b.buffer, b.offset + start, size) for b in (source, target))
