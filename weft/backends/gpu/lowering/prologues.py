@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 from weft.backends.gpu.lowering.epilogues import bound_buffers, moved_operands, type_fits
-from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op, convolves
+from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op, convolves, is_of_channels
 from weft.core.graph.fused_op import RUNNING, Fused, Step, earlier, value_number
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.op import Op
@@ -142,7 +141,6 @@ class _Prologue:
     def _fits(self, name: str) -> bool:
         """Tell whether an operand is a scalar, or has one element for each channel, or for each channel of an image."""
         dims, whole = self.graph.specs[name].dims, self.dims
-        full = (1,) * (len(whole) - len(dims)) + dims
         if name in self.graph.constants:
-            return prod(dims) == 1 or full == (1, whole[1], *[1] * (len(whole) - 2))
+            return is_of_channels(dims, whole)
         return dims == (*whole[:2], *[1] * (len(whole) - 2))
