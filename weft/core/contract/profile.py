@@ -84,7 +84,7 @@ class Profile:
         """Return the profile of a session, None for False; ConfigError for what `Profiled` does not have."""
         if isinstance(profile, str) and profile == "span":
             return cls(timed="span")
-        if not isinstance(profile, (bool, np.bool_, int)) or profile not in (0, 1):
+        if not isinstance(profile, (int, np.bool_)) or profile not in (0, 1):
             raise ConfigError(
                 f"profile={brief(repr(profile))} is not known",
                 fix='pass True, or "span" for the time of all launches of a run together',

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.backends.gpu.lowering.epilogues import bound_buffers, moved_operands
-from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op, convolves
+from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op, convolves, sole_readers
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph
 from weft.core.graph.op import Op
@@ -18,14 +18,11 @@ def fuse_pairs(graph: Graph, is_custom: IsCustom, caps: DeviceCaps) -> Graph:
     """Return the graph with convolutions of single pixels joined to the one before them, where only they read that."""
     if not convolves(graph):
         return graph
-    makers, readers = graph.producers(), graph.readers()
-    out = graph.copy()
+    makers, out = graph.producers(), graph.copy()
     gone: set[str] = set()
-    for k, node in enumerate(out.nodes):
-        read = node.inputs[0] if node.inputs else ""
-        maker, second = makers.get(read), base_op(node.op)
-        first = None if maker is None else base_op(maker.op)
-        if maker is None or not isinstance(first, Conv) or not isinstance(second, Conv) or readers[read] != 1:
+    for k, node, maker in sole_readers(graph, makers):
+        first, second = base_op(maker.op), base_op(node.op)
+        if not isinstance(first, Conv) or not isinstance(second, Conv):
             continue
         if maker.name in gone or is_custom(first) or is_custom(second):
             continue
@@ -34,7 +31,7 @@ def fuse_pairs(graph: Graph, is_custom: IsCustom, caps: DeviceCaps) -> Graph:
         if any(i and i not in graph.constants for i in (*before[1:], *more, *scalars)):
             continue
         x, w, v = (graph.specs[i].dims for i in (before[0], before[1], more[0]))
-        same = graph.specs[read].dtype is graph.specs[before[0]].dtype
+        same = graph.specs[node.inputs[0]].dtype is graph.specs[before[0]].dtype
         small = all(graph.specs[i].size == 1 for i in scalars if i)
         bound = bound_buffers(graph, (*before, *more, *node.inputs[1 + len(more) :]), node.outputs)
         if not same or not small or bound > caps.max_buffers or not pairing_pays(first, second, x, w, v, caps):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op, convolves
+from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op, convolves, sole_readers
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph
 from weft.kernels.device_caps import DeviceCaps
@@ -17,13 +17,11 @@ def fuse_pools(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_produc
     """Return the graph with max pools joined to the convolution that is their only reader, if `pooling_pays`."""
     if not convolves(graph):
         return graph
-    makers, readers = graph.producers(), graph.readers()
     gone: set[str] = set()
     out = graph.copy()
-    for k, node in enumerate(out.nodes):
-        read = node.inputs[0] if node.inputs else ""
-        pool, conv = makers.get(read), base_op(node.op)
-        if pool is None or not isinstance(pool.op, MaxPool) or not isinstance(conv, Conv) or readers[read] != 1:
+    for k, node, pool in sole_readers(graph, graph.producers()):
+        conv = base_op(node.op)
+        if not isinstance(pool.op, MaxPool) or not isinstance(conv, Conv):
             continue
         if any(i and i not in graph.constants for i in base_inputs(node.op, node.inputs)[1:]):
             continue  # its kernel packs weights beforehand
@@ -33,6 +31,6 @@ def fuse_pools(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_produc
             continue
         op = replace(node.op, base=made) if isinstance(node.op, Fused) else made
         out.nodes[k] = replace(node, op=op, inputs=(pool.inputs[0], *node.inputs[1:]))
-        gone.add(read)
+        gone.add(node.inputs[0])
     out.nodes = [node for node in out.nodes if node.outputs[0] not in gone]
     return out

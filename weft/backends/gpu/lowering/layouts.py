@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import TypeVar
@@ -42,6 +42,16 @@ Planar = Callable[[Graph, Node], bool]
 def convolves(graph: Graph) -> bool:
     """Tell whether a graph has a convolution; many rewrites are about these alone."""
     return any(isinstance(base_op(node.op), Conv) for node in graph)
+
+
+def sole_readers(graph: Graph, makers: Mapping[str, Node]) -> Iterator[tuple[int, Node, Node]]:
+    """Yield the place and the node of each that alone reads the first of its inputs, and the node that makes that."""
+    readers = graph.readers()
+    for place, node in enumerate(graph.nodes):
+        read = node.inputs[0] if node.inputs else ""
+        maker = makers.get(read)
+        if maker is not None and readers[read] == 1:
+            yield place, node, maker
 
 
 def base_inputs(op: Op, inputs: Sequence[T]) -> Sequence[T]:

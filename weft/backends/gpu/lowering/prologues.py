@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from weft.backends.gpu.lowering.epilogues import bound_buffers, moved_operands, type_fits
-from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op, convolves, is_of_channels
+from weft.backends.gpu.lowering.layouts import (
+    IsCustom,
+    base_inputs,
+    base_op,
+    convolves,
+    is_of_channels,
+    sole_readers,
+)
 from weft.core.graph.fused_op import RUNNING, Fused, Step, earlier, value_number
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.op import Op
@@ -25,13 +32,10 @@ def fuse_prologues(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_pr
     """Return the graph with cheap element-wise steps joined to the pointwise convolution that alone reads them."""
     if not convolves(graph):
         return graph
-    makers, readers = graph.producers(), graph.readers()
     gone: set[str] = set()
     out = graph.copy()
-    for k, node in enumerate(out.nodes):
-        read = node.inputs[0] if node.inputs else ""
-        maker = makers.get(read)
-        if maker is None or readers[read] != 1 or maker.name in gone:
+    for k, node, maker in sole_readers(graph, graph.producers()):
+        if maker.name in gone:
             continue
         found = _prologue(graph, maker, node, is_custom, caps, split_products)
         if isinstance(found, str):

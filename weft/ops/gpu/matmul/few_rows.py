@@ -14,7 +14,7 @@ from weft.kernels.chooser import Algorithm, Candidate
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.gate import Gate
 from weft.kernels.launch import KernelBuilder
-from weft.kernels.self_test_cases import noise, one_node, several_nodes
+from weft.kernels.self_test_cases import SelfTestCase, noise, one_node, several_nodes
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem, why_not_packed
 from weft.ops.matmul import Gemm, MatMul
@@ -103,6 +103,15 @@ def _rows(matrices: Sequence[Array], first: int, count: int) -> Array:
     return (some[0] if len(some) == 1 else np.concatenate(some)).reshape(len(some) * count, -1, 1)
 
 
+def _after_three_rows(depth: int) -> SelfTestCase:
+    """Return a case of two rows in a kernel that reads how many there are, since there were three before."""
+    return several_nodes(
+        f"Gemm of (2, {depth}) after (3, {depth})",
+        [(Gemm(), ("x", "w", "b"), "y")],
+        {"x": noise(2, depth)}, {"w": noise(depth, 37), "b": noise(37)}, before={"x": noise(3, depth)},
+    )
+
+
 register_family(
     KernelFamily(
         "matmul_rows", "products of few rows",
@@ -112,11 +121,7 @@ register_family(
             # Items load several vectors twice, and one more; the last vector is not whole.
             one_node(MatMul(), (2, 2052), (2052, 9), constants=(1,)),
             one_node(MatMul(), (1, 2055), (2055, 9), constants=(1,)),
-            several_nodes(
-                "Gemm of (2, 1031) after (3, 1031)",
-                [(Gemm(), ("x", "w", "b"), "y")],
-                {"x": noise(2, 1031)}, {"w": noise(1031, 37), "b": noise(37)}, before={"x": noise(3, 1031)},
-            ),
+            _after_three_rows(131), _after_three_rows(1031),
         ),
         fallback="products by tiles",
     )

@@ -232,7 +232,8 @@ register_family(
     KernelFamily(
         GATED_PRODUCT, "products with gates",
         cases=lambda: (
-            _network(1, 2052, 20), _network(3, 1036, 12), _network(37, 36, 12),
+            _network(1, 132, 20), _network(3, 36, 12), _network(37, 36, 12),
+            _network(1, 2052, 20), _network(3, 1036, 12),  # depths at which items load several vectors at a time
             *(_node(70, 72, 40, precision) for precision in (Precision.NORMAL, Precision.LOW)),
         ),
         templates=(ProductOfFewRows.name, TiledConv.name), whole=False, anywhere=True,
