@@ -442,6 +442,14 @@ def test_fp16_arrays_are_converted_where_the_network_stores_fp32() -> None:
             session.run(random(0), random(1), outputs=[None, np.empty(SHAPE, HALF)])
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_error_names_both_types_that_an_array_for_an_output_may_have_at_low(device: str) -> None:
+    outputs = {"y": np.empty(SHAPE, np.int32)}
+    shown = r"'y' needs a writable array float32\[2x4x6x5\] or float16; given is int32"
+    with weft.load(network(), device, precision="low") as session, pytest.raises(InputError, match=shown):
+        session.run(random(0), random(1), outputs=outputs)
+
+
 def test_a_saved_network_takes_fp16_arrays(tmp_path: object) -> None:
     weft.optimize(network(), "cpu", precision="low").save(f"{tmp_path}/net.weft")
     with weft.load(f"{tmp_path}/net.weft") as session:

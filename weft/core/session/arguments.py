@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -210,10 +210,12 @@ def take_shapes(shapes: Any) -> dict[str, Shape]:
     return {name: take_shape(name, shape) for name, shape in shapes.items()}
 
 
-def take_outputs(graph: Graph, specs: Mapping[str, TensorSpec], outputs: Outputs | None) -> list[Array | None]:
+def take_outputs(
+    graph: Graph, specs: Mapping[str, TensorSpec], outputs: Outputs | None, *, narrowable: Container[str] = ()
+) -> list[Array | None]:
     """Return the caller's array for each output of a graph, or None; InputError lists all that do not fit.
 
-    `specs` have the outputs' shapes as numbers.
+    `specs` have the outputs' shapes as numbers. Those of `narrowable` may be float16, too, which an error tells.
     """
     names = graph.outputs
     if outputs is None:
@@ -247,19 +249,24 @@ def take_outputs(graph: Graph, specs: Mapping[str, TensorSpec], outputs: Outputs
                 why=f"the network has {len(names)}: {', '.join(names)}",
                 fix="give one for each, None where there is none",
             )
+
+    def wanted(name: str) -> str:
+        spec = specs[name]
+        return f"{spec} or float16" if name in narrowable and spec.dtype is DType.FLOAT32 else f"{spec}"
+
     for name, array in zip(names, given, strict=True):
         problem = _misfit(array, specs[name])
         if problem:
-            problems.append(f"{name!r} needs a writable array {specs[name]}; given is {problem}")
+            problems.append(f"{name!r} needs a writable array {wanted(name)}; given is {problem}")
     if not problems:
         problems = list(_shared(names, given))
     if problems:
-        wanted = ", ".join(f"{n!r}: {specs[n]}" for n in names)
+        every = ", ".join(f"{n!r}: {wanted(n)}" for n in names)
         raise InputError(
             "the arrays for the outputs do not fit",
             where=where,
             why="; ".join(problems),
-            fix=f"give writable arrays apart from each other, or None: {wanted}",
+            fix=f"give writable arrays apart from each other, or None: {every}",
         )
     return given
 

@@ -315,7 +315,7 @@ class Session:
             return planned
         specs = {o: network.graph.specs[o] for o in self.graph.outputs}
         specs |= {o: self._travelling(o, specs[o]) for o in converted}
-        return take_outputs(self.graph, specs, outputs)
+        return take_outputs(self.graph, specs, outputs, narrowable=self._plan.narrowable)
 
     def _start(self, arrays: dict[str, Array], given: Sequence[Array | None], *, keep: bool = False) -> None:
         """Start the first stage; `keep` what later ones read of the inputs, which the caller may change."""
