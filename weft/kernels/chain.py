@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from weft.kernels.dialect import Dialect
 
 CHAIN = "chain"
-"""The name of the kernel, and of the kind in self-tests."""
+"""The name of the kernel, and of the kind in self-tests.
+
+It has as many work-groups as a device runs at once, and they wait for each other. So no two may run side by side: some
+groups of both might wait for ever.
+"""
 WARPGROUP_CHAIN = "chain_warpgroups"
 """The kind of chains with a level that needs warpgroups; `DeviceCaps.without` names it where they are wrong."""
 ITEMS = 256

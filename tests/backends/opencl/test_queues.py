@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pyopencl as cl
@@ -13,15 +14,17 @@ import pytest
 import weft
 from tests.helpers.device_figures import set_figures
 from tests.helpers.nets import Net
+from tests.helpers.opencl_kernels import SOURCE, free, values, whole
 from tests.helpers.opened import opened
 from tests.helpers.waits import ended, returns
-from weft.backends.gpu.device.device import Binding, CopyCommand, GpuBuffer, MemoryKind
+from weft.backends.gpu.device.device import Binding, CopyCommand, GpuBuffer, LaunchCommand, MemoryKind
 from weft.backends.gpu.lowering.find_micro_batches import MicroBatchFigures
 from weft.backends.opencl.device import OpenCLDevice
 from weft.backends.opencl.discovery import raw_device
 from weft.backends.opencl.queues import QueuePool
 from weft.backends.opencl.recording import WriteStep
 from weft.errors import DeviceError
+from weft.kernels.chain import CHAIN
 
 COMPLETE = cl.command_execution_status.COMPLETE
 
@@ -136,6 +139,25 @@ def test_where_a_driver_makes_one_queue_uploads_go_there(pool: QueuePool, monkey
     pool.finish()
 
 
+def test_chains_of_two_threads_run_one_after_the_other(pool: QueuePool) -> None:
+    mine, held = pool.current(), cl.UserEvent(pool.current().context)
+    first, seconds = list[cl.Event](), list[cl.Event]()
+
+    def second() -> None:
+        for _ in range(2):
+            pool.start_alone(pool.current(), lambda queue: seconds.append(cl.enqueue_marker(queue)))
+        pool.current().flush()
+
+    with released(held):
+        pool.start_alone(mine, lambda queue: first.append(cl.enqueue_barrier(queue, wait_for=[held])))
+        thread = threading.Thread(target=second)
+        thread.start()
+        ended(thread)
+        assert all(event.command_execution_status != COMPLETE for event in seconds)
+    for event in (*first, *seconds):
+        returns(event.wait)
+
+
 def test_a_closed_pool_holds_no_queues(pool: QueuePool) -> None:
     pool.uploads()
     pool.close()
@@ -166,6 +188,31 @@ def test_uploads_that_are_sent_are_there_when_a_submit_reads_them() -> None:
         device.release(recording)
     for buffer in (up, on, down):
         device.free(buffer)
+
+
+def test_only_recordings_with_a_chain_are_started_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = opened("opencl")
+    assert isinstance(device, OpenCLDevice)
+    kernel = device.compile(replace(SOURCE, entry=CHAIN, text=SOURCE.text.replace("scale", CHAIN)), values(32, 1.0))
+    plain = device.compile(SOURCE, values(32, 1.0))
+    x, y = device.allocate(128), device.allocate(128)
+    launches = [LaunchCommand(k, (whole(x), whole(y)), (1, 1, 1), "k") for k in (kernel, plain)]
+    recordings = [device.record([launch]) for launch in launches]
+    alone = list[cl.CommandQueue]()
+    real = QueuePool.start_alone
+
+    def noting(pool: QueuePool, queue: cl.CommandQueue, start: Callable[[cl.CommandQueue], None]) -> None:
+        alone.append(queue)
+        real(pool, queue, start)
+
+    monkeypatch.setattr(QueuePool, "start_alone", noting)
+    for recording in recordings:
+        device.submit(recording)
+        device.wait(recording)
+    assert alone == [recordings[0].queue]
+    for recording in recordings:
+        device.release(recording)
+    free(device, x, y)
 
 
 def test_a_recording_that_is_refused_leaves_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:

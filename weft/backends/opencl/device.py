@@ -278,7 +278,7 @@ class OpenCLDevice(GpuDevice):
                 if self._timer is None:
                     self._timer = QueueTimer(self._context, self._device)
                 self._queues.current().finish()
-                return self._timer.seconds(recording.start)
+                return self._timer.seconds(partial(self._enqueue, recording))
         except cl.Error as e:
             what = f"the device gave up while it ran: {listed(recording.labels)}"
             raise failure(e.code, what, self._where, waiting=True) from e
@@ -359,13 +359,22 @@ class OpenCLDevice(GpuDevice):
         except cl.Error as e:
             raise failure(e.code, "the device takes no more work", self._where) from e
         try:
-            recording.start(queue)
+            self._enqueue(recording, queue)
         except DeviceError:
             with suppress(cl.Error):
                 queue.finish()  # earlier commands may use what the caller frees now
             raise
         with self._lock:
             self.stats.submits += 1
+
+    def _enqueue(self, recording: Recording, queue: cl.CommandQueue) -> None:
+        if not recording.chained:
+            recording.start(queue)
+            return
+        try:
+            self._queues.start_alone(queue, recording.start)
+        except cl.Error as e:
+            raise failure(e.code, "the device takes no more work", self._where) from e
 
     def _submit_profiled(self, recording: Recording) -> None:
         """Run on the profiling queue, between the calling thread's earlier and later work."""

@@ -6,6 +6,7 @@ import logging
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pyopencl as cl
@@ -64,6 +65,9 @@ class QueuePool:
         self._idle: deque[_Lane] = deque()
         self._all: list[_Lane] = []
         self._lock = threading.Lock()
+        self._meeting = threading.Lock()
+        self._met: cl.CommandQueue | None = None
+        """The queue in which `start_alone` started something last."""
 
     def current(self) -> cl.CommandQueue:
         """Return the calling thread's queue; later commands in it wait for all earlier uploads."""
@@ -88,6 +92,19 @@ class QueuePool:
             lane.behind = lane.uploads is not lane.queue
         return lane.uploads
 
+    def start_alone(self, queue: cl.CommandQueue, start: Callable[[cl.CommandQueue], None]) -> None:
+        """Start work in a queue after all work that another queue was given like this.
+
+        Chains need it: no two may run side by side (`weft.kernels.chain.CHAIN`).
+        """
+        with self._meeting:
+            if self._met is not None and self._met is not queue:
+                done = cl.enqueue_marker(self._met)
+                self._met.flush()  # otherwise this queue could wait for a command that never starts
+                cl.enqueue_barrier(queue, wait_for=[done])
+            self._met = queue
+            start(queue)
+
     def finish(self) -> None:
         """Wait for the work of all threads."""
         with self._lock:
@@ -101,6 +118,8 @@ class QueuePool:
             self._all.clear()
             self._local = threading.local()  # this ends the leases, which return their lanes
             self._idle.clear()
+        with self._meeting:
+            self._met = None
 
     def _lane(self) -> _Lane:
         lease: _Lease | None = getattr(self._local, "lease", None)

@@ -18,6 +18,7 @@ from weft.backends.opencl.programs import Built, OpenCLKernel
 from weft.core.contract.profile import Profiled
 from weft.core.graph.layout import Array
 from weft.errors import DeviceError
+from weft.kernels.chain import CHAIN
 
 FLUSH_AFTER = 4
 """After this many commands of a replay the device is told to start, while the rest is being enqueued."""
@@ -125,6 +126,8 @@ class Recording:
     steps: list[Step]
     profile: Profiled
     labels: tuple[str, ...]
+    chained: bool = False
+    """Whether one of its launches is a chain."""
     pieces: list[cl.Buffer] = field(default_factory=list)
     """The sub-buffers bound to kernels: clSetKernelArg does not keep its memory object alive."""
     events: dict[int, cl.Event] = field(default_factory=dict)
@@ -241,7 +244,8 @@ class Recorder:
             elif isinstance(command, CopyCommand):
                 steps += self._copy(index, command)
         labels = tuple(step.label for step in steps)
-        return Recording(self._where, len(commands), steps, profile, labels, list(self._pieces.values()))
+        chained = any(isinstance(c, LaunchCommand) and c.kernel.entry == CHAIN for c in commands)
+        return Recording(self._where, len(commands), steps, profile, labels, chained, list(self._pieces.values()))
 
     def _launch(self, index: int, command: LaunchCommand) -> list[Step]:
         built: OpenCLKernel = command.kernel

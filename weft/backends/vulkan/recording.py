@@ -164,7 +164,6 @@ class Recording:
                 self._copy(command)
             elif isinstance(command.kernel, PtxKernel):
                 if met and command.kernel.meets_groups:
-                    # Each has as many groups as run at once: side by side, some of both might wait for ever.
                     self._context.barrier(target, launches_only=False)
                 met = met or command.kernel.meets_groups
                 assert self._ptx is not None, "its kernels come from there"
