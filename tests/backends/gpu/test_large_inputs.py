@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, cast
@@ -16,10 +16,12 @@ from tests.helpers.nets import Net
 from tests.helpers.null_gpu import NullDevice, null_gpu
 from tests.helpers.opened import STARTS, opened
 from tests.helpers.waits import ended
+from weft.backends.gpu.device.device import Command
 from weft.backends.gpu.recording import chunked_upload
 from weft.backends.gpu.recording.chunked_upload import Stream
 from weft.backends.vulkan import context
 from weft.backends.vulkan.device import VulkanDevice
+from weft.core.contract.profile import Profiled
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.core.host import parallel_copy
@@ -339,6 +341,21 @@ def test_chunks_are_submitted_before_the_run_which_is_what_is_waited_for(device:
             session.run(random(0))
             assert [what for what, _ in device.log] == ["submit"] * (CHUNKS + 1) + ["wait"]
             assert device.log[-1][1] == device.log[-2][1] and len(set(device.log)) == CHUNKS + 2
+
+
+def test_chunks_of_which_one_cannot_be_recorded_leave_no_recordings(device: Ordered) -> None:
+    record, made = device.record, list[Any]()
+
+    def refusing(commands: Sequence[Command], profile: Profiled = False) -> Any:
+        if len(made) == CHUNKS - 1:
+            raise DeviceError("no recording any more", where="null:0")
+        made.append(record(commands, profile))
+        return made[-1]
+
+    device.record = refusing  # type: ignore[method-assign]
+    with pytest.raises(DeviceError, match="no recording any more"):
+        weft.load(network(), device="null", fallback="error")
+    assert len(made) == CHUNKS - 1 > 1 and device.stats.live_recordings == 0
 
 
 def test_after_a_failed_submit_the_next_run_waits_for_what_was_sent(device: Ordered) -> None:

@@ -11,6 +11,7 @@ from tests.helpers.vulkan_kernels import (
     CONSTANTS,
     HALF,
     HEAD,
+    NO_DIALECT,
     SCALE,
     host,
     launch,
@@ -26,7 +27,7 @@ from weft.backends.gpu.device.device import (
     LaunchCommand,
     MemoryKind,
 )
-from weft.backends.vulkan.device import VulkanDevice, validation_messages
+from weft.backends.vulkan.device import VulkanDevice, open_device, validation_messages
 from weft.core.graph.dtypes import DType
 from weft.errors import BackendError, CompileError, DeviceError
 from weft.kernels.source import Arg, KernelSource
@@ -192,3 +193,28 @@ def test_validation_hears_a_missing_barrier(device: VulkanDevice) -> None:
     device.record([CopyCommand(whole(x), whole(y)), CopyCommand(whole(y), whole(z))])
     assert any("HAZARD" in message.upper() for message in validation_messages())
     validation_messages().clear()
+
+
+def test_an_interrupt_while_commands_are_recorded_leaves_nothing(
+    device: VulkanDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Validation reports objects that are left when the device is closed."""
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    x, y = device.allocate(64), device.allocate(64)
+    kernel = device.compile(SCALE, values(16, 2.0))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("weft.backends.vulkan.context.Context.last_barrier", interrupted)
+        device.record([launch(kernel, x, y, n=16)])
+    for buffer in (x, y):
+        device.free(buffer)
+
+
+def test_a_device_that_cannot_be_opened_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise DeviceError("no more")
+
+    monkeypatch.setattr("weft.backends.vulkan.transfer.CommandsNow", refused)
+    with pytest.raises(DeviceError, match="no more"):
+        open_device(0, NO_DIALECT)

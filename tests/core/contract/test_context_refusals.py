@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 import weft
 from tests.helpers.fakes import Mock, registered
@@ -95,6 +96,33 @@ def test_A10_an_unload_that_cannot_clean_up_says_so_and_the_network_is_gone(answ
         assert one.heard[-1] == ("two", "after_unload", id_), "the others hear of it all the same"
         with pytest.raises(InputError):
             runtime.run(id_, np.zeros((2, 3), np.float32))
+
+
+def test_A10_an_unload_that_cannot_clean_up_frees_the_later_stages_too() -> None:
+    loaded: list[Mock] = []
+
+    class Counted(Mock):
+        def onResizeBegin(self) -> None:
+            loaded.append(self)
+            super().onResizeBegin()
+
+        def close(self) -> None:
+            loaded[:] = [each for each in loaded if each is not self]
+            super().close()
+
+    nodes = [helper.make_node("NonZero", ["x"], ["at"]), helper.make_node("Neg", ["at"], ["y"])]
+    put = helper.make_tensor_value_info("x", TensorProto.FLOAT, [6])
+    graph = helper.make_graph(nodes, "staged", [put], [helper.make_tensor_value_info("y", TensorProto.INT64, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with registered(WithContext(Counted)) as creator:
+        assert isinstance(creator, WithContext)
+        session = weft.load(model, ["acme", "cpu"])
+        np.testing.assert_array_equal(session.run(np.array([0, 1, 0, 2, 3, 0], np.float32))[0], [[-1, -3, -4]])
+        assert len(set(loaded)) > 1
+        creator.answers["after_unload"] = RuntimeError("dirty")
+        with pytest.raises(BackendError, match="after_unload"):
+            session.close()
+        assert not loaded
 
 
 def test_A10_closing_a_runtime_unloads_all_that_it_may() -> None:

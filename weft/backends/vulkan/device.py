@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, TypeVar
 
 from weft.backends.gpu.device import fork_guard
@@ -295,11 +295,15 @@ def open_device(index: int, dialect: Dialect, *, ptx: bool = True) -> VulkanDevi
             fix="choose one of these" if found else NO_DRIVER_FIX,
         )
     context = Context(found[index])
-    try:
+    with ExitStack() as made:
+        made.callback(context.destroy)
         memory = Memory(context)
+        made.callback(memory.destroy)
         built = PtxKernels.open(context) if ptx else None
-        parts = _Parts(context, memory, Pipelines(context, memory), Transfer(context, memory), built)
-    except Exception:
-        context.destroy()
-        raise
+        if built is not None:
+            made.callback(built.destroy)
+        pipelines = Pipelines(context, memory)
+        made.callback(pipelines.destroy)
+        parts = _Parts(context, memory, pipelines, Transfer(context, memory), built)
+        made.pop_all()
     return VulkanDevice(found[index].info(index), parts, dialect)

@@ -153,8 +153,12 @@ class _Helper:
 
     def __init__(self, physical: Physical) -> None:
         self._context = Context(physical)
-        self._memory, self._builder = Memory(self._context), PipelineBuilder(self._context)
-        self._dispatches = _EmptyDispatches(self._context, self._memory)
+        with ExitStack() as made:
+            made.callback(self._context.destroy)
+            self._memory, self._builder = Memory(self._context), PipelineBuilder(self._context)
+            made.callback(self._builder.destroy)
+            self._dispatches = _EmptyDispatches(self._context, self._memory)
+            made.pop_all()
 
     def compile(self, build: Build) -> bool:
         """Have the driver compile a kernel; False if that failed, and the device is destroyed."""

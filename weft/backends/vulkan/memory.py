@@ -80,7 +80,7 @@ class Memory:
                     if not block.coherent and not self._profile.coherent:
                         block = replace(block, mapped=host)
                         host = host.copy()
-                except Exception:
+                except BaseException:
                     self._destroy(block)
                     raise
             buffer = GpuBuffer(nbytes, kind, block, host)
@@ -234,7 +234,7 @@ class Memory:
         check(result, "a buffer cannot be made", self._context.physical.name)
         try:
             memory, taken = self._memory(out[0], size, kind)
-        except Exception:
+        except BaseException:
             lib.vkDestroyBuffer(device, out[0], NULL)
             raise
         block = Block(out[0], memory, bool(taken.flags & COHERENT), bool(taken.flags & VISIBLE))

@@ -60,7 +60,7 @@ class Recording:
             )
             self._record(commands)
             self._prepare_submit(commands)
-        except Exception:
+        except BaseException:  # an interrupt, too: nobody else has these objects
             self.destroy()
             raise
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from weft.core.contract.backend import MemoryMode, Precision
-from weft.core.contract.error_context import is_error
+from weft.core.contract.error_context import do_all, is_error
 from weft.core.contract.lowered import PlanAgain
 from weft.core.contract.profile import Profile, Profiled
 from weft.core.graph.control_op import Value
@@ -438,10 +438,14 @@ class Session:
         It waits for a run in another thread. BackendError if a backend's context refuses; the session then stays open.
         InputError if it is called during a run of this thread, such as by a debug callback.
         """
-        self._loaded.close()
-        self._stages.close()
-        self._cache.clear()
-        self._open = None
+        do_all([self._loaded.close, self._close_rest])
+
+    def _close_rest(self) -> None:
+        """Free all but the network itself, if that is closed."""
+        if self._loaded.is_closed:
+            self._cache.clear()
+            self._open = None
+            self._stages.close()
 
     def end(self, patience: float) -> bool:
         """Close at the end of the process, and admit no thread any more; return False if one does not leave in time.

@@ -183,7 +183,7 @@ def lower(graph: Graph, target: Target, kept: KeptPlans) -> Lowered:
     launched = {node for launch in launches for node in launch.nodes}
     if target.forms_chains(graph):
         _prefetch(launches, target)
-        _prefetch((launch for each in planner.undivided.values() for launch in each.launches), target)
+    _prefetch((launch for each in planner.undivided.values() for launch in each.launches), target)
     # The network must not hold the target.
     caps, is_custom = target.device.caps, target.is_custom
     split_products, fusing = target.split_products, target.config.fusing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +65,12 @@ class Stream:
         self._device, self._host = device, host
         jobs = sorted(jobs, key=lambda job: job.end)
         self._ends = [job.end for job in jobs]
-        self.recordings: list[Any] = [device.record(job.commands) for job in jobs]
+        self.recordings: list[Any] = []
+        with ExitStack() as made:
+            made.callback(self.release)
+            for job in jobs:
+                self.recordings.append(device.record(job.commands))
+            made.pop_all()
         self._uploads = [job.uploads for job in jobs]
         self._sent = 0
         self._broken = False

@@ -273,8 +273,10 @@ class PipelineRecording:
     def _drop_streams(self, keys: Iterable[tuple[str, LentBuffer | None]]) -> None:
         for key in keys:
             stream = self._streams.pop(key)
-            stream.settle()
-            stream.release()
+            try:
+                stream.settle()
+            finally:
+                stream.release()
 
     def _drop_replays(self, keys: Iterable[_Key]) -> None:
         for key in keys:
