@@ -16,7 +16,7 @@ from tests.helpers.nets import Net
 from tests.helpers.null_gpu import NullDevice, null_gpu
 from tests.helpers.opened import STARTS, opened
 from tests.helpers.waits import ended
-from weft.backends.gpu.device.device import Command
+from weft.backends.gpu.device.device import Command, GpuBuffer
 from weft.backends.gpu.recording import chunked_upload
 from weft.backends.gpu.recording.chunked_upload import Stream
 from weft.backends.vulkan import context
@@ -394,6 +394,21 @@ def test_a_device_that_is_lost_at_a_submit_is_gone(device: Ordered, sent: int) -
             session.run(random(0))
         assert device.gone
     assert device.stats.live_buffers == device.stats.live_recordings == 0
+
+
+def test_a_device_that_is_lost_in_a_load_is_gone() -> None:
+    class Dying(NullDevice):
+        def upload(self, buffer: GpuBuffer, offset: int, data: Array) -> None:
+            raise DeviceLost("the device gave up", where="null:0")
+
+    with null_gpu():
+        creator: Any = registry.find("null")
+        made = creator.device = Dying()
+        net = Net()
+        graph = net.finish(net.conv(net.input("x", 1, 3, 4, 4), 4, 1))
+        with pytest.raises(DeviceLost, match="gave up"):
+            weft.load(graph, device="null", fallback="error")
+        assert made.gone
 
 
 def test_a_lost_device_is_reported_and_the_session_closes(device: Ordered) -> None:

@@ -197,7 +197,6 @@ def test_only_recordings_with_a_chain_are_started_alone(monkeypatch: pytest.Monk
     plain = device.compile(SOURCE, values(32, 1.0))
     x, y = device.allocate(128), device.allocate(128)
     launches = [LaunchCommand(k, (whole(x), whole(y)), (1, 1, 1), "k") for k in (kernel, plain)]
-    recordings = [device.record([launch]) for launch in launches]
     alone = list[cl.CommandQueue]()
     real = QueuePool.start_alone
 
@@ -206,6 +205,7 @@ def test_only_recordings_with_a_chain_are_started_alone(monkeypatch: pytest.Monk
         real(pool, queue, start)
 
     monkeypatch.setattr(QueuePool, "start_alone", noting)
+    recordings = [device.record([launch]) for launch in launches]
     for recording in recordings:
         device.submit(recording)
         device.wait(recording)

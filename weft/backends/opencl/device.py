@@ -235,6 +235,8 @@ class OpenCLDevice(GpuDevice):
         except cl.Error as e:
             raise failure(e.code, "the commands cannot be recorded", self._where) from e
         recording.prepare(self._native)
+        if recording.chained:
+            recording.start = partial(self._queues.start_alone, start=recording.start)
         with self._lock:
             self._recordings.add(recording)
             self.stats.live_recordings += 1
@@ -278,7 +280,7 @@ class OpenCLDevice(GpuDevice):
                 if self._timer is None:
                     self._timer = QueueTimer(self._context, self._device)
                 self._queues.current().finish()
-                return self._timer.seconds(partial(self._enqueue, recording))
+                return self._timer.seconds(recording.start)
         except cl.Error as e:
             what = f"the device gave up while it ran: {listed(recording.labels)}"
             raise failure(e.code, what, self._where, waiting=True) from e
@@ -359,22 +361,15 @@ class OpenCLDevice(GpuDevice):
         except cl.Error as e:
             raise failure(e.code, "the device takes no more work", self._where) from e
         try:
-            self._enqueue(recording, queue)
-        except DeviceError:
+            recording.start(queue)
+        except (DeviceError, cl.Error) as e:
             with suppress(cl.Error):
                 queue.finish()  # earlier commands may use what the caller frees now
+            if isinstance(e, cl.Error):
+                raise failure(e.code, "the device takes no more work", self._where) from e
             raise
         with self._lock:
             self.stats.submits += 1
-
-    def _enqueue(self, recording: Recording, queue: cl.CommandQueue) -> None:
-        if not recording.chained:
-            recording.start(queue)
-            return
-        try:
-            self._queues.start_alone(queue, recording.start)
-        except cl.Error as e:
-            raise failure(e.code, "the device takes no more work", self._where) from e
 
     def _submit_profiled(self, recording: Recording) -> None:
         """Run on the profiling queue, between the calling thread's earlier and later work."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from weft.backends.gpu.device.device_lost import note_losses
 from weft.backends.gpu.device.profiles import DeviceProfile
 from weft.core.contract.backend import DeviceInfo
 from weft.core.contract.profile import Profiled
@@ -111,7 +112,10 @@ class DeviceStats:
 
 @dataclass
 class GpuDevice(ABC):
-    """An open device. Several threads may call its methods: an implementation locks what needs it."""
+    """An open device. Several threads may call its methods: an implementation locks what needs it.
+
+    A method that raises DeviceLost marks the device as `gone`, whatever class it is of.
+    """
 
     info: DeviceInfo
     caps: DeviceCaps
@@ -149,6 +153,10 @@ class GpuDevice(ABC):
     """Whether the device was lost; then new sessions open it again."""
     profile: DeviceProfile | None = field(default=None, init=False)
     """The device that this one pretends to be, if any."""
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        note_losses(cls)
 
     def pretend(self, profile: DeviceProfile) -> None:
         """Pretend to have less than the device has; called once, before anything is allocated.

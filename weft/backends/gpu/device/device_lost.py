@@ -1,28 +1,35 @@
-"""Notes that a device was lost: its driver gave up, and nothing of it can be used any more."""
+"""Notes that a device was lost: its driver gave up in some call, and nothing of it can be used any more."""
 
 from __future__ import annotations
 
-from types import TracebackType
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
-from weft.backends.gpu.device import fork_guard
-from weft.backends.gpu.device.device import GpuDevice
 from weft.errors import DeviceLost
 
+CALLS = (
+    "allocate", "adopt", "upload", "upload_beside", "download", "compile", "compile_for_shapes", "compile_together",
+    "record", "submit", "send", "wait", "queued_seconds", "timings", "span",
+)
+"""The methods of a device in which its driver may give up."""
 
-class NotingLoss:
-    """A context that marks its device as gone if the device is lost inside, so that the next session opens it again.
 
-    One object serves all runs: it has no state. A generator's context would cost a small network more than its copies.
-    """
+def note_losses(kind: type) -> None:
+    """Have a class of devices mark a device as `gone` when one of its methods raises DeviceLost."""
+    for name in CALLS:
+        method = vars(kind).get(name)
+        if method is not None:
+            setattr(kind, name, _noting(method))
 
-    __slots__ = ("_device",)
 
-    def __init__(self, device: GpuDevice) -> None:
-        self._device = device
+def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(device: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            return method(device, *arguments, **named)
+        except DeviceLost:
+            device.gone = True
+            raise
 
-    def __enter__(self) -> None:
-        fork_guard.check(self._device.info.id, self._device.info.index)
-
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
-        if isinstance(e, DeviceLost):
-            self._device.gone = True
+    return call

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
+from weft.backends.gpu.device import fork_guard
 from weft.backends.gpu.device.device import (
     BarrierCommand,
     Binding,
@@ -19,7 +20,6 @@ from weft.backends.gpu.device.device import (
     LaunchCommand,
     MemoryKind,
 )
-from weft.backends.gpu.device.device_lost import NotingLoss
 from weft.backends.gpu.memory.heap import DeviceHeap, LentBuffer
 from weft.backends.gpu.memory.slots import Region, touched
 from weft.backends.gpu.recording.chunked_upload import LEAST_DIRECT, Job, Stream, chunks, worthwhile
@@ -118,10 +118,11 @@ class PipelineRecording:
     _running: bool = False
     _keeping: threading.Lock = field(default_factory=threading.Lock)
     """Held to change what is kept for callers' memory: another thread that lacks memory may drop some of it."""
-    _noting_loss: NotingLoss = field(init=False)
+    _place: tuple[str, int] = field(init=False)
+    """The device's id and index, for errors."""
 
     def __post_init__(self) -> None:
-        self._noting_loss = NotingLoss(self.device)
+        self._place = self.device.info.id, self.device.info.index
         self.heap.add_keeper(self)
 
     @property
@@ -307,22 +308,22 @@ class PipelineRecording:
         lent = self.heap.lent(source, tensor, MemoryKind.STREAM) if name in self._inputs else None
         if lent is None and name in self._direct and _has_bytes_of(source, tensor):
             own = _own(tensor)
-            with self._noting_loss:
-                self.device.upload_beside(own.buffer, own.offset, source)
+            fork_guard.check(*self._place)
+            self.device.upload_beside(own.buffer, own.offset, source)
             self._choose(name, Uploaded.UPLOADED)
             return True
         self._choose(name, lent)
         if name not in self._streamed:
             return lent is not None
-        with self._noting_loss:
-            with self._keeping:
-                for (other, memory), stream in self._streams.items():
-                    if other == name and memory is not lent:
-                        stream.settle()
-            if lent is None:
-                self._stream(name, None).fill(source)
-            elif self._is_streamed(name, lent):
-                self._stream(name, lent).settle()
+        fork_guard.check(*self._place)
+        with self._keeping:
+            for (other, memory), stream in self._streams.items():
+                if other == name and memory is not lent:
+                    stream.settle()
+        if lent is None:
+            self._stream(name, None).fill(source)
+        elif self._is_streamed(name, lent):
+            self._stream(name, lent).settle()
         return True
 
     def store(self, tensor: Tensor, target: Array) -> bool:
@@ -346,33 +347,33 @@ class PipelineRecording:
     def submit(self) -> None:
         """Start the run."""
         chosen, self._chosen = self._chosen, {}
-        with self._noting_loss:
-            streams = list[Stream]()
-            try:
-                early = [name for name in self._streamed if self._is_streamed(name, chosen.get(name))]
-                streams = [self._stream(name, _lent(chosen.get(name))) for name in early]
-                replay = self._replay(chosen)
-                if self._direct:
-                    self._staged = {name for name in self._direct if name not in chosen}
+        fork_guard.check(*self._place)
+        streams = list[Stream]()
+        try:
+            early = [name for name in self._streamed if self._is_streamed(name, chosen.get(name))]
+            streams = [self._stream(name, _lent(chosen.get(name))) for name in early]
+            replay = self._replay(chosen)
+            if self._direct:
+                self._staged = {name for name in self._direct if name not in chosen}
+            for stream in streams:
+                stream.finish()
+            self._running = True  # before the call: an interrupt during it must not leave the run without a wait
+            self._current = replay
+            self.device.submit(replay.handle)
+        except Exception as e:
+            if is_error(e):
+                self._running = False
                 for stream in streams:
-                    stream.finish()
-                self._running = True  # before the call: an interrupt during it must not leave the run without a wait
-                self._current = replay
-                self.device.submit(replay.handle)
-            except Exception as e:
-                if is_error(e):
-                    self._running = False
-                    for stream in streams:
-                        stream.break_off()
-                raise
+                    stream.break_off()
+            raise
 
     def wait(self) -> None:
         """Wait for the last run, once: a lost device is not waited for again."""
         if not self._running or self._current is None:
             return
         try:
-            with self._noting_loss:
-                self.device.wait(self._current.handle)
+            fork_guard.check(*self._place)
+            self.device.wait(self._current.handle)
         except Exception as e:
             if is_error(e):  # after an interrupt the run must still be waited for
                 self._end()

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from weft.backends.gpu.backend import GpuBackend
-from weft.backends.gpu.device.device_lost import NotingLoss
 from weft.backends.gpu.device.kernel_builds import Builds, thread_count
 from weft.backends.gpu.execution import GpuExecution
 from weft.backends.gpu.recording.pipeline_recording import access
@@ -193,7 +192,7 @@ class _Tuner:
         task, choice = problem.task, problem.choice
         assert isinstance(task.execution, GpuExecution)
         made = task.execution
-        with NotingLoss(self.runtime.device), NodeBench(
+        with NodeBench(
             self.runtime, made.op, *made.planned[choice.key],
             label=made.label, target=replace(made.target, tuning=None), clock=self.clock,
         ) as bench:
