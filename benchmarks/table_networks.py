@@ -1,4 +1,4 @@
-"""The networks that nobody tuned Weft for: torchvision's definitions, and a detector and a U-Net of our own.
+"""The networks beside those of `models.py`: torchvision's definitions, and a detector and U-Nets of our own.
 
 Where PyTorch or torchvision is missing, `made` raises, and the measurement lists the network with that reason.
 """
