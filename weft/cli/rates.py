@@ -50,7 +50,7 @@ def measured(device: str, precision: Precision, options: Mapping[str, Any], *, s
     ask = {
         "bandwidth": (_copy(sizes.elements), lambda p: _rate(p, lambda work: work.nbytes)),
         "flops": (_product(sizes.product), lambda p: _rate(p, lambda work: work.flops)),
-        "launch": (_chain(), lambda p: _launch(p, device)),
+        "launch": (_chain(), _launch),
     }
     return Rates(**{name: _median(device, precision, options, net, read) for name, (net, read) in ask.items()})
 
@@ -85,7 +85,7 @@ def _rate(profile: Profile, amount: Callable[[Any], int]) -> float | None:
     return max((amount(works[node]) / took for node, took in seconds.items() if took > 0), default=None)
 
 
-def _launch(profile: Profile, device: str) -> float | None:
+def _launch(profile: Profile) -> float | None:
     """Return the seconds of one of the chain's launches, gaps included where the device tells them."""
     events = [e for e in profile.events if e.work is not None]
     spans = [value for (_, name), value in profile.counters.items() if name == SPAN]

@@ -268,7 +268,7 @@ class KernelBuilder(ABC):
         """Return the work-group size for a tree reduction: a power of two, at most `most`."""
         return tree_items(self.caps, most)
 
-    def for_items(self, total: int, per_item: int = 1) -> tuple[Size3, Size3]:
+    def for_items(self, total: int) -> tuple[Size3, Size3]:
         """Return grid and local size of a one-dimensional loop over `total` elements."""
         caps, local = self.caps, min(SMALL_GROUP, self.caps.max_local_items)
         if caps.has_many_units and not caps.software:
@@ -278,7 +278,7 @@ class KernelBuilder(ABC):
                 local *= 2
             if self.sizes_change and local * 2 <= most_items:
                 local = min(SMALL_GROUP, caps.max_local_items)  # only two sizes, as each is another kernel
-        groups = -(-max(total, 1) // (local * per_item))
+        groups = -(-max(total, 1) // local)
         most = max((MAX_ELEMENTS - total) // local, 1)  # a work-item computes its next index before it compares it
         return (max(1, min(groups, self.caps.max_grid[0], most)), 1, 1), (local, 1, 1)
 

@@ -147,9 +147,20 @@ def test_polling_ends_in_a_blocking_wait(device: VulkanDevice, monkeypatch: pyte
     x, y = device.allocate(4 * n), device.allocate(4 * n)
     step = launch(device.compile(ADD, values(n)), x, y, n=n)
     recording = device.record([step, BarrierCommand()] * 3)
+    blocked, real = list[bool](), cast(Any, context).lib
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            if name == "vkWaitForFences":
+                blocked.append(True)
+            return getattr(real, name)
+
+    monkeypatch.setattr(context, "lib", Watched())
     for budget in (0.0, 10.0):
+        blocked.clear()
         monkeypatch.setattr(context, "SPIN_SECONDS", budget)
         run(device, recording)
+        assert bool(blocked) == (budget == 0.0)
 
 
 # -- closing -------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ class GpuBackend(Backend):
             custom = [o.type for o in (op.base, *(step.op for step in op.steps)) if self._is_custom(o)]
             if custom:
                 return f"nothing is fused with {custom[0]}, which a creator makes"
-            return why_not_fused(inputs, outputs, op, self.device.caps)
+            return why_not_fused(inputs, op, self.device.caps)
         refused = why_not(inputs, outputs, op, self.device.caps)
         return refused or super().why_not_optimized(inputs, outputs, op)
 

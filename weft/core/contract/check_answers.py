@@ -57,9 +57,9 @@ def of_kind(answer: object, kind: type[T], where: str, expected: str, fix: str =
     return answer
 
 
-def optional(answer: object, kind: type[T], where: str, expected: str, fix: str = "") -> T | None:
+def optional(answer: object, kind: type[T], where: str, expected: str) -> T | None:
     """Return the answer if it is None or of class `kind`; else BackendError."""
-    return None if answer is None else of_kind(answer, kind, where, f"{expected}, or None", fix)
+    return None if answer is None else of_kind(answer, kind, where, f"{expected}, or None")
 
 
 def reason(answer: object, where: str) -> str | None:

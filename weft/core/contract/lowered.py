@@ -75,6 +75,12 @@ class ValueView:
         return f"as {self.root}" if self.places.is_identity else f"in {self.root} at {self.places}"
 
 
+def root_of(views: Mapping[str, ValueView], name: str) -> str:
+    """Return the value in whose memory a value lies: itself, if it is no view."""
+    view = views.get(name)
+    return name if view is None else view.root
+
+
 @dataclass(frozen=True, eq=False)
 class Lowered:
     """A part of a network as one backend runs it; what `Backend.lower` returns.

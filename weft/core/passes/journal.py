@@ -218,13 +218,11 @@ def _fates(
                 fate.folded = True
             else:
                 for reader in readers.get(value, ()):
-                    _follow(fate, value, reader, fates.get(reader.name), new.get(reader.name), after_names=new)
+                    _follow(fate, value, reader, fates.get(reader.name), new.get(reader.name))
     return fates
 
 
-def _follow(
-    fate: _Fate, value: str, reader: Node, end: _Fate | None, now: Node | None, after_names: Mapping[str, Node]
-) -> None:
+def _follow(fate: _Fate, value: str, reader: Node, end: _Fate | None, now: Node | None) -> None:
     """Add what became of a value at one of its readers, which is gone itself or is another node `now`."""
     if now is None:
         if end is not None:

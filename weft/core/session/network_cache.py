@@ -14,10 +14,9 @@ KEPT = 4
 
 
 class NetworkCache:
-    """At most `limit` networks by input shapes; the least recently used one is dropped first."""
+    """At most KEPT networks by input shapes; the least recently used one is dropped first."""
 
-    def __init__(self, limit: int = KEPT) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._held: dict[Hashable, OptimizedNetwork] = {}
 
     def find(self, shapes: Hashable) -> OptimizedNetwork | None:
@@ -28,7 +27,7 @@ class NetworkCache:
         """Keep a network as the most recently used one."""
         self._held.pop(shapes, None)
         self._held[shapes] = network
-        while len(self._held) > self._limit:
+        while len(self._held) > KEPT:
             del self._held[next(iter(self._held))]
 
     def forget(self, shapes: Hashable) -> None:

@@ -64,6 +64,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("weft.session")
 shutdown.parks(__name__)
 
+_NOT_RESIZED = "the last resize failed, or another thread's is under way"
+"""Why a network whose shapes are bound is not loaded."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -228,7 +231,7 @@ class Session:
             raise InputError(
                 "there is no report yet",
                 why="; ".join(f"the shape of {i!r} is {s}" for i, s in open_dims.items())
-                or "the last resize failed",
+                or _NOT_RESIZED,
                 fix="pass shapes={name: shape} to weft.load, call resize, or run once; it will run on "
                 + ", ".join(c.why or c.device for c in self._choices),
             )
@@ -267,11 +270,12 @@ class Session:
     def _first_stage(self) -> OptimizedNetwork:
         """Return the network that is loaded."""
         self._check_open()
-        if self._loaded.network is None:
+        network = self._loaded.network
+        if network is None:
             open_sizes = ", ".join(map(repr, sorted(self._bound.symbols())))
-            why = f"the sizes {open_sizes} of its inputs are open" if open_sizes else "the last resize failed"
+            why = f"the sizes {open_sizes} of its inputs are open" if open_sizes else _NOT_RESIZED
             raise InputError("the network has no shapes yet", why=why, fix="call resize, or run it once")
-        return self._loaded.network
+        return network
 
     @_alone
     def resize(self, shapes: Mapping[str, Shape]) -> None:

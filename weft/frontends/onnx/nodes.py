@@ -124,7 +124,7 @@ class NodeReader:
     def _of_onnx(self, proto: NodeProto, name: str, opset: int) -> Node:
         schema = schema_of(proto.op_type, opset)
         if schema is None and (find_op(proto.op_type) is None or schema_of(proto.op_type, NEWEST_OPSET)):
-            raise ModelError(missing_reason(proto.op_type, opset))
+            raise ModelError(missing_reason(proto.op_type))
         problem = check_node(proto, schema) or unknown_attribute(proto, schema, HARMLESS) if schema else None
         if problem:
             raise ModelError(problem)

@@ -65,8 +65,8 @@ def schema_of(op_type: str, opset: int) -> Schema | None:
         return None
 
 
-def missing_reason(op_type: str, opset: int) -> str:
-    """Return why an opset has no op of that type."""
+def missing_reason(op_type: str) -> str:
+    """Return why an opset that lacks an op has none of that type."""
     newest = schema_of(op_type, NEWEST_OPSET)
     if newest is None:
         return "ONNX has no such op and none is registered with Weft"

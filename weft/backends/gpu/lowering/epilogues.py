@@ -92,9 +92,7 @@ def join_steps(
     return replace(base, outputs=node.outputs)
 
 
-def why_not_fused(
-    inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Fused, caps: DeviceCaps
-) -> str | None:
+def why_not_fused(inputs: Sequence[Tensor | None], op: Fused, caps: DeviceCaps) -> str | None:
     """Return why a device does not run a fused node, as a sentence, or None: it must be one that fusing could make.
 
     `Fused.infer` has checked that the inputs fit the node.

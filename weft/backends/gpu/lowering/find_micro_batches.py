@@ -19,7 +19,7 @@ from weft.backends.gpu.lowering.layouts import IsCustom, base_op
 from weft.backends.gpu.memory.slots import Region, Spot, value_bytes
 from weft.backends.gpu.recording.chunked_upload import least
 from weft.backends.gpu.recording.micro_batches import WHOLE_BATCH, MicroBatches
-from weft.core.contract.lowered import ValueView
+from weft.core.contract.lowered import ValueView, root_of
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Node, depths
 from weft.core.graph.layout import PACK
@@ -96,7 +96,7 @@ class _Finder:
         outputs = [o for o in node.outputs if o]
         values = [i for i in node.inputs if i and i not in constants] + outputs
         # A run may have callers' memory for its results; what runs before it is bound to the session's own.
-        if any(self._root(o) in self.results for o in outputs) or not all(map(self._divides, values)):
+        if any(root_of(self.views, o) in self.results for o in outputs) or not all(map(self._divides, values)):
             return False
         rank = len(specs[outputs[0]].dims)
         weights = self._weights(node)
@@ -116,18 +116,13 @@ class _Finder:
 
     def _divides(self, name: str) -> bool:
         """Tell whether the micro-batches of a value begin at offsets that can be bound to kernels."""
-        view, root = self.views.get(name), self._root(name)
+        view, root = self.views.get(name), root_of(self.views, name)
         if view is not None and not view.places.is_identity:
             return False
         dims = self.graph.specs[name].dims, self.graph.specs[root].dims
         if any(len(d) < 2 or d[0] != self.images for d in dims):
             return False
         return value_bytes(self.graph, root) // self.count % self.device.caps.offset_alignment == 0
-
-    def _root(self, name: str) -> str:
-        """Return the value in whose memory a value lies."""
-        view = self.views.get(name)
-        return view.root if view else name
 
 
 def _is_joint(op: Op) -> bool:

@@ -15,7 +15,7 @@ from operator import is_
 from typing import Any, TypeVar
 
 from weft.backends.gpu.lowering.layouts import IsCustom, base_inputs, base_op
-from weft.core.contract.lowered import ValueView
+from weft.core.contract.lowered import ValueView, root_of
 from weft.core.graph.described import described
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Node
@@ -114,7 +114,7 @@ class _Folder:
         unpacked: dict[str, list[Node]] = {}
         for node in conversions:
             if self.graph.layouts.get(node.inputs[0], Layout.NCHW).packed and self._is_linear(node.outputs[0]):
-                unpacked.setdefault(self._root(node.inputs[0]), []).append(node)
+                unpacked.setdefault(root_of(self.views, node.inputs[0]), []).append(node)
         for root, nodes in unpacked.items():
             self._unpack_in_place(root, nodes)
         self._find_moves(conversions)
@@ -278,11 +278,7 @@ class _Folder:
 
     def _lies_in(self, name: str, other: str) -> bool:
         """Tell whether two values lie in the same memory."""
-        return self._root(name) == self._root(other)
-
-    def _root(self, name: str) -> str:
-        view = self.views.get(name)
-        return view.root if view else name
+        return root_of(self.views, name) == root_of(self.views, other)
 
     # -- views -------------------------------------------------------------------------------------------
 
@@ -400,7 +396,7 @@ class _Folder:
         target, source = node.outputs[0], move.source
         if len(node.outputs) > 1 or node.name in self.free or node.op.type == "Relayout":
             return
-        if self._root(target) == self._root(source):
+        if root_of(self.views, target) == root_of(self.views, source):
             return
         back = move.maps[0].inverse()
         if back is None or self.graph.specs[target].size != self.graph.specs[source].size:

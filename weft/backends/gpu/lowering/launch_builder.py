@@ -225,7 +225,7 @@ class NodeBuilder(KernelBuilder):
         if fours:
             in_fours = (*extra.reads.keys() - extra.single, *seconds)
             kinds = {**kinds, **dict.fromkeys(in_fours, kinds[target])}
-        sources = {n: self._on_device(n, t) for n, t in {**asked.reads, **extra.reads, **before.reads}.items()}
+        sources = {n: self._on_device(t) for n, t in {**asked.reads, **extra.reads, **before.reads}.items()}
         args = [self._arg(n, t, kinds.get(n), asked.raw, False) for n, t in sources.items()]
         args += [self._arg(n, t, kinds.get(n), asked.raw, True) for n, t in writes.items()]
         ints, floats = {**asked.ints, **extra.ints}, {**asked.floats, **extra.floats, **before.floats, **gate.floats}
@@ -465,7 +465,7 @@ class NodeBuilder(KernelBuilder):
             )
         return arg
 
-    def _on_device(self, name: str, tensor: Tensor) -> Tensor:
+    def _on_device(self, tensor: Tensor) -> Tensor:
         """Return the tensor, or for a constant the tensor that will be uploaded."""
         if tensor.constant is None or tensor.memory is not None:
             return tensor

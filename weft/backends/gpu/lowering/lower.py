@@ -33,7 +33,7 @@ from weft.backends.gpu.recording.micro_batches import WHOLE_BATCH, MicroBatches
 from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource, Taken
 from weft.backends.gpu.tuning_tables.tuning_table import TableSource
 from weft.core.contract.error_context import at_node, blame
-from weft.core.contract.lowered import Launch, Lowered, ValueView
+from weft.core.contract.lowered import Launch, Lowered, ValueView, root_of
 from weft.core.graph.described import describe
 from weft.core.graph.graph import Graph, Node, depths
 from weft.core.graph.layout import Layout
@@ -176,7 +176,7 @@ def lower(graph: Graph, target: Target, kept: KeptPlans) -> Lowered:
     journal.micro_batches(graph, micro_batches)
     chains = _chains(graph, plans, micro_batches, target)
     kept.forget(graph.name, plans.keys())
-    read = frozenset(views[i].root if i in views else i for i in values_read(graph, views, target.is_custom))
+    read = frozenset(root_of(views, i) for i in values_read(graph, views, target.is_custom))
     decisions = {node.name: plans[label][0].taken for node in graph.nodes if (label := label_of(node)) in plans}
     plan = GpuPlan(plans, micro_batches, read, chains, planner.undivided)
     launches = without_chained(_in_order(plans, micro_batches), chains)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from weft.backends.gpu.device.device import GpuBuffer, GpuDevice, MemoryKind
+from weft.core.contract.error_context import caught
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
 from weft.errors import LESS_MEMORY, OutOfMemory
+
+log = logging.getLogger("weft.gpu")
 
 
 class LentBuffer:
@@ -88,14 +93,15 @@ class DeviceHeap:
         self._free_unused()
         try:
             return self._taken(nbytes, kind)
-        except OutOfMemory:  # unless recordings keep buffers in which callers have no arrays any more
+        except OutOfMemory:  # recordings may keep buffers in which callers have no arrays any more
             with self._lock:
                 keepers = [*self._keepers]
             for keeper in keepers:
-                keeper.drop_unheld()
-            if not self._unused:
-                raise
+                with caught(partial(log.warning, "buffers of another session cannot be dropped: %s")):
+                    keeper.drop_unheld()
         self._free_unused()
+        with self._freeing:  # another thread may be about to make room
+            pass
         return self._taken(nbytes, kind)
 
     def _taken(self, nbytes: int, kind: MemoryKind) -> GpuBuffer:

@@ -9,7 +9,7 @@ from math import prod
 
 from weft.backends.gpu.device.device import Binding, GpuBuffer
 from weft.core.contract.backend import StorageType
-from weft.core.contract.lowered import ValueView
+from weft.core.contract.lowered import ValueView, root_of
 from weft.core.graph.graph import Graph, depths
 from weft.core.graph.index_map import IDENTITY, IndexMap
 from weft.core.graph.layout import PACK, Layout, storage_size
@@ -149,8 +149,7 @@ class Slots:
 
     def root_name(self, tensor: Tensor) -> str:
         """Return the name of the value whose memory holds the tensor."""
-        view = self.views.get(tensor.name)
-        return view.root if view else tensor.name
+        return root_of(self.views, tensor.name)
 
     def acquire(self, tensor: Tensor, storage: StorageType) -> Region:
         """Return a region for the tensor."""
@@ -159,7 +158,7 @@ class Slots:
             if self._level > self._held:
                 self.bury()
         view = self.views.get(tensor.name)
-        root = view.root if view else tensor.name
+        root = self.root_name(tensor)
         if storage is StorageType.STATIC or root not in self._root_bytes:
             return Region(self.manager.acquire(max(tensor.nbytes, SMALLEST), storage))
         if root not in self._roots:
