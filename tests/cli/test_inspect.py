@@ -23,6 +23,11 @@ def test_inspect_tells_why(cli: Cli, tmp_path: Path) -> None:
     assert "there is no node or value 'stem'" in cli("inspect", saved, "--why", "stem", status=2).err
 
 
+def test_inspect_refuses_what_it_would_not_print_beside_the_life_of_a_node(cli: Cli) -> None:
+    done = cli("inspect", path("shapes"), "--why", "image", "--fusion", "--nodes", status=2)
+    assert "--why prints nothing else, so it takes no --nodes and no --fusion" in done.err
+
+
 def test_inspect_says_what_is_wrong_with_a_model_before_it_counts(cli: Cli, tmp_path: Path) -> None:
     node = onnx.helper.make_node("Frob", ["x"], ["y"], name="first")
     done = cli("inspect", write_model(tmp_path / "m.onnx", [node], {"x": (2,)}, ["y"]), status=1)

@@ -54,6 +54,11 @@ def test_several_devices_write_to_files_of_their_own(cli: Cli, tmp_path: Path) -
     assert "no --input for 'image': random numbers, float32[1x3x128x128], seed 0" in done.err
 
 
+def test_options_for_pictures_are_noted_where_there_is_none(cli: Cli, tmp_path: Path) -> None:
+    done = cli("run", double(tmp_path / "m.onnx"), "-d", "cpu", "--bgr")
+    assert "--mean, --scale and --bgr do nothing here" in done.err
+
+
 def test_one_file_cannot_take_the_outputs_of_several_runs(cli: Cli, tmp_path: Path) -> None:
     done = cli("run", double(tmp_path / "m.onnx"), "-d", DEVICES, "-o", "y=y.npy", status=2)
     assert "error: several runs would write the same file" in done.err and "name a folder" in done.err
@@ -136,6 +141,8 @@ def test_a_picture_is_resized_and_may_be_grey(cli: Cli, tmp_path: Path) -> None:
         (["{m}", "-i", "z={m}"], "the network has no input 'z'"),
         (["{m}", "-i", "x={m}"], "a picture has 1 or 3 channels"),
         (["{m}", "--shape", "x=1,a"], "--shape x=1,a is not a list of numbers"),
+        (["{m}", "--shape", "n=x"], "or --shape n=2 if it is a dimension"),
+        (["{m}", "-d", "all+cpu"], "'all' cannot be one of several devices of a run"),
         (["{m}", "--shape", "x=1,5"], "'x' cannot have shape (1, 5)"),
         (["{m}", "--shape", "x=-1,4"], "(-1, 4) is not a shape for 'x'"),
         (["{m}", "--shape", f"x={10**25},4"], "the host does not have enough memory"),

@@ -75,6 +75,8 @@ def collect(
     bind(graph, filled)
     rng = np.random.default_rng(SEED)
     arrays, remarks = {}, []
+    if how != Preparation() and all(Path(file).suffix.lower() == ".npy" for file in files.values()):
+        remarks.append("--mean, --scale and --bgr do nothing here: no input is from a picture")
     for name in graph.inputs:
         spec = TensorSpec(filled[name], graph.specs[name].dtype)
         try:

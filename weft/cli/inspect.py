@@ -117,6 +117,13 @@ def inspect(
         ]
         table(("rewrite", "what it does"), [*rows, last])
         return
+    others = {
+        "--nodes": nodes, "--passes": passes, "--launches": launches, "--choices": choices, "--fusion": fusion,
+        "--unsupported": unsupported,
+    }
+    beside = [option for option, given in others.items() if given]
+    if why and beside:
+        raise ConfigError(f"--why prints nothing else, so it takes no {' and no '.join(beside)}", fix="call it twice")
     if why and is_optimized(model):
         _say_why(read_optimized(model), why)
         return

@@ -22,6 +22,13 @@ def device_orders(text: str) -> list[list[str]]:
         names = [name.strip() for name in part.split("+") if name.strip()]
         if names == [ALL]:
             orders += [[f"{d.id}:{d.index}"] for d in registry.devices()]
+        elif ALL in names:
+            raise ConfigError(
+                f"{ALL!r} cannot be one of several devices of a run",
+                where=f"--device {text!r}",
+                why=f"{ALL!r} is every device, in a run each",
+                fix='write "all" alone, or "auto" for the devices that Weft prefers: auto+cpu',
+            )
         elif names:
             orders.append(names)
     if not orders:
@@ -99,7 +106,7 @@ def parse_shapes(given: Sequence[str] | None) -> dict[str, Shape]:
         except ValueError:
             raise ConfigError(
                 f"--shape {name}={value} is not a list of numbers",
-                fix="write, for instance, --shape x=1,3,224,224",
+                fix=f"write, for instance, --shape {name}=1,3,224,224, or --shape {name}=2 if it is a dimension",
             ) from None
         shapes[name] = take_shape(name, sizes)
     return shapes

@@ -62,7 +62,7 @@ def tune(
 
     Later loads on the same device and driver use the choices. Times are of one node on the device, by its
     own clock; `gain` is how many times faster the choice is than the default. What the budget or an interrupt
-    leaves undone is left to the next call. The exit status is 1 if nothing can be kept.
+    leaves undone is left to the next call. The exit status is 1 if what was found cannot be kept.
     """
     if output is not None:
         _check(output)
