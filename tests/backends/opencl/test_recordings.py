@@ -97,7 +97,8 @@ def test_wrong_bindings_are_found_when_recording(device: OpenCLDevice) -> None:
         ("multiple", LaunchCommand(kernel, (whole(x), Binding(x, 4, 16)), grid)),
         ("UPLOAD", LaunchCommand(kernel, (whole(x), whole(up)), grid)),
         ("takes 2", LaunchCommand(kernel, (whole(x),), grid)),
-        ("bytes cannot", CopyCommand(Binding(x, 0, 4), Binding(x, 8, 8))),
+        ("4 bytes goes to 8 bytes", CopyCommand(Binding(x, 0, 4), Binding(x, 8, 8))),
+        ("outside", CopyCommand(Binding(x, 8, -4), Binding(x, 16, -4))),
     ]
     for words_in_it, command in wrong:
         with pytest.raises(DeviceError, match=words_in_it):

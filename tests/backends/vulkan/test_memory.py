@@ -160,5 +160,10 @@ def test_copies_outside_a_buffer_are_refused(device: VulkanDevice) -> None:
         device.upload(buffer, 0, np.zeros((2, 4), np.uint8).T)
     with pytest.raises(BackendError, match="`host` array"):
         device.upload(device.allocate(8, MemoryKind.UPLOAD), 0, np.zeros(8, np.uint8))
-    with pytest.raises(BackendError, match="lies outside"):
-        device.record([CopyCommand(Binding(buffer, 4, 8), Binding(buffer, 0, 8))])
+    gone = device.allocate(8)
+    device.free(gone)
+    with pytest.raises(DeviceError, match="freed"):
+        device.upload(gone, 0, np.zeros(8, np.uint8))
+    for piece in (Binding(buffer, 4, 8), Binding(buffer, 4, -4)):
+        with pytest.raises(DeviceError, match="lies outside"):
+            device.record([CopyCommand(piece, Binding(buffer, 0, piece.nbytes))])

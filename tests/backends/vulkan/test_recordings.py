@@ -29,7 +29,7 @@ from weft.backends.gpu.device.device import (
 )
 from weft.backends.vulkan.device import VulkanDevice, open_device, validation_messages
 from weft.core.graph.dtypes import DType
-from weft.errors import BackendError, CompileError, DeviceError
+from weft.errors import CompileError, DeviceError
 from weft.kernels.source import Arg, KernelSource
 
 
@@ -126,7 +126,7 @@ def test_narrow_storage(device: VulkanDevice, source: KernelSource, dtype: str) 
 def test_wrong_launches_are_refused(device: VulkanDevice) -> None:
     buffer = device.allocate(64)
     kernel = device.compile(SCALE, values(16))
-    with pytest.raises(BackendError, match="1 buffers are bound to a kernel that takes 2"):
+    with pytest.raises(DeviceError, match="1 buffers are bound to a kernel that takes 2"):
         device.record([LaunchCommand(kernel, (whole(buffer),), (1, 1, 1))])
     grid = (device.caps.max_grid[0] + 1, 1, 1)
     with pytest.raises(DeviceError, match="more work-groups"):

@@ -11,7 +11,7 @@ from operator import length_hint
 import pyopencl as cl
 
 from weft.backends.gpu.device.device import Binding, Command, CopyCommand, DeviceCaps, LaunchCommand, Size3
-from weft.backends.gpu.device.limits import check_launch
+from weft.backends.gpu.device.limits import check_copy, check_launch
 from weft.backends.opencl.cl_errors import failure
 from weft.backends.opencl.native import Call, NativeCalls
 from weft.backends.opencl.programs import Built, OpenCLKernel
@@ -250,15 +250,9 @@ class Recorder:
     def _launch(self, index: int, command: LaunchCommand) -> list[Step]:
         built: OpenCLKernel = command.kernel
         label = command.label or built.entry
-        if len(command.bindings) != built.arguments:
-            raise self._wrong(
-                label, f"it takes {built.arguments} buffers and was given {len(command.bindings)}"
-            )
+        check_launch(command, built.entry, built.arguments, self._caps)
         if 0 in command.grid:
             return []
-        for binding in command.bindings:
-            self._check(binding, label)
-        check_launch(command, built.entry, self._caps)
         kernel = built.built.kernel()
         for position, binding in enumerate(command.bindings):
             kernel.set_arg(position, self._piece(binding, label))
@@ -279,10 +273,7 @@ class Recorder:
 
     def _copy(self, index: int, command: CopyCommand) -> list[Step]:
         source, target, label = command.source, command.target, command.label or "copy"
-        self._check(source, label)
-        self._check(target, label)
-        if source.nbytes != target.nbytes:
-            raise self._wrong(label, f"{source.nbytes} bytes cannot be copied to a piece of {target.nbytes}")
+        check_copy(command)
         if not source.nbytes:
             return []
         taken, given = _host_bytes(source), _host_bytes(target)
@@ -301,29 +292,14 @@ class Recorder:
         """Return the buffer itself if all of it is bound, else a sub-buffer, made once per recording."""
         whole: cl.Buffer = binding.buffer.handle
         if binding.buffer.host is not None:
-            raise self._wrong(label, f"a kernel cannot use memory of kind {binding.buffer.kind.name}")
+            what = f"a kernel cannot use memory of kind {binding.buffer.kind.name}"
+            raise DeviceError(what, where=f"{label}, {self._where}", fix="copy it to DEVICE memory before")
         if not binding.nbytes or (binding.offset, binding.nbytes) == (0, binding.buffer.nbytes):
             return whole
         key = (whole.int_ptr, binding.offset, binding.nbytes)
         if key not in self._pieces:
             self._pieces[key] = whole.get_sub_region(key[1], key[2], cl.mem_flags.READ_WRITE)
         return self._pieces[key]
-
-    def _check(self, binding: Binding, label: str) -> None:
-        buffer = binding.buffer
-        if buffer.handle is None:
-            raise self._wrong(label, "it uses a buffer that was freed")
-        if binding.offset < 0 or binding.nbytes < 0 or binding.offset + binding.nbytes > buffer.nbytes:
-            raise self._wrong(
-                label,
-                f"bytes {binding.offset} to {binding.offset + binding.nbytes} are outside of its buffer "
-                f"of {buffer.nbytes}",
-            )
-
-    def _wrong(self, label: str, why: str) -> DeviceError:
-        return DeviceError(
-            f"{label!r} cannot be recorded", where=self._where, why=why, fix="correct the bindings"
-        )
 
 
 def _host_bytes(binding: Binding) -> Array | None:

@@ -15,7 +15,7 @@ from weft.backends.gpu.device.device import (
     LaunchCommand,
     MemoryKind,
 )
-from weft.backends.gpu.device.limits import check_launch
+from weft.backends.gpu.device.limits import check_copy, check_launch
 from weft.backends.vulkan._vk import NULL, Arena, check, create, ffi, lib, vk
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.memory import Memory
@@ -69,30 +69,9 @@ class Recording:
     def _check(self, commands: Sequence[Command]) -> None:
         for command in commands:
             if isinstance(command, CopyCommand):
-                if command.source.nbytes != command.target.nbytes:
-                    raise BackendError(
-                        f"a copy of {command.source.nbytes} bytes goes to {command.target.nbytes} bytes",
-                        where=command.label,
-                        fix="give both pieces the same number of bytes",
-                    )
-                _check_piece(command.source, command.label)
-                _check_piece(command.target, command.label)
+                check_copy(command)
             elif isinstance(command, LaunchCommand):
-                self._check_launch(command)
-
-    def _check_launch(self, command: LaunchCommand) -> None:
-        name = command.kernel.name
-        where = f"{command.label or name} (kernel {name})"
-        if len(command.bindings) != command.kernel.count:
-            raise BackendError(
-                f"{len(command.bindings)} buffers are bound to a kernel that takes "
-                f"{command.kernel.count}",
-                where=where,
-                fix="bind one for each argument of the kernel's source, in its order",
-            )
-        for piece in command.bindings:
-            _check_piece(piece, where)
-        check_launch(command, name, self._caps)
+                check_launch(command, command.kernel.name, command.kernel.count, self._caps)
 
     def _create_objects(self) -> None:
         context = self._context
@@ -324,16 +303,6 @@ def _barriers_by_copies(commands: Sequence[Command]) -> set[int]:
 def _set_key(command: LaunchCommand) -> tuple[Any, ...]:
     pieces = tuple((p.buffer, p.offset, p.nbytes) for p in command.bindings)
     return (command.kernel.interface.count, pieces)
-
-
-def _check_piece(piece: Binding, where: str) -> None:
-    if piece.buffer.handle is None or piece.offset < 0 or piece.offset + piece.nbytes > piece.buffer.nbytes:
-        raise BackendError(
-            "a piece lies outside its buffer, or the buffer was freed",
-            where=where,
-            why=f"bytes {piece.offset} to {piece.offset + piece.nbytes} of a buffer of {piece.buffer.nbytes}",
-            fix="bind bytes inside a buffer that is not freed",
-        )
 
 
 def _incoherent(commands: Sequence[Command], kinds: tuple[MemoryKind, ...]) -> list[GpuBuffer]:

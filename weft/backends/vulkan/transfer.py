@@ -12,7 +12,7 @@ from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.memory import Memory
 from weft.core.graph.layout import Array
 from weft.core.host.parallel_copy import copy_into
-from weft.errors import BackendError
+from weft.errors import BackendError, DeviceError
 
 SMALLEST = 1 << 20
 LARGEST = 32 << 20
@@ -101,6 +101,8 @@ def _bytes_of(data: Array) -> Any:
 
 
 def _check(buffer: GpuBuffer, offset: int, nbytes: int) -> None:
+    if buffer.handle is None:
+        raise DeviceError("a buffer is used that was freed", fix="free it after its last use")
     if buffer.kind is not MemoryKind.DEVICE:
         raise BackendError(
             f"a buffer of kind {buffer.kind.value} is not copied to or from this way",

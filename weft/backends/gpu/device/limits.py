@@ -1,4 +1,4 @@
-"""Checks kernels and launches against the device's limits before the driver sees them.
+"""Checks kernels, launches and copies against the device's limits before the driver sees them.
 
 Drivers need not check, and some crash. For a device that pretends to be another (`profiles`), this is the only check.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from weft.backends.gpu.device.device import DeviceCaps, LaunchCommand
+from weft.backends.gpu.device.device import Binding, CopyCommand, DeviceCaps, LaunchCommand
 from weft.errors import CompileError, DeviceError
 from weft.kernels import shared_size
 from weft.kernels.device_caps import WARPGROUP_ITEMS, WARPGROUP_MEMORY
@@ -53,9 +53,30 @@ def check_kernel(source: KernelSource, values: Mapping[str, int | float], caps: 
         )
 
 
-def check_launch(command: LaunchCommand, name: str, caps: DeviceCaps) -> None:
-    """Raise DeviceError for a launch that exceeds a device's limits."""
+def check_copy(command: CopyCommand) -> None:
+    """Raise DeviceError for a copy between pieces of unequal sizes, or of a piece that is not there."""
+    source, target = command.source, command.target
+    if source.nbytes != target.nbytes:
+        raise DeviceError(
+            f"a copy of {source.nbytes} bytes goes to {target.nbytes} bytes",
+            where=command.label or "copy",
+            fix="give both pieces the same number of bytes",
+        )
+    for piece in (source, target):
+        _check_piece(piece, command.label or "copy")
+
+
+def check_launch(command: LaunchCommand, name: str, takes: int, caps: DeviceCaps) -> None:
+    """Raise DeviceError for a launch that does not fit its kernel, which `takes` buffers, or a device's limits."""
     where = f"{command.label or name} (kernel {name})"
+    if len(command.bindings) != takes:
+        raise DeviceError(
+            f"{len(command.bindings)} buffers are bound to a kernel that takes {takes}",
+            where=where,
+            fix="bind one for each argument of the kernel's source, in its order",
+        )
+    for piece in command.bindings:
+        _check_piece(piece, where)
     if min(command.grid) < 0 or any(n > most for n, most in zip(command.grid, caps.max_grid, strict=True)):
         raise DeviceError(
             "a launch has more work-groups than the device takes",
@@ -72,3 +93,15 @@ def check_launch(command: LaunchCommand, name: str, caps: DeviceCaps) -> None:
                 f"multiples of {caps.offset_alignment} and span {caps.max_buffer_range}",
                 fix="use a smaller batch or input",
             )
+
+
+def _check_piece(piece: Binding, where: str) -> None:
+    if piece.buffer.handle is None:
+        raise DeviceError("a buffer is used that was freed", where=where, fix="free it after its last use")
+    if min(piece.offset, piece.nbytes) < 0 or piece.offset + piece.nbytes > piece.buffer.nbytes:
+        raise DeviceError(
+            "a piece lies outside its buffer",
+            where=where,
+            why=f"bytes {piece.offset} to {piece.offset + piece.nbytes} of a buffer of {piece.buffer.nbytes}",
+            fix="bind bytes inside the buffer",
+        )

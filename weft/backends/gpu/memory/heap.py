@@ -28,8 +28,9 @@ class LentBuffer:
         assert buffer.host is not None
         self.buffer, self.host = buffer, buffer.host
         self._memory: weakref.ref[_Memory] | None = None
-        # A collection may run at any time, such as during a driver's call. So this only takes note of the buffer. It
-        # also keeps the heap, and with it the device, as long as the memory is in use.
+        # A collection may run at any time, such as while this thread holds a lock of the device. So this only takes
+        # note of the buffer, until the device is closed: then nobody else uses its locks. It also keeps the heap, and
+        # with it the device, as long as the memory is in use.
         weakref.finalize(self, heap.unused, buffer).atexit = False
 
     @property
