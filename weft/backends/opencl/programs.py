@@ -66,7 +66,10 @@ class Built:
 
     def kernel(self) -> cl.Kernel:
         """Return a kernel object that nobody uses, one that was given back if there is one: making one takes longer."""
-        return self._spare.pop() if self._spare else cl.Kernel(self.program, self.name)
+        try:
+            return self._spare.pop()  # another thread may take the last one between a look and this
+        except IndexError:
+            return cl.Kernel(self.program, self.name)
 
     def give_back(self, kernel: cl.Kernel) -> None:
         """Take a kernel object of which no launch is waiting any more; its arguments are set anew."""
