@@ -92,8 +92,8 @@ class QueuePool:
             lane.behind = lane.uploads is not lane.queue
         return lane.uploads
 
-    def start_alone(self, queue: cl.CommandQueue, start: Callable[[cl.CommandQueue], None]) -> None:
-        """Start work in a queue after all work that another queue was given like this.
+    def start_alone(self, queue: cl.CommandQueue, start: Callable[[cl.CommandQueue], object]) -> None:
+        """Start work in a queue once all earlier work of this kind, in any queue, is done.
 
         Chains need it: no two may run side by side (`weft.kernels.chain.CHAIN`).
         """

@@ -114,7 +114,7 @@ class DeviceStats:
 class GpuDevice(ABC):
     """An open device. Several threads may call its methods: an implementation locks what needs it.
 
-    A method that raises DeviceLost marks the device as `gone`, whatever class it is of.
+    In every subclass, a method that raises DeviceLost marks the device as `gone`.
     """
 
     info: DeviceInfo
