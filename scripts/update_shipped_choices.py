@@ -68,7 +68,9 @@ class Card:
 CARDS = {
     "opencl": Card(
         DeviceInfo("opencl", 0, "NVIDIA H200", "NVIDIA CUDA 580.159.04"),
-        replace(_CAPS, max_local_items=256, local_memory=(48 << 10) - 1, warpgroup_units=True),
+        replace(
+            _CAPS, max_local_items=256, local_memory=(48 << 10) - 1, warpgroup_units=True, asynchronous_copies=True
+        ),
     ),
     "vulkan": Card(
         DeviceInfo("vulkan", 0, "NVIDIA H200", "NVIDIA 580.159.04"), replace(_CAPS, workgroup_matrices=True)

@@ -17,7 +17,9 @@ H200 = DeviceCaps(
     fp16_storage=True, int8_storage=True, matrix_units=True, compute_units=132,
 )
 """What both APIs offer on it."""
-OPENCL = replace(H200, max_local_items=256, channels_last=True, shuffles=True, warpgroup_units=True)
+OPENCL = replace(
+    H200, max_local_items=256, channels_last=True, shuffles=True, warpgroup_units=True, asynchronous_copies=True
+)
 CHAINED = replace(OPENCL, resident_groups=132, partial_barriers=True)
 """OpenCL where small launches share one."""
 VULKAN = replace(H200, channels_last=True, shuffles=True, workgroup_matrices=True)

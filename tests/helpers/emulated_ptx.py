@@ -83,6 +83,7 @@ CALLED float2 emulated_unpack(uint from) {
 #define WARP_BARRIER barrier(CLK_LOCAL_MEM_FENCE)
 // Copies are done when they are waited for: what is read before is old.
 #define COPY_16(to, from, bytes) { copy_to[copies] = to; copy_from[copies] = from; copy_all[copies++] = (bytes) > 0; }
+#define COPY_16_CACHED(to, from) COPY_16(to, from, 16)
 #define END_OF_COPIES
 #define COPIES_ARRIVED \\
   for (int c = 0; c < copies; c++) *copy_to[c] = copy_all[c] ? *copy_from[c] : (uint4)(0); \\
@@ -102,7 +103,7 @@ class EmulatedPtx(OpenCLDialect):
 
     def assemble(self, parts: KernelParts) -> str:
         """Return the kernel; only those that name an instruction get the functions."""
-        if "#ifndef MMA" in parts.body:
+        if "#ifndef MMA" in parts.body or "#ifndef COPY_16" in parts.body:
             parts = replace(
                 parts,
                 prelude=parts.prelude + FUNCTIONS,

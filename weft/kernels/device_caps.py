@@ -63,6 +63,8 @@ class DeviceCaps:
     """
     partial_barriers: bool = False
     """Whether a part of a work-group, whole subgroups, can wait for each other while the rest does something else."""
+    asynchronous_copies: bool = False
+    """Whether kernels copy 16 bytes at a time to work-group memory beside their other work (sm_80)."""
     compute_units: int = 1
     """1 also where the driver does not report it."""
     software: bool = False

@@ -2,7 +2,8 @@
 ## columns; LZ slices of K work side by side and are summed at the end. Items fetch the next step of `depth` blocks of K
 ## into registers while they compute this one, all loads at once. With two `buffers` a step needs only one barrier.
 ## `transposed`: vectors of four rows of one column lie in work-group memory, not of four columns of one row. An item then
-## holds the operands of one product at a time, not of four, so that it has registers for eight rows.
+## holds the operands of one product at a time, not of four, so that it has registers for eight rows. `copied`: weights go
+## to work-group memory past the registers (`async_copies.opencl.mako`), while the group computes with the other buffer.
 <%!
 def sizes(rp, rc, lx, ly, depth):
     """Return the rows, columns and items of a group, and what an item fetches a step of either factor."""
@@ -29,8 +30,21 @@ def origin(u, rows, items, transposed, depth):
     """Return the block of K and the row that an item fetches as number u; 16 rows of two blocks are whole sectors."""
     e = f"(item + {u * items})"
     if transposed:
-        return f"{e} / 16 % {depth}", f"{e} / {16 * depth} * 16 + {e} % 16"
+        return f"item / 16 % {depth}", f"item / {16 * depth} * 16 + item % 16 + {u * items // depth}"
     return f"{e} / {rows}", f"{e} % {rows}"
+
+
+def weight(u, cols, items, transposed):
+    """Return where an item reads and writes the vector of weights that it fetches as number u."""
+    if not transposed:
+        return f"bfrom{u}", f"bto{u}"
+    column, block = u % columns_each(cols, items), u * items // (4 * cols)
+    return f"bfrom{column} + {4 * block} * COUNT", f"bto{column} + {4 * block * pitch(cols)}"
+
+
+def columns_each(cols, items):
+    """Return of how many columns an item fetches weights in transposed tiles."""
+    return max(4 * cols // items, 1)
 
 
 def row(i, lx, transposed):
@@ -43,7 +57,12 @@ def row(i, lx, transposed):
 rows, _, items, *_ = sizes(rp, rc, lx, ly, depth)
 block, of_group = origin(u, rows, items, transposed, depth)
 %>\
+% if transposed:
+## Rows behind the last one are not stored: any will do.
+const int ak${u} = ${block}, at${u} = ${of_group}, row${u} = min(first_row + at${u}, PIXELS - 1);\
+% else:
 const int ak${u} = ${block}, row${u} = first_row + ${of_group};\
+% endif
 </%def>
 <%def name="memory()">\
 <%
@@ -63,19 +82,41 @@ const int item = LOCAL_Y * ${lx} + LOCAL_X, across = item / 32 % ${lx // 4} * 4 
 const int item = LOCAL_Y * ${lx} + LOCAL_X, across = item / 2 % ${lx}, down = item % 2 + item / ${2 * lx} * 2;
 % endif
 const int column0 = GROUP_Y * ${cols};
+% if transposed:
+% for v in range(columns_each(cols, items)):
+const int bcolumn${v} = item / 4 % ${cols} + ${v * items // 4};
+const int bfrom${v} = (item / ${4 * cols} * COUNT + min(column0 + bcolumn${v}, COUNT - 1)) * 4 + item % 4;
+const int bto${v} = (item / ${4 * cols} * 4 + item % 4) * ${pitch(cols)} + bcolumn${v};
+% endfor
+% endif
 % for u in range(fetched):
+% if not transposed:
 const int e${u} = item + ${u * items}, bcolumn${u} = e${u} / 4 % ${cols}, bk${u} = e${u} / ${4 * cols};
 const int bfrom${u} = (bk${u} * COUNT + min(column0 + bcolumn${u}, COUNT - 1)) * 4 + e${u} % 4;
 const int bto${u} = (bk${u} * 4 + e${u} % 4) * ${pitch(cols)} + bcolumn${u};
+% endif
+% if not context.get("copied", False):
 f32x4 vb${u};
+% endif
 % endfor
 </%def>
 ## The weights of a step: vectors [block of K][COUNT blocks of columns][4 along K], from vector `first` on.
 <%def name="fetch_weights(step, first='')">\
-<% _, _, _, _, fetched = sizes(rp, rc, lx, ly, depth) %>\
-% for u in range(fetched):
-  vb${u} = ${w.vector(f"{first}min({step}, STEPS - 1) * {4 * depth} * COUNT + bfrom{u}")};
+<%
+_, cols, items, _, fetched = sizes(rp, rc, lx, ly, depth)
+places = [weight(u, cols, items, transposed) for u in range(fetched)]
+%>\
+% for u, (source, target) in enumerate(places):
+<% vector = w.vector(f"{first}min({step}, STEPS - 1) * {4 * depth} * COUNT + {source}") %>\
+% if context.get("copied", False):
+  COPY_16_CACHED((__local uint4*)(Bs + copied_to + ${target}), (__global const uint4*)&${vector});
+% else:
+  vb${u} = ${vector};
+% endif
 % endfor
+% if context.get("copied", False):
+  END_OF_COPIES;
+% endif
 </%def>
 ## The sums of a tile: `fetch(step)` loads va. and vb.; `staged(u)` is the operand in va. that is multiplied. With split K,
 ## `rounds` are the group's first step and the one behind its last.
@@ -84,10 +125,18 @@ f32x4 vb${u};
 first, (begin, end) = f"{rounds[0]} * LZ + LOCAL_Z" if rounds else "LOCAL_Z", rounds or ("0", "(STEPS + LZ - 1) / LZ")
 rows, cols, items, fetched_a, fetched_b = sizes(rp, rc, lx, ly, depth)
 acc = [(i, j) for i in range(rp) for j in range(rc)]
+copied = context.get("copied", False)
+
+def buffer(number):
+    """Return the first vector of the buffer of weights of a round."""
+    return f"(LOCAL_Z * {buffers} + ({number}) % {buffers}) * {4 * depth * pitch(cols)}"
 %>\
 % for i, j in acc:
   f32x4 acc${i}_${j} = SPLAT(0.0);
 % endfor
+% if copied:
+  int copied_to = ${buffer(begin)};
+% endif
   ${fetch(first)}
   for (int round = ${begin}; round < ${end}; round++) {
     const int staged = LOCAL_Z${f" * {buffers} + round % {buffers}" if buffers > 1 else ""};
@@ -96,7 +145,7 @@ acc = [(i, j) for i in range(rp) for j in range(rc)]
 % if transposed:
     {
       const f32x4 four = ${staged(u)};
-      const int to = (a_base + ak${u} * ${4 * line(rows)}) * 4 + row${u} - first_row;
+      const int to = (a_base + ak${u} * ${4 * line(rows)}) * 4 + at${u};
 % for lane, letter in enumerate("xyzw"):
       ${k.shared_number("As", f"to + {4 * line(rows) * lane}")} = four.${letter};
 % endfor
@@ -105,11 +154,20 @@ acc = [(i, j) for i in range(rp) for j in range(rc)]
     As[a_base + item + ${u * items}] = ${staged(u)};
 % endif
 % endfor
+% if copied:
+    COPIES_ARRIVED;
+    copied_to = ${buffer("round + 1")};
+% else:
 % for u in range(fetched_b):
-    Bs[b_base + bto${u}] = vb${u};
+    Bs[b_base + ${weight(u, cols, items, transposed)[1]}] = vb${u};
 % endfor
+% endif
     BARRIER;
     ${fetch("(round + 1) * LZ + LOCAL_Z")}
+% if copied:
+## It has the registers to load the next operands while it multiplies.
+#pragma unroll
+% endif
     for (int kk = 0; kk < ${depth}; kk++) {
 % for i in range(0 if transposed else rp):
       const f32x4 a${i} = As[a_base + kk * ${rows} + ${i * lx} + across];
@@ -131,6 +189,9 @@ acc = [(i, j) for i in range(rp) for j in range(rc)]
     BARRIER;
 % endif
   }
+% if copied:
+  COPIES_ARRIVED;  // of a step that nobody needs
+% endif
 % if buffers > 1:
   BARRIER;
 % endif

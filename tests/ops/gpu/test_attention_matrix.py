@@ -103,7 +103,7 @@ QUICK_ON_VULKAN = [(SLICES, "packed")]
 def test_attention_by_value(api: str, tile: AttentionTile, name: str) -> None:
     row = by_name(name)
     arrays = halved(row)
-    with emulated_gpu(api, warpgroup_units=tile.staged):
+    with emulated_gpu(api, asynchronous_copies=tile.staged):
         actual = run_here(graph_of(row), feeds_of(row, arrays), "attention_matrix")
     assert_agree(actual, reference(row.make_op(), arrays), row.make_op())
 
@@ -230,7 +230,7 @@ def test_tiles_fill_the_device_and_fit_it() -> None:
 
 
 def test_many_queries_share_what_is_staged() -> None:
-    stages = replace(H200, warpgroup_units=True)
+    stages = replace(H200, asynchronous_copies=True)
     assert isinstance(fastest(Extents((16, 12), 197, 197, 64, 64), stages), TallTile)
     assert not isinstance(fastest(MINILM, stages), StagedTile), "a block of keys has few readers"
     wide = [t for t in legal_tiles(stages, Extents((1, 1), 16, 4096, 128, 128)) if isinstance(t, StagedTile)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 import weft
 from tests.helpers.conv_problems import take
 from tests.helpers.convolutions import convolution, launched_as_on_the_cpu
+from tests.helpers.emulated_gpus import emulated_gpu
 from tests.helpers.launches import kernels
 from tests.helpers.nets import Net
 from tests.helpers.null_gpu import CAPS, null_gpu
 from tests.helpers.random_nets import assert_session_is_right
 from weft.errors import UnsupportedOps
+from weft.kernels.source import KernelSource
 from weft.ops.gpu.conv import gemm, wide
 from weft.ops.gpu.conv.split_k import InParts
 
@@ -88,10 +91,42 @@ def test_wide_tiles_that_are_full_and_others_store_all_that_is_asked(
         assert_session_is_right(session, graph, 1e-5)
 
 
+@pytest.mark.covering
+@pytest.mark.parametrize(
+    "tile",
+    [
+        wide.WideTile(8, 2, 8, 16, 1),  # of one column for each item
+        wide.WideTile(8, 2, 4, 8, 1),  # of two
+        InParts(wide.WideTile(8, 2, 4, 8, 2), 2),
+    ],
+    ids=str,
+)
+def test_weights_that_are_copied_asynchronously(
+    tile: wide.WideTile | InParts[wide.WideTile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(monkeypatch, wide.WideConv(), tile)
+    with emulated_gpu("opencl", asynchronous_copies=True, software=False, matrix_units=False, compute_units=132) as made:
+        compiled, compile_ = list[str](), made.runtime(0).device.compile
+
+        def noted(source: KernelSource, values: Mapping[str, int | float]) -> object:
+            compiled.append(source.text)
+            return compile_(source, values)
+
+        monkeypatch.setattr(made.runtime(0).device, "compile", noted)
+        for shape in SHAPES:
+            graph = convolution(*shape)
+            with weft.load(graph, "emulated", fallback="error") as session:
+                assert_session_is_right(session, graph, 1e-5)
+        assert any("COPIES_ARRIVED" in text for text in compiled)
+
+
 def test_every_item_fetches_as_much_of_each_factor() -> None:
     for tile in (*gemm.TILES, gemm.SOFTWARE_TILE, *wide.WIDE_TILES):
         assert tile.depth * tile.pixels % tile.ly == 0 and 4 * tile.depth * tile.blocks % tile.lx == 0
-    assert all(tile.pixels % 4 == tile.lx % 4 == tile.ly % 8 == 0 for tile in wide.WIDE_TILES)
+    for tile in wide.WIDE_TILES:
+        items, columns = tile.lx * tile.ly, 4 * tile.columns
+        assert tile.pixels % 4 == tile.lx % 4 == tile.ly % 8 == 0
+        assert items % (16 * tile.depth) == 0 and (items % columns == 0 or columns % items == 0)
 
 
 def assert_convolutions(device: str, kernels: list[str]) -> None:

@@ -36,6 +36,7 @@ def caps_of(device: cl.Device) -> DeviceCaps:
         warpgroup_units=capability(device) == (9, 0),
         resident_groups=int(device.max_compute_units) if capability(device) >= (7, 0) else 0,
         partial_barriers=capability(device) >= (7, 0),
+        asynchronous_copies=capability(device) >= (8, 0),
         compute_units=int(device.max_compute_units),
         software=bool(device.type & cl.device_type.CPU),
     )

@@ -193,8 +193,8 @@ def _staged_cases() -> Sequence[SelfTestCase]:
 
 
 def _can_stage(caps: DeviceCaps) -> bool:
-    """Tell whether there are asynchronous copies, too, of which devices say nothing: they came before warpgroups."""
-    return SPECIAL.present(caps) and caps.warpgroup_units
+    """Tell whether there are asynchronous copies, too."""
+    return SPECIAL.present(caps) and caps.asynchronous_copies
 
 
 STAGED = register_special(

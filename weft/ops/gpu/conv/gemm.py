@@ -244,6 +244,10 @@ class TiledConv(ImplicitGemm[GemmTile]):
             results=work.stored,
         )
 
+    def staging(self, problem: ConvProblem, tile: GemmTile) -> dict[str, int | bool]:
+        """Return what templates know of how steps come to work-group memory."""
+        return {"buffers": tile.buffers(problem.caps)}
+
     def multiply(self, plan: ConvPlan, tile: GemmTile, sums: Sums) -> None:
         """Launch the GEMM."""
         k, p = plan.k, plan.problem
@@ -259,7 +263,7 @@ class TiledConv(ImplicitGemm[GemmTile]):
                 "FIRST": plan.first, "COUNT": p.count, "TILES": tiles, **channels, **sums.ints,
             },
             variant={
-                **tile.variant, "buffers": tile.buffers(k.caps), "pointwise": p.pointwise, **reading, **sums.variant,
+                **tile.variant, **self.staging(p, tile), "pointwise": p.pointwise, **reading, **sums.variant,
             },
             grid=(min(tiles, k.caps.max_grid[0]), -(-p.count // tile.columns), sums.parts),
             local=(tile.lx, tile.ly, tile.lz),

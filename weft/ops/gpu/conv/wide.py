@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
+from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK
 from weft.kernels.chooser import NEVER, Candidate
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_model import AlgorithmFigures
-from weft.kernels.special import KernelFamily, on_many_units, register_family
+from weft.kernels.self_test_cases import SelfTestCase
+from weft.kernels.special import KernelFamily, SpecialKernel, on_many_units, register_family, register_special
 from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.gemm import STEP, GemmTile, TiledConv, fitting_tiles, steps_of
 from weft.ops.gpu.conv.problem import ConvProblem
@@ -113,6 +115,15 @@ class WideConv(TiledConv):
         """Return the work in tiles of this size, of which a unit has room for several."""
         return replace(super().work(problem, tile), beside=problem.caps.model.of(WideFigures).beside)
 
+    def staging(self, problem: ConvProblem, tile: GemmTile) -> dict[str, int | bool]:
+        """Return how steps come to work-group memory: where there are asynchronous copies, weights come by them.
+
+        They take no registers then, which items with many results lack.
+        """
+        staging = super().staging(problem, tile)
+        copied = COPIED.present(problem.caps) and problem.weights is DType.FLOAT32 and staging["buffers"] > 1
+        return {**staging, "copied": True} if copied else staging
+
     def in_parts(self, problem: ConvProblem, whole: Sequence[GemmTile]) -> Sequence[InParts[GemmTile]]:
         """Return tiles in parts, the most promising first: as many as there are, since the cost model ranks them."""
         if not self.splits_k or not problem.whole:
@@ -122,14 +133,29 @@ class WideConv(TiledConv):
         return sorted(every, key=partial(time_of, problem.caps, work))
 
 
+def _cases() -> Sequence[SelfTestCase]:
+    """Return convolutions with taps and strides, of results that fill no tile, and of K in slices."""
+    return (
+        conv_with((2, 17, 9, 7), (70, 17, 2, 3), strides=(2, 3), pads=(0, 1, 1, 2), prefer="WideTile("),
+        conv_with((1, 36, 13, 12), (133, 36, 1, 1), prefer="WideTile(pixels=8, blocks=2, lx=8, ly=16"),
+        conv_with((1, 132, 6, 7), (33, 132, 1, 1), prefer="WideTile(pixels=8, blocks=2, lx=8, ly=8, lz=2)"),
+    )
+
+
+COPIED = register_special(
+    SpecialKernel(
+        "conv_wide_copied",
+        "convolutions in wide tiles whose weights are copied asynchronously",
+        claimed=lambda caps: caps.asynchronous_copies,
+        cases=_cases,
+        template="conv_gemm",
+        forced=on_many_units,
+        seconds=0.65,
+    )
+)
 register_family(
     KernelFamily(
-        "conv_wide", "convolutions in wide tiles",
-        cases=lambda: (
-            conv_with((2, 17, 9, 7), (70, 17, 2, 3), strides=(2, 3), pads=(0, 1, 1, 2), prefer="WideTile("),
-            conv_with((1, 36, 13, 12), (133, 36, 1, 1), prefer="WideTile(pixels=8, blocks=2, lx=8, ly=16"),
-            conv_with((1, 132, 6, 7), (33, 132, 1, 1), prefer="WideTile(pixels=8, blocks=2, lx=8, ly=8, lz=2)"),
-        ),
+        "conv_wide", "convolutions in wide tiles", cases=_cases,
         templates=("conv_gemm",), whole=False, fallback="tiled convolutions", forced=on_many_units, seconds=0.65,
     )
 )
