@@ -48,8 +48,8 @@ def columns_each(cols, items):
 
 
 def row(i, lx, transposed):
-    """Return the row of an item's results number i, within its group's."""
-    return f"({i // 4 * lx} + across) * 4 + {i % 4}" if transposed else f"{i * lx} + across"
+    """Return the row of an item's results number i, within its group's: four items of a store have adjacent rows."""
+    return f"{(i // 4 * lx + i % 4) * 4} + across / 4 * 16 + across % 4" if transposed else f"{i * lx} + across"
 %>
 ## The block of K, ak., and the row, row., that an item fetches as number u.
 <%def name="place(u)">\
@@ -145,7 +145,8 @@ def buffer(number):
 % if transposed:
     {
       const f32x4 four = ${staged(u)};
-      const int to = (a_base + ak${u} * ${4 * line(rows)}) * 4 + at${u};
+## A vector has each fourth of 16 rows (`row`).
+      const int to = (a_base + ak${u} * ${4 * line(rows)}) * 4 + at${u} / 16 * 16 + at${u} % 4 * 4 + at${u} % 16 / 4;
 % for lane, letter in enumerate("xyzw"):
       ${k.shared_number("As", f"to + {4 * line(rows) * lane}")} = four.${letter};
 % endfor

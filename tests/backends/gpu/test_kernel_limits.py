@@ -131,7 +131,9 @@ def test_warpgroups_have_more_than_drivers_report_but_not_where_a_profile_has_le
 
 # -- what templates declare --------------------------------------------------------------------------------------
 
-_TAKES_SUBGROUP = re.compile(r"EXCHANGE\(|MMA\(|\basm\b(?! volatile..cp\.async)|LDMATRIX|SHUFFLE_XOR|WARP_BARRIER|coopmat|subgroup")
+_TAKES_SUBGROUP = re.compile(
+    r"EXCHANGE\(|MMA\(|\basm\b(?! volatile..cp\.async)|LDMATRIX|SHUFFLE_XOR|WARP_BARRIER|coopmat|subgroup"
+)
 _BODIES: dict[tuple[str, str], set[str]] = {}
 """By language and template, what its kernels say and what they ask of the compiler."""
 
