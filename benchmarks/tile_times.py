@@ -12,7 +12,7 @@ import ast
 import json
 import multiprocessing
 import queue
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import date
@@ -36,8 +36,21 @@ Times = dict[str, float]
 """Microseconds by the tile's `repr`."""
 
 
-class TiledKernel(Protocol):
-    """A kernel whose tiles are timed; processes get a pickled copy."""
+class TimedKernel(Protocol):
+    """A kernel whose candidates are timed; processes get a pickled copy."""
+
+    @property
+    def problems(self) -> Sequence[Sizes]:
+        """Return what to time."""
+        ...
+
+    def node(self, sizes: Sizes) -> tuple[Op, list[Tensor], list[Tensor]]:
+        """Return the op of a problem, its inputs and its outputs."""
+        ...
+
+
+class TiledKernel(TimedKernel, Protocol):
+    """A kernel with estimates, which are compared with the times."""
 
     @property
     def name(self) -> str:
@@ -47,15 +60,6 @@ class TiledKernel(Protocol):
     @property
     def data(self) -> Path:
         """Return the file of its times."""
-        ...
-
-    @property
-    def problems(self) -> Sequence[Sizes]:
-        """Return what to time."""
-        ...
-
-    def node(self, sizes: Sizes) -> tuple[Op, list[Tensor], list[Tensor]]:
-        """Return the op of a problem, its inputs and its outputs."""
         ...
 
     def expected(self, caps: DeviceCaps, sizes: Sizes) -> Times:
@@ -99,7 +103,8 @@ def recorded(kernel: TiledKernel) -> dict[Sizes, Times]:
     return {ast.literal_eval(sizes): us for sizes, us in json.loads(kernel.data.read_text("utf-8"))["us"].items()}
 
 
-def _runtime(device: str) -> GpuRuntime:
+def runtime_of(device: str) -> GpuRuntime:
+    """Return the runtime of a device whose kernels count as tested; SystemExit if it has no kernels of Weft's."""
     choice = weft.registry.choose(device)[0]
     if not isinstance(choice.creator, GpuCreator):
         raise SystemExit(f"--device {device}: it runs no kernels of Weft's")
@@ -108,16 +113,28 @@ def _runtime(device: str) -> GpuRuntime:
     return runtime
 
 
-def _time(kernel: TiledKernel, device: str, problems: Sequence[Sizes], built: Any, lock: Any, answers: Any) -> None:
+Offered = Callable[[Sizes, Sequence[str]], Sequence[str]]
+"""Returns which of a problem's candidates to time."""
+
+
+def every(sizes: Sizes, texts: Sequence[str]) -> Sequence[str]:
+    """Return all candidates."""
+    return texts
+
+
+def _time(
+    kernel: TimedKernel, device: str, offered: Offered, problems: Sequence[Sizes], built: Any, lock: Any, answers: Any
+) -> None:
     """Build the kernels of some problems, wait for all other processes, and time them while no other does."""
-    runtime = _runtime(device)
+    runtime = runtime_of(device)
     with ExitStack() as stack:
         benches = []
         try:
             for sizes in problems:
                 bench = stack.enter_context(NodeBench(runtime, *kernel.node(sizes)))
                 (choice,) = bench.choices()
-                variants = {text: bench.plan(choice.key, text) for text in choice.decision.texts}
+                texts = offered(sizes, choice.decision.texts)
+                variants = {text: bench.plan(choice.key, text) for text in texts}
                 benches.append((sizes, bench, {text: x for text, x in variants.items() if x.is_built}))
             built.wait()
         except BaseException:
@@ -148,15 +165,15 @@ def _timed(sizes: Sizes, bench: NodeBench, variants: dict[str, Any]) -> Times:
     return {text: round(each, 2) for text, each in us.items()}
 
 
-def timed(kernel: TiledKernel, device: str, jobs: int) -> dict[Sizes, Times]:
-    """Return what all tiles that fit a device take; SystemExit if a process fails."""
-    _runtime(device)
+def timed(kernel: TimedKernel, device: str, jobs: int, offered: Offered = every) -> dict[Sizes, Times]:
+    """Return what the candidates that fit a device take; SystemExit if a process fails."""
+    runtime_of(device)
     context = multiprocessing.get_context("spawn")
     problems = kernel.problems
     jobs = min(jobs, len(problems))
     built, lock, answers = context.Barrier(jobs), context.Lock(), context.Queue()
-    shared = built, lock, answers
-    started = [context.Process(target=_time, args=(kernel, device, problems[k::jobs], *shared)) for k in range(jobs)]
+    same, shared = (kernel, device, offered), (built, lock, answers)
+    started = [context.Process(target=_time, args=(*same, problems[k::jobs], *shared)) for k in range(jobs)]
     for process in started:
         process.start()
     found = dict[Sizes, Times]()
@@ -179,7 +196,7 @@ def main(kernel: TiledKernel, about: str) -> None:
     options = parser.parse_args()
     if options.device:
         times = timed(kernel, options.device, options.jobs)
-        info = _runtime(options.device).device.info
+        info = runtime_of(options.device).device.info
         held = {str(sizes): us for sizes, us in times.items()}
         content = {"device": f"{info.name}, {info.driver}", "api": info.id, "date": str(date.today()), "us": held}
         kernel.data.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
