@@ -25,9 +25,9 @@ class EmulatedCreator(GpuCreator):
 
     id = "emulated"
 
-    def __init__(self, api: str, **caps: Any) -> None:
+    def __init__(self, api: str, copies_at_once: bool = False, **caps: Any) -> None:
         super().__init__()
-        self._api, self._caps = api, caps
+        self._api, self._caps, self._copies_at_once = api, caps, copies_at_once
         if api == "opencl":
             self.options = OpenCLCreator.options
 
@@ -38,7 +38,7 @@ class EmulatedCreator(GpuCreator):
     def open(self, index: int) -> GpuDevice:
         """Open the device."""
         opened = (
-            opencl.open_device(index, EmulatedWgmma())
+            opencl.open_device(index, EmulatedWgmma(copies_at_once=self._copies_at_once))
             if self._api == "opencl"
             else vulkan.open_device(index, EmulatedMatrices())
         )
@@ -53,9 +53,12 @@ class EmulatedCreator(GpuCreator):
 
 
 @contextmanager
-def emulated_gpu(api: str, **caps: Any) -> Iterator[EmulatedCreator]:
-    """Register the device as "emulated" for the time of a test; its kernels are not tested when it is opened."""
-    creator = EmulatedCreator(api, **caps)
+def emulated_gpu(api: str, *, copies_at_once: bool = False, **caps: Any) -> Iterator[EmulatedCreator]:
+    """Register the device as "emulated" for the time of a test; its kernels are not tested when it is opened.
+
+    Asynchronous copies end as late as they may, or at once: where neither is wrong, their order does not matter.
+    """
+    creator = EmulatedCreator(api, copies_at_once, **caps)
     registry.insert(creator.id, creator)
     creator.runtime(0).trust()
     try:

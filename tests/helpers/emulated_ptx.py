@@ -81,14 +81,24 @@ CALLED float2 emulated_unpack(uint from) {
 #define PACK_HALVES(to, low, high) to = emulated_pack(low, high)
 #define UNPACK_HALVES(low, high, from) { const float2 two = emulated_unpack(from); low = two.x; high = two.y; }
 #define WARP_BARRIER barrier(CLK_LOCAL_MEM_FENCE)
-// Copies are done when they are waited for: what is read before is old.
-#define COPY_16(to, from, bytes) { copy_to[copies] = to; copy_from[copies] = from; copy_all[copies++] = (bytes) > 0; }
+"""
+
+LATE_COPIES = """#define COPY_16(to, from, bytes) \\
+  { copy_to[copies] = to; copy_from[copies] = from; copy_all[copies++] = (bytes) > 0; }
 #define COPY_16_CACHED(to, from) COPY_16(to, from, 16)
 #define END_OF_COPIES
 #define COPIES_ARRIVED \\
   for (int c = 0; c < copies; c++) *copy_to[c] = copy_all[c] ? *copy_from[c] : (uint4)(0); \\
   copies = 0
 """
+"""Copies are done when they are waited for: what is read before is old."""
+
+COPIES_AT_ONCE = """#define COPY_16(to, from, bytes) *(to) = (bytes) > 0 ? *(from) : (uint4)(0)
+#define COPY_16_CACHED(to, from) COPY_16(to, from, 16)
+#define END_OF_COPIES
+#define COPIES_ARRIVED
+"""
+"""What others still read is overwritten."""
 
 COPIES = """__local uint4* copy_to[64];
 __global const uint4* copy_from[64];
@@ -99,14 +109,16 @@ int copies = 0;
 
 @dataclass(frozen=True)
 class EmulatedPtx(OpenCLDialect):
-    """OpenCL C in which the statements of `ptx.opencl.mako` are functions."""
+    """OpenCL C in which the statements of `ptx.opencl.mako` and `async_copies.opencl.mako` are functions."""
+
+    copies_at_once: bool = False
 
     def assemble(self, parts: KernelParts) -> str:
         """Return the kernel; only those that name an instruction get the functions."""
         if "#ifndef MMA" in parts.body or "#ifndef COPY_16" in parts.body:
             parts = replace(
                 parts,
-                prelude=parts.prelude + FUNCTIONS,
+                prelude=parts.prelude + FUNCTIONS + (COPIES_AT_ONCE if self.copies_at_once else LATE_COPIES),
                 shared=[*parts.shared, Shared("ulong", "ptx_memory", f"LZ * LY * {64 * WORDS}")],
                 body=f"__local uint* ptx_words = (__local uint*)ptx_memory;\nuint ptx_turn = 0;\n{parts.body}",
             )

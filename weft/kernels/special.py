@@ -42,6 +42,8 @@ class SpecialKernel:
     """Cases for every path of the kernel, each as small as possible: even and uneven shapes, short and long sums."""
     template: str = ""
     """The template of its launches."""
+    marker: str = ""
+    """What its cases must find in the text of a kernel, where launches of the template may be of another kind, too."""
     check: Callable[[Any], str | None] | None = None
     """Replaces the cases: takes the device's `GpuRuntime`, returns what is wrong, or None."""
     seconds: float = 1.0

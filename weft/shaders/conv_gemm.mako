@@ -22,35 +22,39 @@ def fetched(u, block, pixel):
         return f"va{u} = {four(u, block, pixel)};"
     return x.fetch4(f"va{u}", f"inside{u}", f"an{u}", block, pixel)
 
-def block(u, step):
-    """Return the block of the sum that an item fetches; the last step's stands for those of later ones."""
+blocks = "C4" if pointwise or pooled else "KH * KW * C4"  # of the sum
+
+def block_of_sum(u, step):
+    """Return the block that an item fetches at a step; the last step's stands for those of later ones."""
     return f"{f'min({step}, STEPS - 1)' if transposed else f'({step})'} * {depth} + ak{u}"
 
-def within(u, step, of_sum):
-    """Return the condition that what an item fetches is part of the sum."""
-    if not transposed:
-        return f"row{u} < PIXELS && {of_sum}"
-    return f"(STEPS * {depth} == KH * KW * C4 && STEPS % LZ == 0 || ({step}) * {depth} + ak{u} < KH * KW * C4)"
+def is_summed(u, step):
+    """Return the condition that this block, of row u, is part of the sum."""
+    if transposed:
+        return f"(STEPS * {depth} == {blocks} && STEPS % LZ == 0 || ({step}) * {depth} + ak{u} < {blocks})"
+    return f"row{u} < PIXELS && " + ("kk < C4" if pointwise or pooled else "tap < KH * KW")
 
-def tap(step):
+def tap_of(step):
     """Return the tap of block kk: where steps end with taps, all items of a group have the same."""
-    return f"C4 % {depth} == 0 ? min({step}, STEPS - 1) / max(C4 / {depth}, 1) : kk / C4" if transposed else "kk / C4"
+    if not transposed:
+        return "kk / C4"
+    return f"C4 % {depth} == 0 ? min({step}, STEPS - 1) / max(C4 / {depth}, 1) : kk / C4"  # never divides by zero
 
-def inner(u, tap):
+def inner(u, seen):
     """Return the pixel at a place of the window, or the nearest inside of the image: the window sees that, too."""
-    ih, iw = f"min(max(ah{u} + {tap} / KW, 0), IH - 1)", f"min(max(aw{u} + {tap} % KW, 0), IW - 1)"
+    ih, iw = f"min(max(ah{u} + {seen} / KW, 0), IH - 1)", f"min(max(aw{u} + {seen} % KW, 0), IW - 1)"
     return f"{ih} * IW + {iw}"
 %>\
-% if context.get("copied", False):
+% if copied:
 <%include file="async_copies.opencl.mako"/>
 % endif
 ${gemm.memory()}
 <%def name="fetch(step)">
 % for u in range(fetched_a):
   {
-    const int kk = ${block(u, step)};
+    const int kk = ${block_of_sum(u, step)};
 % if pooled:
-    inside${u} = ${within(u, step, "kk < C4")};
+    inside${u} = ${is_summed(u, step)};
 % for seen in range(pooled):
     const f32x4 v${seen} = ${four(u, "kk", inner(u, seen))};
 % endfor
@@ -59,11 +63,11 @@ ${gemm.memory()}
     va${u} = F4(${", ".join(f"fmax(va{u}.{lane}, v{seen}.{lane})" for lane in "xyzw")});
 % endfor
 % elif pointwise:
-    inside${u} = ${within(u, step, "kk < C4")};
+    inside${u} = ${is_summed(u, step)};
     ${fetched(u, "kk", f"ap{u}")}
 % else:
-    const int tap = ${tap(step)}, ih = ah${u} + tap / KW * DH, iw = aw${u} + tap % KW * DW;
-    inside${u} = ${within(u, step, "tap < KH * KW")} && ih >= 0 && ih < IH && iw >= 0 && iw < IW;
+    const int tap = ${tap_of(step)}, ih = ah${u} + tap / KW * DH, iw = aw${u} + tap % KW * DW;
+    inside${u} = ${is_summed(u, step)} && ih >= 0 && ih < IH && iw >= 0 && iw < IW;
     ${fetched(u, "kk - tap * C4" if transposed else "kk % C4", "ih * IW + iw")}
 % endif
   }

@@ -1,9 +1,9 @@
-## Parts of the fp32 GEMMs with sums in registers: a group of lx x ly items computes rp * lx rows x rc * ly blocks of four
-## columns; LZ slices of K work side by side and are summed at the end. Items fetch the next step of `depth` blocks of K
-## into registers while they compute this one, all loads at once. With two `buffers` a step needs only one barrier.
-## `transposed`: vectors of four rows of one column lie in work-group memory, not of four columns of one row. An item then
-## holds the operands of one product at a time, not of four, so that it has registers for eight rows. `copied`: weights go
-## to work-group memory past the registers (`async_copies.opencl.mako`), while the group computes with the other buffer.
+## Parts of the fp32 GEMMs with sums in registers: a group of lx x ly items computes rp * lx rows x rc * ly blocks of
+## four columns; LZ slices of K work side by side and are summed at the end. Items fetch the next step of `depth` blocks
+## of K into registers while they compute this one, all loads at once. With two `buffers` a step needs only one barrier.
+## `transposed`: vectors of four rows of one column lie in work-group memory, not of four columns of one row. An item
+## then holds the operands of one product at a time, not of four, so that it has registers for eight rows. `copied`:
+## weights go to work-group memory by asynchronous copies (`async_copies.opencl.mako`), which take two buffers.
 <%!
 def sizes(rp, rc, lx, ly, depth):
     """Return the rows, columns and items of a group, and what an item fetches a step of either factor."""
@@ -28,10 +28,9 @@ def held(rows, transposed, depth):
 
 def origin(u, rows, items, transposed, depth):
     """Return the block of K and the row that an item fetches as number u; 16 rows of two blocks are whole sectors."""
-    e = f"(item + {u * items})"
     if transposed:
         return f"item / 16 % {depth}", f"item / {16 * depth} * 16 + item % 16 + {u * items // depth}"
-    return f"{e} / {rows}", f"{e} % {rows}"
+    return f"(item + {u * items}) / {rows}", f"(item + {u * items}) % {rows}"
 
 
 def weight(u, cols, items, transposed):
@@ -51,7 +50,7 @@ def row(i, lx, transposed):
     """Return the row of an item's results number i, within its group's: four items of a store have adjacent rows."""
     return f"{(i // 4 * lx + i % 4) * 4} + across / 4 * 16 + across % 4" if transposed else f"{i * lx} + across"
 %>
-## The block of K, ak., and the row, row., that an item fetches as number u.
+## The block of K, ak., and the row, row., that an item fetches as number u; at. is the row within the group.
 <%def name="place(u)">\
 <%
 rows, _, items, *_ = sizes(rp, rc, lx, ly, depth)
@@ -95,7 +94,7 @@ const int e${u} = item + ${u * items}, bcolumn${u} = e${u} / 4 % ${cols}, bk${u}
 const int bfrom${u} = (bk${u} * COUNT + min(column0 + bcolumn${u}, COUNT - 1)) * 4 + e${u} % 4;
 const int bto${u} = (bk${u} * 4 + e${u} % 4) * ${pitch(cols)} + bcolumn${u};
 % endif
-% if not context.get("copied", False):
+% if not copied:
 f32x4 vb${u};
 % endif
 % endfor
@@ -108,13 +107,13 @@ places = [weight(u, cols, items, transposed) for u in range(fetched)]
 %>\
 % for u, (source, target) in enumerate(places):
 <% vector = w.vector(f"{first}min({step}, STEPS - 1) * {4 * depth} * COUNT + {source}") %>\
-% if context.get("copied", False):
+% if copied:
   COPY_16_CACHED((__local uint4*)(Bs + copied_to + ${target}), (__global const uint4*)&${vector});
 % else:
   vb${u} = ${vector};
 % endif
 % endfor
-% if context.get("copied", False):
+% if copied:
   END_OF_COPIES;
 % endif
 </%def>
@@ -125,7 +124,6 @@ places = [weight(u, cols, items, transposed) for u in range(fetched)]
 first, (begin, end) = f"{rounds[0]} * LZ + LOCAL_Z" if rounds else "LOCAL_Z", rounds or ("0", "(STEPS + LZ - 1) / LZ")
 rows, cols, items, fetched_a, fetched_b = sizes(rp, rc, lx, ly, depth)
 acc = [(i, j) for i in range(rp) for j in range(rc)]
-copied = context.get("copied", False)
 
 def buffer(number):
     """Return the first vector of the buffer of weights of a round."""

@@ -103,9 +103,10 @@ QUICK_ON_VULKAN = [(SLICES, "packed")]
 def test_attention_by_value(api: str, tile: AttentionTile, name: str) -> None:
     row = by_name(name)
     arrays = halved(row)
-    with emulated_gpu(api, asynchronous_copies=tile.staged):
-        actual = run_here(graph_of(row), feeds_of(row, arrays), "attention_matrix")
-    assert_agree(actual, reference(row.make_op(), arrays), row.make_op())
+    for at_once in {False, tile.staged}:
+        with emulated_gpu(api, copies_at_once=at_once, asynchronous_copies=tile.staged):
+            actual = run_here(graph_of(row), feeds_of(row, arrays), "attention_matrix")
+        assert_agree(actual, reference(row.make_op(), arrays), row.make_op())
 
 
 @pytest.mark.parametrize("api", ["opencl", pytest.param("vulkan", marks=pytest.mark.long)])

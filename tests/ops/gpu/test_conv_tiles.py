@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import weft
@@ -20,6 +21,7 @@ from weft.errors import UnsupportedOps
 from weft.kernels.source import KernelSource
 from weft.ops.gpu.conv import gemm, wide
 from weft.ops.gpu.conv.split_k import InParts
+from weft.ops.pool import MaxPool
 
 SHAPES = [
     # batch, channels in, channels out, size, kernel, stride, pad
@@ -92,21 +94,23 @@ def test_wide_tiles_that_are_full_and_others_store_all_that_is_asked(
 
 
 @pytest.mark.covering
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize(
     "tile",
     [
         wide.WideTile(8, 2, 8, 16, 1),  # of one column for each item
         wide.WideTile(8, 2, 4, 8, 1),  # of two
         InParts(wide.WideTile(8, 2, 4, 8, 2), 2),
+        InParts(wide.WideTile(8, 2, 4, 8, 1), 8),  # some parts have none
     ],
     ids=str,
 )
 def test_weights_that_are_copied_asynchronously(
-    tile: wide.WideTile | InParts[wide.WideTile], monkeypatch: pytest.MonkeyPatch
+    tile: wide.WideTile | InParts[wide.WideTile], at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take(monkeypatch, wide.WideConv(), tile)
     pretended = {"asynchronous_copies": True, "software": False, "matrix_units": False, "compute_units": 132}
-    with emulated_gpu("opencl", **pretended) as made:
+    with emulated_gpu("opencl", copies_at_once=at_once, **pretended) as made:
         compiled, compile_ = list[str](), made.runtime(0).device.compile
 
         def noted(source: KernelSource, values: Mapping[str, int | float]) -> object:
@@ -118,8 +122,30 @@ def test_weights_that_are_copied_asynchronously(
             graph = convolution(*shape)
             with weft.load(graph, "emulated", fallback="error") as session:
                 assert_session_is_right(session, graph, 1e-5)
-        assert all("COPIES_ARRIVED" in text for text in compiled if "As[" in text)
+        assert all("END_OF_COPIES;" in text for text in compiled if "As[" in text)
         assert any("As[" in text for text in compiled)
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("device", ["vulkan", pytest.param("opencl", marks=pytest.mark.long)])
+@pytest.mark.parametrize("channels", [4, 20])
+@pytest.mark.parametrize("kind", ["pooled", "pointwise", "taps"])
+def test_a_wide_tile_reads_nothing_of_the_next_image(
+    device: str, channels: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the blocks of a sum end before a step does, its weights are 0, and 0 times infinity is no number."""
+    take(monkeypatch, wide.WideConv(), wide.WideTile(8, 2, 4, 8, 1))
+    net = Net()
+    x = read = net.input("x", 2, channels, 9, 9)
+    if kind == "pooled":
+        read = net.add(MaxPool((3, 3), strides=(2, 2)), x)
+    graph = net.finish(net.conv(read, 20, *[3] * (kind == "taps"), name="y"))
+    values = net.random(2, channels, 9, 9)
+    values[1] = np.inf
+    with weft.load(graph, device, fallback="error") as session, weft.load(graph, "cpu") as reference:
+        assert "pool" not in kernels(session)
+        (got,), (want,) = session.run(values), reference.run(values)
+    np.testing.assert_allclose(got[0], want[0], 1e-5, 1e-5)
 
 
 def test_every_item_fetches_as_much_of_each_factor() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -225,7 +226,7 @@ def test_convolutions_of_views_by_value(monkeypatch: pytest.MonkeyPatch, warpgro
     feed = rng.standard_normal((1, 8, 7, 5)).astype(np.float16).astype(np.float32)
     with weft.load(graph, "cpu") as session:
         expected = session.run(feed)
-    caps = {"warpgroup_units": warpgroups, "channels_last": True, "compute_units": 2}
+    caps: dict[str, Any] = {"warpgroup_units": warpgroups, "channels_last": True, "compute_units": 2}
     with (
         emulated_gpu("opencl", **caps),
         weft.load(graph, "emulated", precision="low", fallback="error") as session,

@@ -22,7 +22,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.ops.gpu.spans import FAMILY, SpanFigures, choose_spans
 from weft.ops.norm import LayerNormalization
 
-MANY = {"software": False, "compute_units": 132}
+MANY: dict[str, Any] = {"software": False, "compute_units": 132}
 IMAGES: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
     ("InstanceNormalization", (1, 5, 120, 90), {}),
     ("GroupNormalization", (2, 8, 70, 61), {"num_groups": 1}),

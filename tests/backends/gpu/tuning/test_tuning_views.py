@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,7 +53,7 @@ def groups_in_a_concat() -> Graph:
 )
 def test_candidates_are_tried_where_values_lie(make: object) -> None:
     assert callable(make)
-    caps = {"software": False, "compute_units": 132, "channels_last": True}
+    caps: dict[str, Any] = {"software": False, "compute_units": 132, "channels_last": True}
     with (
         emulated_gpu("opencl", **caps),
         weft.load(make(), "emulated", precision="low", fallback="error") as session,

@@ -93,7 +93,7 @@ class DeviceProfile:
         if self.subgroup and self.subgroup != SUBGROUP:
             made = replace(
                 made, subgroup=self.subgroup, shuffles=False, matrix_units=False, warpgroup_units=False,
-                workgroup_matrices=False, channels_last=False,
+                workgroup_matrices=False, channels_last=False, asynchronous_copies=False,
             )
         return made
 

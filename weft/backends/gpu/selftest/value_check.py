@@ -61,7 +61,7 @@ def without_others(caps: DeviceCaps, kind: SpecialKernel, others: Sequence[Speci
 
 
 def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
-    launched, cases, problem = set[str](), kind.cases(), ""
+    launched, texts, cases, problem = set[str](), list[str](), kind.cases(), ""
     with ExitStack() as held:
         for case, made in zip(cases, _all_ready(cases, runtime, held), strict=True):
             if isinstance(made, CompileError):
@@ -79,9 +79,12 @@ def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
                 e.reworded(f"{case.text} failed: {e.what}")
                 raise
             launched.update(made.templates)
+            texts += made.texts
             if not worst <= case.allowed:
                 return f"{case.text} was wrong by {worst:.1e} of its largest value"
     missing = ", ".join(sorted(kind.launched - launched))
+    if not missing and not any(kind.marker in text for text in texts):
+        missing = kind.marker
     if missing and not problem:
         problem = f"none of its cases ran on such kernels ({missing}), so that nothing is known of them"
     if problem:
@@ -147,6 +150,7 @@ class ReadyNode:
             self._bench.close()
             raise
         self.templates = [launch.plan.kernel for launch in self._launches.launches]
+        self.texts = [launch.plan.source.text for launch in self._launches.launches]
 
     def difference(self) -> float:
         """Run it, and return the largest difference from the reference, as a part of the largest value."""
@@ -179,7 +183,9 @@ class ReadyGraph:
         except BaseException:
             self._pipeline.close()
             raise
-        self.templates = [name for launch in backend.recording.run.planned for name in launch.templates]
+        planned = backend.recording.run.planned
+        self.templates = [name for launch in planned for name in launch.templates]
+        self.texts = [launch.plan.source.text for launch in planned]
 
     def difference(self) -> float:
         """Run it, and return the largest difference from the reference, as a part of the largest value."""

@@ -193,7 +193,7 @@ def _staged_cases() -> Sequence[SelfTestCase]:
 
 
 def _can_stage(caps: DeviceCaps) -> bool:
-    """Tell whether there are asynchronous copies, too."""
+    """Tell whether there are asynchronous copies beside matrix units."""
     return SPECIAL.present(caps) and caps.asynchronous_copies
 
 
@@ -204,6 +204,7 @@ STAGED = register_special(
         claimed=_can_stage,
         cases=_staged_cases,
         template="attention_matrix",
+        marker="END_OF_COPIES;",
         seconds=1.4,
     )
 )

@@ -246,7 +246,7 @@ class TiledConv(ImplicitGemm[GemmTile]):
 
     def staging(self, problem: ConvProblem, tile: GemmTile) -> dict[str, int | bool]:
         """Return what templates know of how steps come to work-group memory."""
-        return {"buffers": tile.buffers(problem.caps)}
+        return {"buffers": tile.buffers(problem.caps), "copied": False}
 
     def multiply(self, plan: ConvPlan, tile: GemmTile, sums: Sums) -> None:
         """Launch the GEMM."""

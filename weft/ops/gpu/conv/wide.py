@@ -120,9 +120,9 @@ class WideConv(TiledConv):
 
         They take no registers then, which items with many results lack.
         """
-        staging = super().staging(problem, tile)
-        copied = COPIED.present(problem.caps) and problem.weights is DType.FLOAT32 and staging["buffers"] > 1
-        return {**staging, "copied": True} if copied else staging
+        buffers = tile.buffers(problem.caps)
+        copied = COPIED.present(problem.caps) and problem.weights is DType.FLOAT32 and buffers > 1
+        return {"buffers": buffers, "copied": copied}
 
     def in_parts(self, problem: ConvProblem, whole: Sequence[GemmTile]) -> Sequence[InParts[GemmTile]]:
         """Return tiles in parts, the most promising first: as many as there are, since the cost model ranks them."""
@@ -142,13 +142,21 @@ def _cases() -> Sequence[SelfTestCase]:
     )
 
 
+def _in_parts() -> SelfTestCase:
+    """Return a convolution whose K is in parts, of which the last two are empty."""
+    return conv_with(
+        (1, 132, 6, 7), (33, 132, 1, 1), prefer="InParts(tile=WideTile(pixels=8, blocks=2, lx=4, ly=8, lz=1), parts=8)"
+    )
+
+
 COPIED = register_special(
     SpecialKernel(
         "conv_wide_copied",
         "convolutions in wide tiles whose weights are copied asynchronously",
         claimed=lambda caps: caps.asynchronous_copies,
-        cases=_cases,
+        cases=lambda: (*_cases(), _in_parts()),
         template="conv_gemm",
+        marker="END_OF_COPIES;",
         forced=on_many_units,
         seconds=0.65,
     )

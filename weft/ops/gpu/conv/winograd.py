@@ -291,7 +291,7 @@ def _launch_products(plan: ConvPlan, tile: GemmTile, v: Tensor, m: Tensor, patch
         ints={
             "C4": p.blocks_in, "STEPS": _steps(p.channels_in), "COUNT": p.blocks, "PATCHES": patches, "TILES": rows,
         },
-        variant={**tile.variant, "buffers": tile.buffers(k.caps)},
+        variant={**tile.variant, "buffers": tile.buffers(k.caps), "copied": False},
         kinds=dict.fromkeys("vwm", "fours"),
         epilogue=False,
         grid=(min(rows, k.caps.max_grid[0]), -(-p.blocks // tile.columns), READ * READ),
