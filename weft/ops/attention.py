@@ -195,7 +195,7 @@ def _attention(op: Attention, make: Body, node: Node) -> Sequence[str]:
     shared = op.extents([make.dims(value) for value in node.inputs[:count]]).shared
     if heads:
         groups = heads // shared
-        given = [_apart(make, value, n) for value, n in zip(given, (heads, groups, groups), strict=True)]
+        given = [heads_apart(make, value, n) for value, n in zip(given, (heads, groups, groups), strict=True)]
     q, k, v = given
     if shared > 1:
         k, v = _repeated(make, k, shared), _repeated(make, v, shared)
@@ -219,15 +219,19 @@ def _attention(op: Attention, make: Body, node: Node) -> Sequence[str]:
     if op.zero_nan:
         shares = make.add("Where", make.add("IsNaN", shares), make.number(0, q), shares)
     mixed = make.add("MatMul", shares, v)
-    if heads:
-        mixed = make.reshape(make.add("Transpose", mixed, perm=(0, 2, 1, 3)), *make.dims(node.outputs[0]))
-    return [mixed]
+    return [heads_joined(make, mixed) if heads else mixed]
 
 
-def _apart(make: Body, value: str, heads: int) -> str:
-    """Return (batch, heads, rows, elements) of a value (batch, rows, heads * elements)."""
+def heads_apart(make: Body, value: str, heads: int) -> str:
+    """Return (batch, heads, rows, elements) of (batch, rows, heads * elements)."""
     batch, rows, width = make.dims(value)
     return make.add("Transpose", make.reshape(value, batch, rows, heads, width // heads), perm=(0, 2, 1, 3))
+
+
+def heads_joined(make: Body, value: str) -> str:
+    """Return (batch, rows, heads * elements) of (batch, heads, rows, elements)."""
+    batch, heads, rows, width = make.dims(value)
+    return make.reshape(make.add("Transpose", value, perm=(0, 2, 1, 3)), batch, rows, heads * width)
 
 
 def _repeated(make: Body, value: str, count: int) -> str:

@@ -14,10 +14,11 @@ from weft.core.graph.layout import Array
 from weft.core.graph.op import OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.errors import ValueNeeded
+from weft.ops.attention import heads_apart, heads_joined
 from weft.ops.contrib_quantize import MatMulIntegerToFloat
 from weft.ops.elementwise import FLOATS, misfit
 from weft.ops.key_cache import gather_rows
-from weft.ops.onnx_attention import Masks, attend, check_heads, heads_apart, heads_joined
+from weft.ops.onnx_attention import Masks, attend, check_heads
 
 FILTER = -10000.0
 """What ONNX Runtime adds to the scores of keys that a padding mask hides, unless told otherwise."""

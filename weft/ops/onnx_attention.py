@@ -18,6 +18,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Op, OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
+from weft.ops.attention import heads_apart, heads_joined
 from weft.ops.elementwise import FLOATS, misfit
 
 RAW, CAPPED, MASKED, SHARES = range(4)
@@ -58,18 +59,6 @@ class Masks:
         for part in parts[1:]:
             whole = self.make.add("Add", whole, part)
         return whole
-
-
-def heads_apart(make: Body, value: str, heads: int) -> str:
-    """Return (batch, heads, rows, elements) of (batch, rows, heads * elements)."""
-    batch, rows, width = make.dims(value)
-    return make.add("Transpose", make.reshape(value, batch, rows, heads, width // heads), perm=(0, 2, 1, 3))
-
-
-def heads_joined(make: Body, value: str) -> str:
-    """Return (batch, rows, heads * elements) of (batch, heads, rows, elements)."""
-    batch, heads, rows, width = make.dims(value)
-    return make.reshape(make.add("Transpose", value, perm=(0, 2, 1, 3)), batch, rows, heads * width)
 
 
 def attend(
@@ -251,4 +240,4 @@ class OnnxAttention(Composite):
         return masks
 
 
-__all__ = ["Masks", "OnnxAttention", "attend", "check_heads", "heads_apart", "heads_joined"]
+__all__ = ["Masks", "OnnxAttention", "attend", "check_heads"]
