@@ -193,10 +193,6 @@ class CudaDialect(Dialect):
         lanes = f"((const {_TYPES[arg.dtype.value]}*){arg.name})"
         return f"{'widen' if arg.dtype is DType.FLOAT16 else ''}({lanes}[({index}) * 4 + {lane}])"
 
-    def move(self, target: Arg, to: str, source: Arg, at: str) -> str:
-        """Return the statement that moves raw bits."""
-        return f"{target.name}[{to}] = {source.name}[{at}];"
-
 
 def defines(source: KernelSource, values: Mapping[str, int | float]) -> str:
     """Return the constants of a kernel as macros, floats by their bits."""

@@ -231,6 +231,6 @@ class Dialect(ABC):
             return f"{arg.name}[{index}] = TO_I32({high}) * 4294967296 + {low};"
         return self.store(arg, index, f"TO_I32({low})")
 
-    @abstractmethod
     def move(self, target: Arg, to: str, source: Arg, at: str) -> str:
         """Return the statement that moves one raw element without interpreting it."""
+        return f"{target.name}[{to}] = {source.name}[{at}];"

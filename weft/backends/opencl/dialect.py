@@ -158,7 +158,3 @@ class OpenCLDialect(Dialect):
         if arg.dtype is not DType.FLOAT32:
             return self.load(arg, f"({index}) * 4 + {lane}")
         return f"((__global const float*){arg.name})[({index}) * 4 + {lane}]"
-
-    def move(self, target: Arg, to: str, source: Arg, at: str) -> str:
-        """Return the statement that moves raw bits."""
-        return f"{target.name}[{to}] = {source.name}[{at}];"

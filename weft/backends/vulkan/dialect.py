@@ -169,7 +169,3 @@ class GlslDialect(Dialect):
         if arg.dtype not in _VECTORS:
             return self.load(arg, f"({index}) * 4 + {lane}")
         return f"vec4({arg.name}[{index}])[{lane}]"
-
-    def move(self, target: Arg, to: str, source: Arg, at: str) -> str:
-        """Return the statement that moves raw bits."""
-        return f"{target.name}[{to}] = {source.name}[{at}];"
