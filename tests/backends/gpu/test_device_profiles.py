@@ -27,6 +27,7 @@ from weft.errors import CompileError, ConfigError, DeviceError, OutOfMemory, Uns
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, render
 from weft.ops.binary import Add
+from weft.ops.norm import LayerNormalization
 from weft.ops.unary import Abs, Neg
 
 NAMES = [name for name in PROFILES if name != "none"]
@@ -299,6 +300,21 @@ def test_what_spans_more_than_an_argument_is_refused(api: str, monkeypatch: pyte
         (reasons,) = session.report.refusals.values()
         assert "a kernel argument may span 1048576" in reasons[f"{api}:0"]
         np.testing.assert_array_equal(session.run(net.feeds)[0], net.feeds[x] * 2)
+
+
+def test_a_node_that_binds_too_many_buffers_runs_in_parts(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_DEVICE_PROFILE", "buffers=4")
+    net = Net()
+    x, factor, shift = net.feed((3, 5)), net.feed((5,)), net.feed((5,))
+    net.check(api, [net.add(LayerNormalization(), x, factor, shift)])
+
+
+def test_one_without_parts_that_binds_too_many_is_refused(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_DEVICE_PROFILE", "buffers=4")
+    row = next(each for each in ROWS if each.id.startswith("Resize-f32[1") and "linear" in each.id)
+    with weft.load(graph_of(row), api) as session:
+        (reasons,) = session.report.refusals.values()
+    assert reasons[f"{api}:0"].endswith("its kernel 'resize' takes 6 buffers; the device binds 4")
 
 
 def test_few_arguments_end_the_fusing_of_steps(api: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,11 +66,14 @@ def test_other_layers_stay_two() -> None:
             assert "conv_pair" not in kernels(session)
 
 
-def test_no_kernel_binds_more_buffers_than_the_device_takes() -> None:
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("hidden", [1, 5])
+def test_no_kernel_binds_more_buffers_than_the_device_takes(hidden: int, bias: bool) -> None:
+    """A bias of one element is a buffer, too."""
     for most in (4, 5, 6, 8):
         with null_gpu() as device:
             device.caps = replace(CAPS, max_buffers=most)
-            with weft.load(excited(), "null") as session:
+            with weft.load(excited(hidden=hidden, bias=bias), "null") as session:
                 assert most_buffers(session) <= most
 
 

@@ -1,4 +1,4 @@
-"""Find the templates that a node would launch, without a device: nothing is rendered, compiled or uploaded."""
+"""Find what a node would launch, without a device: nothing is rendered, compiled or uploaded."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from weft.kernels.launch import KernelBuilder, LaunchRequest
 from weft.kernels.output_maps import OutputMap
 
 
-class _Listener(KernelBuilder):
-    """Notes the names of templates; memory is never shared."""
+class DryRun(KernelBuilder):
+    """Notes the templates of launches and the buffers that they bind; memory is never shared."""
 
     def __init__(self, caps: DeviceCaps) -> None:
         self.caps = caps
-        self.templates: set[str] = set()
+        self.bound: dict[str, int] = {}
+        """The most buffers of a launch, by its template."""
 
     def add(self, asked: LaunchRequest) -> None:
-        """Note the template."""
-        self.templates.add(asked.template)
+        """Note the launch."""
+        bound = len(asked.reads) + len(asked.writes)
+        self.bound[asked.template] = max(bound, self.bound.get(asked.template, 0))
 
     def constant(
         self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW, spec: TensorSpec | None = None
@@ -61,10 +63,10 @@ def launches_nothing(outputs: Sequence[Tensor]) -> bool:
     return not any(t.nbytes for t in outputs)
 
 
-def templates_of(
+def dry_run(
     op: Op, form: GpuOp, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-) -> set[str]:
-    """Return the templates that the op launches: on packed images if it runs on no others, else on NCHW."""
+) -> DryRun:
+    """Return what the op launches: on packed images if it runs on no others, else on NCHW."""
     layout = Layout.NC4HW4 if form.wanted_layout is WantedLayout.CHANNELS else Layout.NCHW
 
     def laid(tensor: Tensor | None, position: int = 0) -> Tensor | None:
@@ -72,7 +74,7 @@ def templates_of(
             return tensor
         return replace(tensor, layout=layout)
 
-    listener = _Listener(caps)
+    noted = DryRun(caps)
     given = [laid(t, position) for position, t in enumerate(inputs)]
-    form.launches(op, listener, given, [t for t in map(laid, outputs) if t is not None])
-    return listener.templates
+    form.launches(op, noted, given, [t for t in map(laid, outputs) if t is not None])
+    return noted

@@ -33,7 +33,8 @@ def fuse_pairs(graph: Graph, is_custom: IsCustom, caps: DeviceCaps) -> Graph:
         x, w, v = (graph.specs[i].dims for i in (before[0], before[1], more[0]))
         same = graph.specs[node.inputs[0]].dtype is graph.specs[before[0]].dtype
         small = all(graph.specs[i].size == 1 for i in scalars if i)
-        bound = bound_buffers(graph, (*before, *more, *node.inputs[1 + len(more) :]), node.outputs)
+        own_inputs = sum(map(bool, (*before, *more)))  # buffers, also where they have one element
+        bound = own_inputs + bound_buffers(graph, node.inputs[1 + len(more) :], node.outputs)
         if not same or not small or bound > caps.max_buffers or not pairing_pays(first, second, x, w, v, caps):
             continue
         arity, own = len(before) + len(more), node.op.steps if isinstance(node.op, Fused) else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from weft.backends.gpu.lowering.dry_run import launches_nothing, templates_of
+from weft.backends.gpu.lowering.dry_run import dry_run, launches_nothing
 from weft.backends.gpu.lowering.layouts import base_inputs, base_op
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Layout, storage_size
@@ -20,6 +20,8 @@ from weft.ops.elementwise import Elementwise
 LAYOUTS = "relayout"
 """The kernel that converts layouts before and after a node that wants its own."""
 MOST_AXES = 8
+MOST_BOUND = 8
+"""No kernel binds more buffers, but for steps that are fused with it and for ops that look themselves."""
 STORED = (DType.FLOAT32, DType.FLOAT16)
 
 
@@ -59,21 +61,28 @@ def why_not(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op, 
         rounds *= -(-max(prod(t.shape) for t in outputs) // (caps.max_grid[0] * LEAST_ITEMS))
         if rounds > caps.max_rounds:
             reason = f"its kernel may loop {rounds} times; the driver silently ends loops after {caps.max_rounds} times"
-    return reason or _wrong_kernels(inputs, outputs, op, form, caps)
+    return reason or _launch_reason(inputs, outputs, op, form, caps)
 
 
-def _wrong_kernels(
+def _launch_reason(
     inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op, form: GpuOp, caps: DeviceCaps
 ) -> str | None:
-    """Return the reason if the node would launch what the self-test found wrong: it has no fallback here."""
+    """Return the reason if the node has no launches that the device can run, as far as these are known to need a look.
+
+    A launch may be what the self-test found wrong, without a fallback here, or bind more buffers than the device.
+    """
     wrong = wrong_templates(caps)
-    if not wrong:
+    if not wrong and caps.max_buffers >= MOST_BOUND:
         return None
-    needed = templates_of(base_op(op), form, base_inputs(op, inputs), outputs, caps)
-    if form.wanted_layout is WantedLayout.CHANNELS:
-        needed.add(LAYOUTS)
+    bound = dry_run(base_op(op), form, base_inputs(op, inputs), outputs, caps).bound
+    needed = {*bound, LAYOUTS} if form.wanted_layout is WantedLayout.CHANNELS else {*bound}
     found = sorted(needed & wrong)
-    return f"it needs kernels that the self-test found wrong on this device: {', '.join(found)}" if found else None
+    if found:
+        return f"it needs kernels that the self-test found wrong on this device: {', '.join(found)}"
+    for template, count in bound.items():
+        if count > caps.max_buffers:
+            return f"its kernel {template!r} takes {count} buffers; the device binds {caps.max_buffers}"
+    return None
 
 
 def _stored(tensor: Tensor, form: GpuOp) -> int:
