@@ -153,6 +153,25 @@ def test_powers_of_doubles_are_right_to_two_ulp() -> None:
     assert np.all(np.abs(y - exact) <= 2 * np.spacing(exact.astype(np.float64)))
 
 
+@pytest.mark.parametrize("device", ["cpu", *GPUS])
+@pytest.mark.parametrize("count", [1, 4])
+def test_powers_of_what_is_no_finite_number(device: str, count: int) -> None:
+    """The values are those of C's `pow`; one exponent for all or each its own."""
+    nan, inf = np.nan, np.inf
+    base = np.array([nan, inf, -inf, -0.0], np.float32)
+    powers: dict[float, list[float]] = {
+        0.5: [nan, inf, inf, 0], -0.5: [nan, 0, 0, inf], 2.5: [nan, inf, inf, 0], 3: [nan, inf, -inf, -0.0],
+        -1: [nan, 0, -0.0, -inf], 0: [1, 1, 1, 1],
+    }
+    for exponent, want in powers.items():
+        net = Net()
+        exponents = np.full(count, exponent, np.float32)
+        net.graph.outputs = [net.add(Pow(), *(net.feed(each.shape, each) for each in (base, exponents)))]
+        (y,) = run(net.graph, net.feeds, device)
+        np.testing.assert_array_equal(y, np.array(want, np.float32))
+        np.testing.assert_array_equal(np.signbit(y[1:]), np.signbit(want[1:]))
+
+
 @pytest.mark.parametrize("device", GPUS)
 def test_steps_behind_a_power_see_the_power_alone(device: str) -> None:
     """Fuse steps into a power whose exponent is converted first: they must leave the exponent as it is."""

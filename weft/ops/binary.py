@@ -43,7 +43,10 @@ def divide(a: Array, b: Array) -> Array:
 def power(base: Array, exponent: Array) -> Array:
     """Return base to the exponent; an integer base with an exponent of floats is computed in float64."""
     if not np.issubdtype(base.dtype, np.integer):
-        return np.asarray(np.power(base, exponent.astype(base.dtype)))
+        made = np.asarray(np.power(base, exponent.astype(base.dtype)))
+        if exponent.size == 1 and exponent.item() == 0.5:  # of which numpy makes a root: -0 and NaN for -0 and -inf
+            made = np.where(base == -np.inf, base.dtype.type(np.inf), made + base.dtype.type(0))
+        return made
     if not np.issubdtype(exponent.dtype, np.integer):
         return np.asarray(np.power(base.astype(np.float64), exponent.astype(np.float64)))
     # 1 / base to a power is whole for 1 and -1 alone, which do not change but for the sign.
