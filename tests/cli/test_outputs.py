@@ -27,9 +27,9 @@ def unused(monkeypatch: pytest.MonkeyPatch) -> None:
     ("output", "said"),
     [
         ("q={t}/y.npy", "the network has no output 'q'"),
-        ("{t}/file", "cannot be written"),
-        ("{t}/file/below", "cannot be written"),
-        ("y={t}/file/y.npy", "cannot be written"),
+        ("{t}/file", "file is a file, not a folder"),
+        ("{t}/file/below", "file is a file, not a folder"),
+        ("y={t}/file/y.npy", "file is a file, not a folder"),
         ("y={t}", "is a folder, and one output is a file"),
         ("/proc/nope", "cannot be written"),
         ("y=/proc/nope/y.npy", "cannot be written"),

@@ -151,8 +151,12 @@ class Writer:
 
 
 def _not_written(path: Path, error: OSError) -> InputError:
-    fix = "check its permissions, or name another place in --output"
-    return InputError(f"{path} cannot be written", why=error.strerror or str(error), fix=fix)
+    file = next((parent for parent in path.parents if parent.is_file()), None)
+    if file is not None:
+        why, fix = f"{file} is a file, not a folder", "name a folder in --output, or NAME=FILE.npy"
+    else:
+        why, fix = error.strerror or str(error), "check its permissions, or name another place in --output"
+    return InputError(f"{path} cannot be written", why=why, fix=fix)
 
 
 def file_name(name: str) -> str:
