@@ -398,6 +398,8 @@ def test_a_profile_that_is_not_understood_is_a_mistake(
         shapes = {"image": (1, 3, 128, 128)}
         weft.load(models.path("shapes"), api, shapes=shapes, backend_options={api: {"device_profile": text}})
     assert "the option device_profile" in caught.value.where
+    with pytest.raises(ConfigError, match=piece):  # although the network does not run there
+        weft.load(models.path("shapes"), "cpu", backend_options={api: {"device_profile": text}})
 
 
 def test_a_profile_never_gives_more_than_there_is(api: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,6 +174,7 @@ def test_M14_all_that_is_wrong_is_said_at_once(creator: WithOptions) -> None:
         ([weft.BackendOption("gain", 1, " ")], "'gain' has no doc"),
         ([weft.BackendOption("gain", 1, "x", least=2)], "'gain' does not take its own default"),
         ([weft.BackendOption("gain", 1, "x", saved="no")], "saved of 'gain' is 'no'"),  # type: ignore[arg-type]
+        ([weft.BackendOption("gain", 1, "x", check=3)], "check of 'gain' is 3"),  # type: ignore[arg-type]
     ],
 )
 def test_M14_what_is_declared_is_checked_when_the_backend_is_registered(declared: Any, why: str) -> None:

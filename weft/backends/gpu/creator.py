@@ -20,8 +20,18 @@ if TYPE_CHECKING:
     from weft.backends.gpu.runtime import GpuRuntime
 
 
+def _check_profile(text: object) -> None:
+    """Raise ConfigError for a device profile that makes no sense."""
+    from weft.backends.gpu.device.profiles import parse_profile
+
+    parse_profile(str(text), f"the option {PROFILE.name}")
+
+
 PROFILE = BackendOption(
-    "device_profile", "", 'What the device pretends to be, "adreno" or "items=128"; empty: WEFT_DEVICE_PROFILE says it.'
+    "device_profile",
+    "",
+    'What the device pretends to be, "adreno" or "items=128"; empty: WEFT_DEVICE_PROFILE says it.',
+    check=_check_profile,
 )
 CHAINS = BackendOption("chains", True, "Let consecutive small launches share one, where a GPU runs that right.")
 """For APIs whose devices may have `DeviceCaps.resident_groups`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -29,10 +29,11 @@ class BackendOption:
     """One option of a backend, as its creator declares it in `BackendCreator.options`.
 
     Its type is that of `default`: bool, int, float or str. `choices` lists all valid values, if they can be
-    listed; `least` is the smallest number. `doc` is one sentence for `weft devices --options`.
-    Set `saved` if an optimised network depends on the value: the network then keeps it, also in a file, and is loaded
-    with it. A file may come from a stranger, so do not save memory limits, caches or anything else that the loading
-    user should decide.
+    listed; `least` is the smallest number; `check` raises ConfigError for a value that makes no sense otherwise,
+    whether or not a network uses the backend. `doc` is one sentence for `weft devices --options`.
+    Set `saved` if an optimised network depends on the value: the network then keeps it, also in a file, and is
+    loaded with it. A file may come from a stranger, so do not save memory limits, caches or anything else that the
+    loading user should decide.
     """
 
     name: str
@@ -41,6 +42,7 @@ class BackendOption:
     choices: tuple[Value, ...] = ()
     least: float | None = None
     saved: bool = False
+    check: Callable[[Value], object] | None = None
 
     @property
     def kind(self) -> type[Value]:
@@ -92,6 +94,8 @@ class BackendOption:
             return f"{self.name!r} has no doc"
         if not isinstance(self.saved, bool):
             return f"saved of {self.name!r} is {brief(repr(self.saved))}, not True or False"
+        if self.check is not None and not callable(self.check):
+            return f"check of {self.name!r} is {brief(repr(self.check))}, which is no function"
         return None if self.value(self.default) is not None else f"{self.name!r} does not take its own default"
 
 
@@ -166,7 +170,7 @@ def kept_by_networks(creator: Declares, values: Mapping[str, Value]) -> Options:
 
 
 def problems_of(creator: Declares, given: object) -> list[str]:
-    """Return what is wrong with the values given for one backend."""
+    """Return what is wrong with the values given for one backend; ConfigError if an option's own check raises it."""
     if not isinstance(given, Mapping):
         return [f"{creator.id!r} has {brief(repr(given))}, which is not a dict of values by name"]
     known = {each.name: each for each in creator.options}
@@ -178,8 +182,10 @@ def problems_of(creator: Declares, given: object) -> list[str]:
             has = f"it has {', '.join(known)}" if known else "it has none"
             meant = f"; did you mean {near[0]!r}?" if near else ""
             problems.append(f"{creator.id!r} has no option {name!r}: {has}{meant}")
-        elif option.value(value) is None:
+        elif (typed := option.value(value)) is None:
             problems.append(f"{name!r} of {creator.id!r} takes {option.takes}, not {brief(repr(value))}")
+        elif option.check is not None:
+            option.check(typed)
     return problems
 
 
