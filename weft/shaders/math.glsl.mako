@@ -29,11 +29,10 @@ f32 log1p(f32 x) {
 f32 power(f32 x, f32 y) {
   const f32 a = abs(x);
   if (x == 1.0 || y == 0.0) return 1.0;
-  if (isnan(x) || isnan(y) || (x < 0.0 && a < INFINITY_F && floor(y) != y)) return NAN_F;
+  if (isnan(y) || (x < 0.0 && a < INFINITY_F && floor(y) != y)) return NAN_F;
   f32 r = y == 2.0 ? a * a : exp2(y * log2(a));
   if (a == 0.0) r = y > 0.0 ? 0.0 : INFINITY_F;
   if (a == 1.0) r = 1.0;
-  if (a == INFINITY_F) r = y > 0.0 ? INFINITY_F : 0.0;
   const bool odd = abs(y) < 16777216.0 && floor(y) == y && floor(0.5 * y) != 0.5 * y;
   return floatBitsToInt(x) < 0 && odd ? -r : r;
 }
