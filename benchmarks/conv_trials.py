@@ -86,6 +86,8 @@ class Convolutions:
         """Return the entries that a device's times make."""
         runtime, found = runtime_of(device), {}
         for sizes, us in times.items():
+            if not us:  # no candidate was right, as the output says
+                continue
             key = self.keys[sizes[0]]
             with NodeBench(runtime, *self.node(sizes)) as bench:
                 trials = {text: Trial(bench.plan(key, text).digest, us=taken) for text, taken in sorted(us.items())}

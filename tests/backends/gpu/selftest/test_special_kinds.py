@@ -46,6 +46,10 @@ def test_the_cases_of_a_kind_launch_its_kernel(api: str, name: str, units: int) 
     assert sum(meant) >= len(meant) / 2, templates
 
 
+def test_copies_are_tested_with_sums_in_parts() -> None:
+    assert ["conv_gemm", "sum_parts"] in launched(KINDS["conv_wide_copied"], "opencl", 132)
+
+
 def test_kernels_of_another_kind_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(value_check, "apart", lambda *_: 0.0)
     kind = KINDS["conv_wide_copied"]

@@ -67,9 +67,10 @@ def why_not(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op, 
 def _launch_reason(
     inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op, form: GpuOp, caps: DeviceCaps
 ) -> str | None:
-    """Return the reason if the node has no launches that the device can run, as far as these are known to need a look.
+    """Return the reason if the device cannot run what the node would launch.
 
-    A launch may be what the self-test found wrong, without a fallback here, or bind more buffers than the device.
+    That is a kernel that the self-test found wrong, which has no fallback here, or one with more buffers than the
+    device binds. Most devices have neither, and no node is planned for the question.
     """
     wrong = wrong_templates(caps)
     if not wrong and caps.max_buffers >= MOST_BOUND:
