@@ -163,6 +163,53 @@ def test_polling_ends_in_a_blocking_wait(device: VulkanDevice, monkeypatch: pyte
         assert bool(blocked) == (budget == 0.0)
 
 
+def test_a_later_run_is_polled_for_when_the_one_before_took_so_long(
+    device: VulkanDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from weft.backends.vulkan import context
+    from weft.backends.vulkan import recording as recordings
+
+    monkeypatch.setattr(device.parts.context.physical, "software", False)
+    recording, called, real = device.record([]), list[str](), cast(Any, context).lib
+    now, ends = 0.0, 0.0
+
+    class Slow:
+        """A device whose runs seem to end 30 ms after their submit, by a clock that each look at it moves on."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def vkQueueSubmit(self, *args: Any) -> Any:
+            nonlocal ends
+            ends, result = now + 0.03, real.vkQueueSubmit(*args)
+            real.vkDeviceWaitIdle(device.parts.context.device)
+            return result
+
+        def vkGetFenceStatus(self, *_: Any) -> int:
+            called.append("poll")
+            return 0 if now >= ends else 1
+
+        def vkWaitForFences(self, device: Any, count: int, fences: Any, every: int, timeout: int) -> int:
+            nonlocal now
+            called.append("sleep")
+            now = min(now + timeout * 1e-9, ends)
+            return 0 if now >= ends else 2
+
+    def clock() -> float:
+        nonlocal now
+        now += 1e-4
+        return now
+
+    monkeypatch.setattr(context, "lib", Slow())
+    for module in (context, recordings):
+        monkeypatch.setattr(module, "perf_counter", clock)
+    run(device, recording)
+    assert called[0] == "poll" and called[-1] == "sleep"
+    called.clear()
+    run(device, recording)
+    assert called[0] == "sleep" and called[-1] == "poll"
+
+
 # -- closing -------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 from weft.backends.gpu.device.device import (
@@ -52,6 +53,8 @@ class Recording:
         """Keeps the kernels alive: a kernel is destroyed with its last reference."""
         self.pending = False
         self._ran = False
+        self._submitted = self._took = 0.0
+        """When it was last submitted, by `time.perf_counter`, and the seconds until a wait for it returned."""
         try:
             self._check(commands)
             self._create_objects()
@@ -210,6 +213,7 @@ class Recording:
             self._memory.flush(self._written)
         try:
             self._context.submit(self._submit_info, self._fence, self._fences, counted=True)
+            self._submitted = perf_counter()
             self.pending = self._ran = True
         except BaseException as e:
             if not is_error(e):  # such as Ctrl-C, which leaves unknown whether it runs
@@ -222,11 +226,12 @@ class Recording:
         if not self.pending:
             return
         try:
-            self._context.wait(self._fence, self._fences)
+            self._context.wait(self._fence, self._fences, self._submitted + self._took)
         except Exception as e:
             # nothing runs on a lost device, so there is nothing left to wait for
             self.pending = not is_error(e)
             raise
+        self._took = perf_counter() - self._submitted
         self.pending = False
         if self._read:
             self._memory.invalidate(self._read)
