@@ -353,7 +353,7 @@ class GpuBackend(Backend):
                 (*level.plan.reads, *level.plan.writes), (*level.reads, *level.writes), strict=True
             )
         }
-        counter = Tensor(f"{chain.owners[0]}.counter", (1,), DType.UINT32)
+        counter = Tensor(f"{chain.launches[0].owner}.counter", (1,), DType.UINT32)
         counter.memory = self.slots.acquire(counter, StorageType.STATIC)
         self._counters.append(counter)
         binding = counter.memory.binding()

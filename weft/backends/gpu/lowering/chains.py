@@ -8,12 +8,12 @@ next launch runs meanwhile. So only short launches of few groups join.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from operator import itemgetter
 
 from weft.backends.gpu.memory.slots import Spot
-from weft.backends.gpu.recording.launches import PlannedChain, PlannedLaunch
+from weft.backends.gpu.recording.launches import PlannedChain, PlannedLaunch, moving_us
 from weft.core.graph.layout import PACK
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chain import (
@@ -27,6 +27,7 @@ from weft.kernels.chain import (
 )
 from weft.kernels.device_caps import DeviceCaps, Size3
 from weft.kernels.dialect import Dialect
+from weft.kernels.launch import SUM_PARTS
 
 MOST_WAVES = 2
 """Waves of groups of a launch in a chain: one more takes about as long as the launch that it saves."""
@@ -41,7 +42,7 @@ MOST_LEVELS = 8
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """The launches of a node, which are in a chain all together or not at all."""
+    """The launches of a node, or the last of them, which are in a chain all together or not at all."""
 
     label: str
     depth: int
@@ -49,6 +50,8 @@ class Section:
     launches: Sequence[PlannedLaunch]
     microseconds: float
     """What its launches are expected to take, together."""
+    whole: bool = True
+    """Whether these are all launches of the node."""
 
 
 @dataclass
@@ -65,16 +68,12 @@ def find_chains(
     """Return the chains of a network whose nodes are given in the order in which they run.
 
     The launches of a node stay alone if they are expected to take more than `longest` microseconds on average, or
-    LONGER_BY_WARPGROUPS times that if one of them is by warpgroups.
+    LONGER_BY_WARPGROUPS times that if one of them is by warpgroups. Then a launch that adds parts of sums still joins
+    those behind it.
     """
     runs, run = list[_Run](), _Run()
-    for section in sections:
-        steps = [_step(launch) for launch in section.launches]
-        if not section.launches:
-            continue
-        by_warpgroups = any(step.source.warpgroup for step in steps)
-        limit = longest * LONGER_BY_WARPGROUPS if by_warpgroups else longest
-        short = section.microseconds <= limit * len(section.launches)
+    for section in (part for each in sections if each.launches for part in _parts(each, caps, longest)):
+        steps, short = [_step(launch) for launch in section.launches], _is_short(section, longest)
         if not (short and _fit([*run.steps, *steps], caps)):
             runs, run = [*runs, run], _Run()
         if short and _fit(steps, caps):
@@ -82,6 +81,29 @@ def find_chains(
     runs.append(run)
     found = (_chain(piece, caps, dialect) for run in runs for piece in _pieces(run.sections))
     return [chain for chain in found if chain is not None]
+
+
+def _is_short(section: Section, longest: float) -> bool:
+    """Tell whether the launches are expected to take less than the limit on average."""
+    by_warpgroups = any(launch.source.warpgroup for launch in section.launches)
+    limit = longest * LONGER_BY_WARPGROUPS if by_warpgroups else longest
+    return section.microseconds <= limit * len(section.launches)
+
+
+def _parts(section: Section, caps: DeviceCaps, longest: float) -> list[Section]:
+    """Return a section, or if it is too long for a chain, its launches and the one that adds parts of sums.
+
+    With more than MOST_WAVES waves that one is faster alone, where more of its items run at once.
+    """
+    *before, last = section.launches
+    if not before or last.kernel != SUM_PARTS or _is_short(section, longest):
+        return [section]
+    step = _step(last)
+    if step.groups > caps.likely_units * step.slots(chain_items([step], caps), caps) * MOST_WAVES:
+        return [section]
+    us = moving_us([last], caps)
+    own = replace(section, launches=before, microseconds=section.microseconds - us, whole=False)
+    return [own, replace(section, launches=[last], microseconds=us, whole=False)]
 
 
 def _step(launch: PlannedLaunch) -> ChainedLaunch:
@@ -163,7 +185,7 @@ def _chain(sections: Sequence[Section], caps: DeviceCaps, dialect: Dialect) -> P
         repeatable=False,
         launches=tuple(launches),
         waits=tuple(waits),
-        owners=tuple(dict.fromkeys(x.label for x in owners)),
+        owners=tuple(dict.fromkeys(x.label for x in owners if x.whole)),
         levels=tuple((x.node, x.kernel) for x in launches),
     )
 

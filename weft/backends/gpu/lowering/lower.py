@@ -28,7 +28,7 @@ from weft.backends.gpu.lowering.rewrites import OF_LAYOUTS, Rewrite, rewritten
 from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.lowering.why_apart import why_apart
 from weft.backends.gpu.memory.slots import Spot
-from weft.backends.gpu.recording.launches import PlannedChain, PlannedLaunch
+from weft.backends.gpu.recording.launches import PlannedChain, PlannedLaunch, moving_us
 from weft.backends.gpu.recording.micro_batches import WHOLE_BATCH, MicroBatches
 from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource, Taken
 from weft.backends.gpu.tuning_tables.tuning_table import TableSource
@@ -64,8 +64,8 @@ class NodePlan:
         """Return what its launches are expected to take: by the cost model, or the time to move their bytes."""
         chosen = [choice for choice in self.choices if choice.decision.in_microseconds]
         known = {id(launch) for choice in chosen for launch in choice.launches}
-        moved = sum(x.read + x.written for x in self.launches if id(x) not in known)
-        return sum(choice.microseconds for choice in chosen) + moved / (caps.model.read_bytes * caps.likely_units)
+        others = (launch for launch in self.launches if id(launch) not in known)
+        return sum(choice.microseconds for choice in chosen) + moving_us(others, caps)
 
 
 @dataclass(frozen=True, eq=False)
