@@ -17,7 +17,7 @@ from hypothesis import given, settings
 import weft
 from benchmarks.models import MODELS
 from tests.helpers.cards import CHAINED
-from tests.helpers.conv_problems import compute_groups
+from tests.helpers.conv_problems import compute_groups, take
 from tests.helpers.emulated_gpus import emulated_gpu
 from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import NullDevice, null_gpu
@@ -156,10 +156,46 @@ def test_a_long_launch_shares_none_while_the_device_is_said_to_lose_by_it() -> N
             device.longest_chained = longest
             launches = listing(weft.optimize(graph, "null", precision="high", fallback="error")).launches
             chained.append([level for launch in launches for level in launch.levels])
-            owners.append([x for launch in launches if isinstance(launch, PlannedChain) for x in launch.owners])
+            owners.append([x for launch in launches if isinstance(launch, PlannedChain) for x in launch.whole_nodes])
     assert len(chained[0]) > 1 and [kernel for node, kernel in chained[0] if node == "n_long"] == ["sum_parts"]
     assert [kernel for node, kernel in chained[1] if node == "n_long"] == ["conv_gemm", "sum_parts"]
     assert ["long" in each for each in owners] == [False, True]
+
+
+@pytest.mark.parametrize(("size", "longest", "joins"), [(28, 0.1, True), (112, 2.0, False)])
+def test_a_sum_of_parts_of_many_waves_stays_alone(
+    size: int, longest: float, joins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is between the time to move the bytes of the products and that of their sum."""
+    take(monkeypatch, TiledConv(), InParts(GemmTile(4, 1, 8, 8, 1), 2))
+    net = Net()
+    x = net.conv(net.input("x", 1, 256, size, size), 64, name="long")
+    graph = net.finish(net.add("MaxPool", net.add("MaxPool", x, kernel_shape=(3, 3)), kernel_shape=(3, 3)))
+    with chaining() as device:
+        device.longest_chained = longest
+        launches = listing(weft.optimize(graph, "null", precision="high", fallback="error")).launches
+    assert any(launch.kernel == "conv_gemm" for launch in launches)
+    assert any(("n_long", "sum_parts") in launch.levels for launch in launches) is joins
+
+
+def test_a_chain_that_begins_with_a_sum_of_parts_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    take(monkeypatch, TiledConv(), InParts(GemmTile(4, 1, 8, 8, 1), 2))
+    net = Net()
+    long = net.conv(net.input("x", 1, 40, 6, 5), 24, 3, pads=(1, 1, 1, 1), name="long")
+    most = net.add("MaxPool", long, kernel_shape=(3, 3), strides=(1, 1), pads=(1, 1, 1, 1))
+    graph = net.finish(net.add("MaxPool", most, kernel_shape=(2, 2)))
+    fed = feeds(graph)
+    (want,) = outputs(graph, fed)
+    with emulated_gpu("opencl", **ONE_GROUP) as creator:
+        creator.runtime(0).device.longest_chained = 0.002  # between the bytes of the products and those of the sum
+        with weft.load(graph, "emulated", fallback="error", profile=True) as session:
+            for _ in range(2):
+                (got,) = session.run(fed)
+            np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
+            (chain,) = chains(session)
+            assert chain.templates[1:4] == ["sum_parts", "pool", "pool"] and "long" not in chain.plan.whole_nodes
+            work = {event.work.node: event.work for event in session.profile.events if event.work}
+            assert sum(each.flops for each in work.values()) == listing(session.optimized).flops
 
 
 @pytest.mark.parametrize(("rows", "joins"), [(16, True), (512, False)])

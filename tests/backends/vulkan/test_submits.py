@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
@@ -171,17 +172,17 @@ def test_a_later_run_is_polled_for_when_the_one_before_took_so_long(
 
     monkeypatch.setattr(device.parts.context.physical, "software", False)
     recording, called, real = device.record([]), list[str](), cast(Any, context).lib
-    now, ends = 0.0, 0.0
+    now, ends, takes = 0.0, 0.0, 0.03
 
     class Slow:
-        """A device whose runs seem to end 30 ms after their submit, by a clock that each look at it moves on."""
+        """A device whose runs seem to end some time after their submit, by a clock that each look at it moves on."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(real, name)
 
         def vkQueueSubmit(self, *args: Any) -> Any:
             nonlocal ends
-            ends, result = now + 0.03, real.vkQueueSubmit(*args)
+            ends, result = now + takes, real.vkQueueSubmit(*args)
             real.vkDeviceWaitIdle(device.parts.context.device)
             return result
 
@@ -191,7 +192,7 @@ def test_a_later_run_is_polled_for_when_the_one_before_took_so_long(
 
         def vkWaitForFences(self, device: Any, count: int, fences: Any, every: int, timeout: int) -> int:
             nonlocal now
-            called.append("sleep")
+            called.append(f"sleep {timeout * 1e-6:.0f}")
             now = min(now + timeout * 1e-9, ends)
             return 0 if now >= ends else 2
 
@@ -203,11 +204,28 @@ def test_a_later_run_is_polled_for_when_the_one_before_took_so_long(
     monkeypatch.setattr(context, "lib", Slow())
     for module in (context, recordings):
         monkeypatch.setattr(module, "perf_counter", clock)
-    run(device, recording)
-    assert called[0] == "poll" and called[-1] == "sleep"
-    called.clear()
-    run(device, recording)
-    assert called[0] == "sleep" and called[-1] == "poll"
+
+
+    def told() -> list[str]:
+        """Return what a run calls, polls in a row as one."""
+        called.clear()
+        run(device, recording)
+        return [each for each, _ in groupby(called)]
+
+    assert told() == ["poll", "sleep 1000"]
+    assert told() == ["poll", "sleep 28", "poll"]
+    takes = 0.01
+    assert told() == ["poll", "sleep 28"], "it ended while the host slept"
+    assert told() == ["poll", "sleep 8", "poll"]
+    takes = 2.5
+    assert told() == ["poll", "sleep 8", "poll", "sleep 1000"]
+    assert told() == ["poll", "sleep 1000", "sleep 498", "poll"], "Ctrl-C works each second"
+    takes = 0.001
+    told()
+    device.submit(recording)
+    now += 0.05
+    device.wait(recording)
+    assert told() == ["poll"], "the host was late, not the device"
 
 
 # -- closing -------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -142,27 +143,38 @@ class Context:
         if result != 0:
             raise failure(result, "work cannot be submitted", self.physical.name)
 
-    def wait(self, fence: Any, fences: Any, expected: float = 0.0) -> None:
-        """Wait for a fence, which `expected` says when to expect, by `time.perf_counter`.
+    def wait(self, fence: Any, fences: Any, expected: float = 0.0) -> bool:
+        """Wait for a fence, and tell whether there was anything to wait for.
 
-        Polls about then on a GPU, but not on a CPU, where polling takes the cores that compute.
+        `expected` is when it should signal, by `perf_counter`; 0.0: unknown. A GPU is polled about then, or from now on
+        if that is over; a CPU is not, where polling takes the cores that compute.
         """
-        device, result = self.device, _TIMEOUT
-        if not self.physical.software:
-            now = perf_counter()
-            while result == _TIMEOUT and expected - now > SPIN_SECONDS:
-                asleep = int(min(expected - now - SPIN_SECONDS, 1.0) * _ONE_SECOND)
-                result = lib.vkWaitForFences(device, 1, fences, 1, asleep)
-                now = perf_counter()
-            deadline, get_status = max(now, expected) + SPIN_SECONDS, lib.vkGetFenceStatus
-            result = get_status(device, fence) if result == _TIMEOUT else result
-            while result == _NOT_READY and perf_counter() < deadline:
-                result = get_status(device, fence)
-            result = _TIMEOUT if result == _NOT_READY else result
-        while result == _TIMEOUT:  # wake up each second, so that Ctrl-C works
-            result = lib.vkWaitForFences(device, 1, fences, 1, _ONE_SECOND)
+        result = lib.vkGetFenceStatus(self.device, fence)
+        waited = bool(result == _NOT_READY)
+        if waited and not self.physical.software:
+            result = self._sleep(fences, expected - SPIN_SECONDS)
+            if result == _TIMEOUT:
+                result = self._poll(fence, max(perf_counter(), expected) + SPIN_SECONDS)
+        if result in (_NOT_READY, _TIMEOUT):
+            result = self._sleep(fences)
         if result != 0:
             raise failure(result, "the device failed while it ran", self.physical.name)
+        return waited
+
+    def _sleep(self, fences: Any, until: float = inf) -> int:
+        """Wait in the driver, up to a second at a time, so that Ctrl-C works; return _TIMEOUT, 0 or an error."""
+        result = _TIMEOUT
+        while result == _TIMEOUT and (left := until - perf_counter()) > 0:
+            result = lib.vkWaitForFences(self.device, 1, fences, 1, int(min(left, 1.0) * _ONE_SECOND))
+        return int(result)
+
+    def _poll(self, fence: Any, until: float) -> int:
+        """Ask for the status again and again; return _NOT_READY, 0 or an error."""
+        get_status = lib.vkGetFenceStatus
+        result = get_status(self.device, fence)
+        while result == _NOT_READY and perf_counter() < until:
+            result = get_status(self.device, fence)
+        return int(result)
 
     def finished(self, fence: Any) -> bool:
         """Tell whether a submitted fence is signalled."""

@@ -54,7 +54,7 @@ class Recording:
         self.pending = False
         self._ran = False
         self._submitted = self._took = 0.0
-        """When it was last submitted, by `time.perf_counter`, and the seconds until a wait for it returned."""
+        """When it was last submitted, by `perf_counter`, and about how long the last run took that was waited for."""
         try:
             self._check(commands)
             self._create_objects()
@@ -226,12 +226,13 @@ class Recording:
         if not self.pending:
             return
         try:
-            self._context.wait(self._fence, self._fences, self._submitted + self._took)
+            waited = self._context.wait(self._fence, self._fences, self._submitted + self._took)
         except Exception as e:
             # nothing runs on a lost device, so there is nothing left to wait for
             self.pending = not is_error(e)
             raise
-        self._took = perf_counter() - self._submitted
+        since = perf_counter() - self._submitted
+        self._took = since if waited else min(self._took, since)
         self.pending = False
         if self._read:
             self._memory.invalidate(self._read)

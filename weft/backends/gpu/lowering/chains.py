@@ -7,13 +7,13 @@ next launch runs meanwhile. So only short launches of few groups join.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from operator import itemgetter
 
 from weft.backends.gpu.memory.slots import Spot
-from weft.backends.gpu.recording.launches import PlannedChain, PlannedLaunch, moving_us
+from weft.backends.gpu.recording.launches import PlannedChain, PlannedLaunch
 from weft.core.graph.layout import PACK
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chain import (
@@ -42,7 +42,7 @@ MOST_LEVELS = 8
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """The launches of a node, or the last of them, which are in a chain all together or not at all."""
+    """The launches of a node, or some of them, which are in a chain all together or not at all."""
 
     label: str
     depth: int
@@ -72,8 +72,9 @@ def find_chains(
     those behind it.
     """
     runs, run = list[_Run](), _Run()
-    for section in (part for each in sections if each.launches for part in _parts(each, caps, longest)):
-        steps, short = [_step(launch) for launch in section.launches], _is_short(section, longest)
+    for section in (piece for each in sections if each.launches for piece in _divided(each, caps, longest)):
+        steps = [_step(launch) for launch in section.launches]
+        short = _is_short(section, longest)
         if not (short and _fit([*run.steps, *steps], caps)):
             runs, run = [*runs, run], _Run()
         if short and _fit(steps, caps):
@@ -83,27 +84,41 @@ def find_chains(
     return [chain for chain in found if chain is not None]
 
 
+def moving_us(launches: Iterable[PlannedLaunch], caps: DeviceCaps) -> float:
+    """Return the microseconds in which a device moves the bytes of launches."""
+    return sum(x.read + x.written for x in launches) / (caps.model.read_bytes * caps.likely_units)
+
+
 def _is_short(section: Section, longest: float) -> bool:
-    """Tell whether the launches are expected to take less than the limit on average."""
+    """Tell whether the launches are expected to take no more than the limit on average."""
     by_warpgroups = any(launch.source.warpgroup for launch in section.launches)
     limit = longest * LONGER_BY_WARPGROUPS if by_warpgroups else longest
     return section.microseconds <= limit * len(section.launches)
 
 
-def _parts(section: Section, caps: DeviceCaps, longest: float) -> list[Section]:
-    """Return a section, or if it is too long for a chain, its launches and the one that adds parts of sums.
+def _divided(section: Section, caps: DeviceCaps, longest: float) -> list[Section]:
+    """Return a section, or two if it is too long for a chain: its products, and the launches that add their parts.
 
-    With more than MOST_WAVES waves that one is faster alone, where more of its items run at once.
+    These stay where they are if they take more waves than MOST_WAVES: more than a load and a store hangs on each, and
+    alone, more of their items run at once.
     """
-    *before, last = section.launches
-    if not before or last.kernel != SUM_PARTS or _is_short(section, longest):
+    count = len(section.launches)
+    products = next((n for n in range(count, 0, -1) if section.launches[n - 1].kernel != SUM_PARTS), 0)
+    sums = section.launches[products:]
+    if not products or not sums or _is_short(section, longest):
         return [section]
-    step = _step(last)
-    if step.groups > caps.likely_units * step.slots(chain_items([step], caps), caps) * MOST_WAVES:
+    if any(_waves(_step(launch), caps) > MOST_WAVES for launch in sums):
         return [section]
-    us = moving_us([last], caps)
-    own = replace(section, launches=before, microseconds=section.microseconds - us, whole=False)
-    return [own, replace(section, launches=[last], microseconds=us, whole=False)]
+    return [
+        replace(section, launches=section.launches[:products], whole=False),
+        replace(section, launches=sums, microseconds=moving_us(sums, caps), whole=False),
+    ]
+
+
+def _waves(step: ChainedLaunch, caps: DeviceCaps) -> float:
+    """Return in how many waves a chain of this launch alone does its groups."""
+    at_once = caps.likely_units * step.slots(chain_items([step], caps), caps)
+    return step.groups / at_once if at_once else inf
 
 
 def _step(launch: PlannedLaunch) -> ChainedLaunch:
@@ -185,7 +200,7 @@ def _chain(sections: Sequence[Section], caps: DeviceCaps, dialect: Dialect) -> P
         repeatable=False,
         launches=tuple(launches),
         waits=tuple(waits),
-        owners=tuple(dict.fromkeys(x.label for x in owners if x.whole)),
+        whole_nodes=tuple(dict.fromkeys(x.label for x in owners if x.whole)),
         levels=tuple((x.node, x.kernel) for x in launches),
     )
 

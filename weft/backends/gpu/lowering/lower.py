@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from weft import config
-from weft.backends.gpu.lowering.chains import Section, find_chains, without_chained
+from weft.backends.gpu.lowering.chains import Section, find_chains, moving_us, without_chained
 from weft.backends.gpu.lowering.dry_run import launches_nothing
 from weft.backends.gpu.lowering.find_micro_batches import cover_the_copy, find_micro_batches, micro_batch_of
 from weft.backends.gpu.lowering.fold_moves import FoldedMoves, fold_moves
@@ -28,7 +28,7 @@ from weft.backends.gpu.lowering.rewrites import OF_LAYOUTS, Rewrite, rewritten
 from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.lowering.why_apart import why_apart
 from weft.backends.gpu.memory.slots import Spot
-from weft.backends.gpu.recording.launches import PlannedChain, PlannedLaunch, moving_us
+from weft.backends.gpu.recording.launches import PlannedChain, PlannedLaunch
 from weft.backends.gpu.recording.micro_batches import WHOLE_BATCH, MicroBatches
 from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource, Taken
 from weft.backends.gpu.tuning_tables.tuning_table import TableSource

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from weft.backends.gpu.device.kernel_builds import Build
 from weft.core.contract.lowered import Launch
 from weft.core.graph.tensor import Tensor
-from weft.kernels.device_caps import DeviceCaps, Size3
+from weft.kernels.device_caps import Size3
 from weft.kernels.source import KernelSource
 
 
@@ -33,11 +33,6 @@ class PlannedLaunch(Launch):
         return f"{self.owner}/{self.kernel}"
 
 
-def moving_us(launches: Iterable[PlannedLaunch], caps: DeviceCaps) -> float:
-    """Return the microseconds in which a device moves the bytes of launches."""
-    return sum(x.read + x.written for x in launches) / (caps.model.read_bytes * caps.likely_units)
-
-
 @dataclass(frozen=True, eq=False)
 class PlannedChain(PlannedLaunch):
     """Several launches as one (`weft.kernels.chain`); its tensors are one for each piece of memory.
@@ -48,8 +43,9 @@ class PlannedChain(PlannedLaunch):
     launches: tuple[PlannedLaunch, ...] = field(repr=False)
     waits: tuple[bool, ...] = field(repr=False)
     """Of each launch, whether it waits for all before it; if not, it runs beside the last one."""
-    owners: tuple[str, ...] = field(repr=False)
-    """The first outputs of the nodes all of whose launches these are; `owner` names the first and the last node."""
+    whole_nodes: tuple[str, ...] = field(repr=False)
+    """The first outputs of the nodes all of whose launches these are. `owner` names the first and the last node, of
+    which it may have the sum of parts alone."""
 
     @property
     def label(self) -> str:

@@ -140,7 +140,8 @@ class PipelineRecording:
         self.run.chain(chains)
         for chain in chains if self.profiling is not None else ():
             name = chain.owner
-            self.work[name] = Work.sum(name, [self.work[owner] for owner in chain.plan.owners if owner in self.work])
+            known = (self.work[node] for node in chain.plan.whole_nodes if node in self.work)
+            self.work[name] = Work.sum(name, list(known))
 
     @property
     def handles(self) -> list[Any]:
