@@ -23,8 +23,8 @@ def least_seconds(peaks: Peaks, flops: float, nbytes: float, precision: Precisio
 def analysed(events: Sequence[Event], peaks: dict[str, Peaks], precision: Precision) -> list[dict[str, Any]]:
     """Return each event, with the work of its node, the rates, and the share where the device's peaks are known.
 
-    Of several launches of a node, the longest gets the node's work, and the rates over the time of all of them, but for
-    one that shares a launch with other nodes: that adds parts of sums, and counts as time of those.
+    Of several launches of a node, the longest gets the node's work, and the rates over the time of all of them. A chain
+    of several nodes is an event of its own: what it adds for a node that is not in it as a whole is time of the chain.
     """
     nodes: dict[tuple[str, str], list[Event]] = defaultdict(list)
     for e in events:

@@ -21,8 +21,8 @@ from weft.backends.vulkan.physical import (
 from weft.errors import NoDevice
 
 SPIN_SECONDS = 0.002
-"""How long before and after the expected end `wait` polls: a sleeping wait wakes up 30 us late, or 200 in a virtual
-machine."""
+"""How long before and after the expected end `wait` polls: a sleeping wait wakes up 30 us late, and later on some
+hosts."""
 _ONE_SECOND = 1_000_000_000
 _NOT_READY = 1
 _TIMEOUT = 2

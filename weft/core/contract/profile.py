@@ -27,7 +27,7 @@ SPAN = "span"
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The least work that a node must do; all events of the node alone name the same."""
+    """The least work that a node must do; all events that are the node's alone name the same."""
 
     node: str
     flops: int
