@@ -57,10 +57,6 @@ DATA = {
         "A segmentation network, trained by scripts/train_shapes.py on scenes that weft/models/scenes.py draws",
     ),
     "weft/plugins/weft_backend.h": ("file", "The C header for backends in shared libraries"),
-    "weft/backends/gpu/tuning_tables/tuned/nvidia-h200.json": (
-        "file",
-        "Which kernels are quickest on an H200, by weft tune",
-    ),
     "weft/kernels/cost_model.json": ("file", "What kernels take on a GPU, fitted to the trials in benchmarks/tuned"),
     "weft/kernels/device_models.json": ("file", "What kinds of device do in a time, measured or from datasheets"),
     "weft/backends/vulkan/standard.json": ("file", "Which Vulkan kernels a wheel brings compiled"),

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.cards import TRIALS
 from benchmarks.fit_costs import problem_of
 from benchmarks.options import number
 from benchmarks.tile_times import Sizes, Times, runtime_of, timed
-from scripts.update_shipped_choices import TRIALS
 from weft.backends.gpu.tuning.node_bench import NodeBench
 from weft.backends.gpu.tuning_tables.tuning_table import Entry, Trial, read_tables, write_tables
 from weft.core.graph.dtypes import DType

@@ -28,15 +28,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.cards import CARDS, PRECISIONS, plan, trials
 from benchmarks.models import MODELS
-from scripts.update_shipped_choices import CARDS, PRECISIONS, TRIALS, plan
 from weft.backends.gpu.tuning.candidate_timing import HOPELESS
-from weft.backends.gpu.tuning_tables.tuning_table import Entry, TuningTable
+from weft.backends.gpu.tuning_tables.tuning_table import Entry
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Layout
 from weft.kernels.chooser import Chooser, Decision
@@ -140,9 +139,9 @@ def _fact(text: str) -> tuple[str, int]:
 
 
 def entries(api: str, card: str = "") -> Mapping[str, Entry]:
-    """Return the trials of an API, on the card whose choices the package brings, or on one of another name."""
-    info = CARDS[api].info
-    return TuningTable(replace(info, name=card or info.name), shipped=TRIALS).entries()
+    """Return the trials of an API, on its card or on one of another name."""
+    key = CARDS[api].key
+    return trials(replace(key, name=card or key.name))
 
 
 def timed(chooser: Chooser[ConvProblem, ConvPlan] = RULES) -> list[Timed]:
@@ -169,7 +168,7 @@ def networks() -> Mapping[Signature, frozenset[str]]:
     found: dict[Signature, set[str]] = defaultdict(set)
     for network in MODELS:
         for precision in PRECISIONS:
-            for choice in plan("vulkan", network, 1, precision, TRIALS):
+            for choice in plan("vulkan", network, 1, precision):
                 if isinstance(choice.decision.problem, ConvProblem):
                     found[signature(choice.decision.problem)].add(network)
     return {key: frozenset(names) for key, names in found.items()}
@@ -315,7 +314,7 @@ def other_excesses() -> dict[str, list[float]]:
         for network in MODELS:
             for batch in (1, 32):
                 for precision in PRECISIONS:
-                    for made in plan(api, network, batch, precision, Path("none")):
+                    for made in plan(api, network, batch, precision):
                         times = {
                             text: t.us for text, t in known.get(made.key, Entry()).trials.items() if t.us
                         }

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import weft
+from benchmarks.cards import CARDS
 from benchmarks.options import number
-from scripts.update_shipped_choices import CARDS
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.tuning.node_bench import NodeBench, difference

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import conv_trials
+from benchmarks.cards import TRIALS
 from benchmarks.conv_trials import Convolutions
 from benchmarks.tile_times import runtime_of
-from scripts.update_shipped_choices import TRIALS
 from tests.helpers.cards import OPENCL
 from tests.helpers.null_gpu import null_gpu
 from weft.backends.gpu.runtime import GpuRuntime

@@ -7,12 +7,12 @@ from math import exp, log
 import pytest
 
 from benchmarks.attention_tiles import AttentionTiles
+from benchmarks.cards import CARDS
 from benchmarks.grouped_tiles import GroupedTiles
 from benchmarks.matrix_attention_tiles import MatrixAttentionTiles
 from benchmarks.matrix_product_tiles import MatrixProductTiles
 from benchmarks.product_tiles import ProductTiles
 from benchmarks.tile_times import TiledKernel, judged, recorded
-from scripts.update_shipped_choices import CARDS
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scripts.update_shipped_choices import CARDS
+from benchmarks.cards import CARDS
 from tests.helpers.null_gpu import NullDevice
 from weft.backends.gpu.selftest import value_check
 from weft.backends.opencl.dialect import OpenCLDialect

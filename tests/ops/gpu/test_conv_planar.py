@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
+from benchmarks.cards import CARDS
 from benchmarks.models import squeezenet1_1
-from scripts.update_shipped_choices import CARDS
 from tests.helpers.cards import card
 from tests.helpers.gpu_plans import assert_plan_computes
 from tests.helpers.launches import kernels, planned_kernels

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import threading
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -157,23 +156,27 @@ def test_a_table_of_the_users_own_changes_nothing_else_in_its_folder(tmp_path: P
     assert others | {"mine.json", "empty.json"} == {path.name for path in tmp_path.iterdir()} - {".lock"}
 
 
-def test_tables_of_several_devices_share_a_file_and_the_users_own_win(tmp_path: Path) -> None:
+def test_tables_of_several_devices_share_a_file(tmp_path: Path) -> None:
     other = DeviceKey("opencl", "A GPU", "7.0")
-    shipped = tmp_path / "shipped"
-    write_tables(shipped / "a-gpu.json", {KEY: {"p": ENTRY, "q": ENTRY}})
-    write_tables(shipped / "a-gpu.json", {other: {"p": Entry("x")}})
-    assert [d["api"] for d in json.loads((shipped / "a-gpu.json").read_text())["devices"]] == ["opencl", "vulkan"]
-    table = TuningTable(INFO, tmp_path / "own", shipped)
-    assert table.entries() == {"p": ENTRY, "q": ENTRY}
+    write_tables(tmp_path / "a-gpu.json", {KEY: {"p": ENTRY, "q": ENTRY}})
+    write_tables(tmp_path / "a-gpu.json", {other: {"p": Entry("x")}})
+    assert [d["api"] for d in json.loads((tmp_path / "a-gpu.json").read_text())["devices"]] == ["opencl", "vulkan"]
+    assert read_tables(tmp_path / "a-gpu.json")[KEY] == {"p": ENTRY, "q": ENTRY}
+
+
+def test_a_choice_is_the_noted_one_or_the_fastest_of_those_on_offer(tmp_path: Path) -> None:
+    table = TuningTable(INFO, tmp_path)
+    table.note("q", ENTRY)
+    table.note("p", ENTRY)
     table.note("p", Entry("a", {"d": Trial("03", us=5.0)}))
     table.save()
-    again = TuningTable(INFO, tmp_path / "own", shipped)
+    again = TuningTable(INFO, tmp_path)
     source = TableSource(again)
     assert source.choose("p", ["a", "b"]) == "a" and source.choose("q", ["a", "b"]) == "b"
     assert source.choose("p", ["b"]) == "b", "the fastest of those on offer"
     assert source.choose("p", ["c"]) is None and source.choose("r", ["a"]) is None
     assert again.known("p", "d", "03") == Trial("03", us=5.0) and again.known("p", "d", "04") is None
-    assert [f.name for f in shipped.iterdir()] == ["a-gpu.json"], "nothing is left beside a table"
+    assert again.entry("r") == Entry()
 
 
 def test_what_joins_a_file_was_timed_by_another_clock(tmp_path: Path) -> None:
@@ -188,42 +191,27 @@ def test_what_joins_a_file_was_timed_by_another_clock(tmp_path: Path) -> None:
     assert read_tables(path)[KEY]["p"].trials["a"] == Trial("00", us=10.0), "nothing tells how the clocks differ"
 
 
-def layered(tmp_path: Path, found: Entry, brought: Entry) -> TuningTable:
-    """Return the table of a machine that found something, and to which Weft brings something."""
-    table = TuningTable(INFO, tmp_path / "own", tmp_path / "shipped")
-    assert table.path is not None
-    write_tables(tmp_path / "shipped" / "a-gpu.json", {KEY: {"p": brought}})
-    write_tables(table.path, {KEY: {"p": found}})
-    return TuningTable(INFO, tmp_path / "own", tmp_path / "shipped")
-
-
 OLD = Entry("b", {"a": Trial("old a", us=9.0), "b": Trial("old b", us=5.0), "c": Trial("02", failed="wrong")})
-NEW = Entry("c", {"a": Trial("00", us=3.0), "b": Trial("01", us=2.0), "c": Trial("02", us=1.0)})
 
 
-def test_a_choice_of_each_table_is_proposed_the_users_own_first(tmp_path: Path) -> None:
-    table = layered(tmp_path, OLD, NEW)
-    assert table.proposals("p", "abc") == [Proposal("b", "old b"), Proposal("b", "01")], "c has failed here"
-    assert table.known("p", "a", "00") == NEW.trials["a"] and table.known("p", "a", "old a") == OLD.trials["a"]
-    assert table.known("p", "c", "02") == OLD.trials["c"]
-    table.note("p", Entry("a", {"c": Trial("02", us=4.0), "a": FORGOTTEN}))
-    assert table.proposals("p", "abc") == [Proposal("a", "00"), Proposal("c", "02")]
-    assert table.subset(["p"])["p"].trials["a"] == Trial("00", us=12.0), "this device is four times slower"
-    assert table.own("p").choice == "a" and table.own("q") == Entry()
+def test_a_forgotten_trial_is_not_proposed(tmp_path: Path) -> None:
+    table = TuningTable(INFO, tmp_path)
+    table.note("p", OLD)
+    assert table.proposal("p", "abc") == Proposal("b", "old b")
+    table.note("p", Entry("a", {"a": FORGOTTEN}))
+    assert table.proposal("p", "abc") == Proposal("b", "old b"), "the choice has no time any more"
+    assert table.proposal("p", "c") is None, "it has failed"
 
 
-@pytest.mark.parametrize(
-    ("digest", "wanted"), [("old b", ["b"]), ("01", ["b", "c"]), ("of another source", ["b", "c", None])]
-)
-def test_a_choice_whose_kernels_have_changed_gives_way_to_the_next(
-    tmp_path: Path, digest: str, wanted: list[str | None]
-) -> None:
-    source = TableSource(layered(tmp_path, replace(OLD, trials={"b": OLD.trials["b"]}), NEW))
-    for text in wanted:
-        assert source.choose("p", "abc") == text
-        now = digest if text == "b" else "02" if digest == "01" else digest
-        choice = SimpleNamespace(key="p", chosen=text or "a", digest=now, made=text is not None)
-        assert source.stand([cast("Choice", choice)]) == (text == wanted[-1])
+@pytest.mark.parametrize("digest", ["old b", "of another source"])
+def test_a_choice_whose_kernels_have_changed_gives_way_to_the_default(tmp_path: Path, digest: str) -> None:
+    table = TuningTable(INFO, tmp_path)
+    table.note("p", OLD)
+    source = TableSource(table)
+    stands = digest == "old b"
+    assert source.choose("p", "abc") == "b"
+    assert source.stand([cast("Choice", SimpleNamespace(key="p", chosen="b", digest=digest, made=True))]) == stands
+    assert source.choose("p", "abc") == ("b" if stands else None)
 
 
 def test_writers_at_the_same_time_lose_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 
 from weft.backends.gpu.tuning.node_bench import NodeBench, Variant, difference
-from weft.backends.gpu.tuning_tables.tuning_table import FORGOTTEN, Trial
+from weft.backends.gpu.tuning_tables.tuning_table import Trial
 from weft.core.graph.layout import Array
 from weft.errors import DeviceLost, ExecutionError, WeftError
 
@@ -36,8 +36,6 @@ class Contest:
     reference: list[Array] = field(default_factory=list)
     trials: dict[str, Trial] = field(default_factory=dict)
     """The trials of its candidates with their current kernels, of this time and earlier ones."""
-    brought: set[str] = field(default_factory=set)
-    """Candidates whose trials come only from the package, not from this machine."""
 
     @property
     def best(self) -> float:
@@ -49,11 +47,6 @@ class Contest:
         """Tell whether the default has a time, to which others are scaled."""
         known = self.trials.get(self.default.text)
         return known is not None and bool(known.us)
-
-    @property
-    def found(self) -> dict[str, Trial]:
-        """Return this machine's trials, which count instead of the package's."""
-        return {text: FORGOTTEN if text in self.brought else trial for text, trial in self.trials.items()}
 
     def choice(self) -> str:
         """Return the fastest candidate, or the default if it is hardly slower or nothing was timed."""
@@ -82,7 +75,7 @@ class Contest:
         known = self.trials.get(default.text)
         if known is not None and known.us:
             self.trials = {text: t.scaled(seconds * 1e6 / known.us) for text, t in self.trials.items()}
-        self._note(default.text, Trial(default.digest, us=_us(seconds)))
+        self.trials[default.text] = Trial(default.digest, us=_us(seconds))
 
     def attempt(self, variant: Variant) -> Trial:
         """Note and return the time of a candidate, or why it failed; DeviceLost if it loses the device."""
@@ -92,12 +85,8 @@ class Contest:
             raise
         except WeftError as e:
             trial = Trial(variant.digest, failed=e.what)
-        self._note(variant.text, trial)
+        self.trials[variant.text] = trial
         return trial
-
-    def _note(self, text: str, trial: Trial) -> None:
-        self.trials[text] = trial
-        self.brought.discard(text)
 
     def _attempt(self, variant: Variant) -> Trial:
         bench, limit = self.bench, HOPELESS * self.best * 1e-6
@@ -139,7 +128,7 @@ class Contest:
                 shares[variant.text].append(self._share(variant, (self.trials[variant.text].us or 0.0) * 1e-6))
         for text, found in shares.items():
             if found:
-                self._note(text, replace(self.trials[text], us=_us(median(found) * self._known)))
+                self.trials[text] = replace(self.trials[text], us=_us(median(found) * self._known))
 
 
 def _us(seconds: float) -> float:

@@ -208,7 +208,7 @@ class _Tuner:
             if most is None or not rest:
                 self._play_off(choice.key, work)
             if self._tried.get(choice.key) or not rest:
-                self.table.note(choice.key, Entry(self._choice(choice.key, work), work.found))
+                self.table.note(choice.key, Entry(work.choice(), work.trials))
                 self.table.save()
         return self._row(problem, work, len(rest))
 
@@ -227,8 +227,6 @@ class _Tuner:
             known = self.table.known(key, text, variant.digest)
             if known is not None:
                 work.trials[text] = known  # kept if there is no time to try it again
-                if known.digest != self.table.own(key).trials.get(text, FORGOTTEN).digest:
-                    work.brought.add(text)
             if variant is not work.default and (known is None or afresh):
                 out.append(variant)
         return _most_promising_first(out, problem.choice.decision)
@@ -250,7 +248,7 @@ class _Tuner:
             raise
         finally:
             # Candidates that were not reached get their earlier trials back.
-            known = {text: work.found.get(text, FORGOTTEN) for text in pending}
+            known = {text: work.trials.get(text, FORGOTTEN) for text in pending}
             self._note(key, known | done)
 
     def _build_all(self, work: Contest, variants: Sequence[Variant]) -> None:
@@ -277,11 +275,6 @@ class _Tuner:
                 continue  # such as no memory: it keeps its time
         self._build_all(work, finalists)
         work.play_off([v for v in finalists if v.is_built], lambda: self.clock() >= self.deadline)
-
-    def _choice(self, key: str, work: Contest) -> str | None:
-        """Return the choice to note: none if its time comes from the package, unless this machine's choice is stale."""
-        choice = work.choice()
-        return None if choice in work.brought and self.table.own(key).choice not in work.brought else choice
 
     def _note(self, key: str, trials: Mapping[str, Trial]) -> None:
         self.table.note(key, Entry(None, trials))

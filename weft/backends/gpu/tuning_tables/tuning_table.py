@@ -1,8 +1,7 @@
 """Tuning tables on disk: for each device its problems, the choice for each, and every candidate's time or failure.
 
 A table serves one device name, driver and API. An entry serves exactly its problem, and only while its choice leads to
-the kernel sources that were timed. This machine's entries override the package's. The package's are never written to
-the user's file, and still serve where the user's entry is stale.
+the kernel sources that were timed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ log = logging.getLogger("weft.gpu")
 
 SCHEMA = 2
 """The format of written files, which have a digest of the devices; files of format 1 have none."""
-SHIPPED = Path(__file__).parent / "tuned"
 FOLDER = "tuning"
 """The folder inside the cache."""
 FILE = re.compile(r"[a-z0-9-]+-[0-9a-f]{8}\.json")
@@ -114,19 +112,15 @@ Tables = dict[DeviceKey, Entries]
 class TuningTable:
     """The table of one device in memory. Reads take no lock, and `save` keeps what other processes wrote meanwhile."""
 
-    def __init__(
-        self, info: DeviceInfo, folder: Path | None = None, shipped: Path = SHIPPED, *, proposes: bool = True
-    ) -> None:
+    def __init__(self, info: DeviceInfo, folder: Path | None = None, *, proposes: bool = True) -> None:
         self.key, self._proposes = DeviceKey.of(info), proposes
         if folder is None and config.cache_enabled():
             folder = config.cache_dir() / FOLDER
         self.path = folder / self.key.file if folder else None
-        """The path of the user's table; None if the cache is turned off."""
+        """The path of the file; None if the cache is turned off."""
         self.why_not_kept = "" if self.path else "WEFT_CACHE=0 is set"
         """Why notes are not saved to disk, if they are not."""
-        self._brought = sorted(shipped.glob("*.json"))
-        self._layers: tuple[Entries, Entries] | None = None
-        """The entries of this machine, and of the package."""
+        self._entries: Entries | None = None
         self._changed: Entries = {}
         self.noted = 0
         """How many entries were added: what was chosen before may not be what would be chosen now."""
@@ -134,80 +128,57 @@ class TuningTable:
 
     @property
     def file(self) -> Path | None:
-        """Return the user's file; None if there is none yet, or nothing is saved."""
+        """Return the file; None if there is none yet, or nothing is saved."""
         return None if self.path is None or self.why_not_kept or not self.path.exists() else self.path
 
     # -- what ops and a tuner read ---------------------------------------------------------------------
 
-    def views(self, key: str) -> list[Entry]:
-        """Return the entry of a problem in two views: this machine wins in the first, the package in the second.
+    def proposal(self, key: str, texts: Collection[str]) -> Proposal | None:
+        """Return the choice for a problem, or the fastest of `texts` if the choice is not among them.
 
-        They differ if kernels changed between the two: the second has this machine's times only for the same kernels
-        that the package timed.
+        It counts only if it leads to the kernels that were timed. With WEFT_TUNING=0, or the option `tuning` off,
+        there is none.
         """
-        found, brought = (layer.get(key) for layer in self._read())
-        if found is None or brought is None:
-            return [entry for entry in (found, brought) if entry is not None]
-        slower = _slower(found, brought)
-        own = {text: t for text, t in found.trials.items() if not t.is_forgotten}
-        theirs = {text: t.scaled(slower) for text, t in brought.trials.items()}
-        same = {text: t for text, t in own.items() if text in theirs and theirs[text].digest == t.digest}
-        return [Entry(found.choice or brought.choice, theirs | own), Entry(brought.choice, theirs | same)]
+        if not (self._proposes and config.tuning_enabled()):
+            return None
+        entry = self.entry(key)
+        timed = {text: t.us for text, t in entry.trials.items() if text in texts and t.us is not None}
+        if entry.choice is None or not timed:
+            return None
+        text = entry.choice if entry.choice in timed else min(timed, key=lambda text: timed[text])
+        return Proposal(text, entry.trials[text].digest)
 
-    def proposals(self, key: str, texts: Collection[str]) -> list[Proposal]:
-        """Return the choices for a problem; for a choice that is not among `texts`, the fastest that is.
-
-        Take the first one whose kernels have not changed since they were timed. With WEFT_TUNING=0, or the option
-        `tuning` off, there are none.
-        """
-        found = []
-        for entry in self.views(key) if self._proposes and config.tuning_enabled() else ():
-            timed = {text: t.us for text, t in entry.trials.items() if text in texts and t.us is not None}
-            if entry.choice is not None and timed:
-                text = entry.choice if entry.choice in timed else min(timed, key=lambda text: timed[text])
-                found.append(Proposal(text, entry.trials[text].digest))
-        return found
-
-    def entries(self) -> Entries:
-        """Return all entries."""
-        return self.subset({key for layer in self._read() for key in layer})
+    def entry(self, key: str) -> Entry:
+        """Return the entry of a problem; an empty one if there is none."""
+        return self.entries().get(key) or Entry()
 
     def subset(self, keys: Collection[str]) -> Entries:
         """Return the entries of some problems."""
-        return {key: views[0] for key in keys if (views := self.views(key))}
+        return {key: entry for key, entry in self.entries().items() if key in keys}
 
     def known(self, key: str, text: str, digest: str) -> Trial | None:
         """Return the trial of a candidate whose kernels have that hash, or None."""
-        trials = (entry.trials.get(text) for entry in self.views(key))
-        return next((t for t in trials if t is not None and t.digest == digest), None)
+        trial = self.entry(key).trials.get(text)
+        return trial if trial is not None and trial.digest == digest else None
 
     def beside(self, choice: Choice) -> Mapping[str, Trial]:
-        """Return the trials of a problem in the view that has a time for the candidate taken; empty if neither has."""
-        for entry in self.views(choice.key):
-            trial = entry.trials.get(choice.chosen)
-            if trial is not None and trial.us is not None and trial.digest == choice.digest:
-                return {text: t for text, t in entry.trials.items() if not t.is_forgotten}
-        return {}
+        """Return the trials of a problem if the candidate taken has a time with its kernels; otherwise none."""
+        trials = self.entry(choice.key).trials
+        trial = trials.get(choice.chosen)
+        if trial is None or trial.us is None or trial.digest != choice.digest:
+            return {}
+        return {text: t for text, t in trials.items() if not t.is_forgotten}
 
-    def own(self, key: str) -> Entry:
-        """Return this machine's entry of a problem."""
-        return self._read()[0].get(key) or Entry()
-
-    def _read(self) -> tuple[Entries, Entries]:
-        """Return the entries of this machine and of the package; the first call reads them from disk."""
-        if self._layers is None:
+    def entries(self) -> Entries:
+        """Return all entries; the first call reads them from disk."""
+        if self._entries is None:
             with self._lock:
-                if self._layers is None:
-                    found, brought = Entries(), Entries()
-                    for path in self._brought:
-                        merge(brought, _read_or_warn(path).get(self.key, {}))
-                    if self.path is not None:
-                        merge(found, self._kept().get(self.key, {}))
-                    self._layers = found, brought
-        return self._layers
+                if self._entries is None:
+                    self._entries = {} if self.path is None else self._kept().get(self.key, {})
+        return self._entries
 
     def _kept(self) -> Tables:
-        """Return the tables in the user's file; none, and a remark, if others could have written to its folder."""
+        """Return the tables in the file; none, and a remark, if others could have written to its folder."""
         assert self.path is not None
         if folder_refused(self.path.parent):
             return {}
@@ -217,9 +188,9 @@ class TuningTable:
 
     def note(self, key: str, entry: Entry) -> None:
         """Add an entry; `save` writes it to disk."""
-        found, _ = self._read()
+        entries = self.entries()
         with self._lock:
-            merge(found, {key: entry})
+            merge(entries, {key: entry})
             merge(self._changed, {key: entry})
             self.noted += 1
 
@@ -255,11 +226,11 @@ class TableSource:
 
     def choose(self, key: str, texts: Collection[str]) -> str | None:
         """Return the candidate for a problem, as text; None: the op's default."""
-        for proposal in self._table.proposals(key, texts):
-            if (key, proposal) not in self._refused:
-                self._taken[key] = proposal
-                return proposal.text
-        return None
+        proposal = self._table.proposal(key, texts)
+        if proposal is None or (key, proposal) in self._refused:
+            return None
+        self._taken[key] = proposal
+        return proposal.text
 
     def stand(self, choices: Iterable[Choice]) -> bool:
         """Tell whether all choices led to the kernels that were timed; refuse the choices that did not."""
@@ -269,9 +240,9 @@ class TableSource:
         return not stale
 
 
-def _slower(found: Entry, brought: Entry) -> float:
-    """Return how many times longer the same kernels took here than for the other entry, because clocks differ."""
-    pairs = [(t, brought.trials[text]) for text, t in found.trials.items() if text in brought.trials]
+def _slower(newer: Entry, older: Entry) -> float:
+    """Return how many times longer the same kernels took than for the older entry, because clocks differ."""
+    pairs = [(t, older.trials[text]) for text, t in newer.trials.items() if text in older.trials]
     return median([a.us / b.us for a, b in pairs if a.us and b.us and a.digest == b.digest] or [1.0])
 
 

@@ -1,39 +1,18 @@
-"""Write the choices that the package brings, from the trials of `weft tune` in benchmarks/tuned.
-
-Run it after `weft tune --output` has added trials there (about a minute, no device needed):
-
-    python -m scripts.update_shipped_choices
-
-The package holds choices alone, each with the time and the hash of the kernels that it stands for, and only those that
-gain: where what the chooser takes without a table takes more than `GAIN` times as long. Where that was not timed on the
-card, there is nothing to compare with, and no row overrules it. To see what is taken, the networks of the benchmarks
-are planned for the card, without it. What none of them asks for is left out.
-"""
+"""Plans the networks of the benchmarks for a card that is not there, and holds the trials of `weft tune` on it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from unittest.mock import patch
 
 import weft
 from benchmarks.models import MODELS
 from scripts.plan_kernels import PlanningCreator, PlanningDevice
 from weft.backends.gpu.device.device import DeviceCaps, GpuDevice
 from weft.backends.gpu.lowering.lower import GpuPlan
-from weft.backends.gpu.tuning_tables import tuning_table
 from weft.backends.gpu.tuning_tables.choice import Choice
-from weft.backends.gpu.tuning_tables.tuning_table import (
-    SHIPPED,
-    DeviceKey,
-    Entries,
-    Entry,
-    Trial,
-    read_tables,
-    write_tables,
-)
+from weft.backends.gpu.tuning_tables.tuning_table import DeviceKey, Entries, read_tables
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.core.contract.backend import DeviceInfo
@@ -41,11 +20,8 @@ from weft.core.placement.optimized_network import Part
 from weft.core.registry.backend_registry import registry
 
 TRIALS = Path(__file__).parents[1] / "benchmarks" / "tuned"
-"""The tables of `weft tune`, with the time of every candidate."""
-BATCHES = (1, 8, 32)
+"""Tables of `weft tune`, to which the cost model is fitted."""
 PRECISIONS = ("high", "normal", "low")
-GAIN = 1.05
-"""A choice that gains less is not worth a row: much of it may be noise."""
 _CAPS = DeviceCaps(
     max_local_items=1024, max_local_size=(1024, 1024, 64), local_memory=48 << 10, max_buffer_range=(1 << 32) - 4,
     fp16_storage=True, int8_storage=True, matrix_units=True, channels_last=True, shuffles=True, compute_units=132,
@@ -110,11 +86,10 @@ def _choices(part: Part) -> list[Choice]:
     return [choice for plans in part.lowered.plan.nodes.values() for plan in plans for choice in plan.choices]
 
 
-def plan(api: str, network: str, batch: int, precision: str, tables: Path) -> tuple[Choice, ...]:
-    """Return what a network leaves open on the card of an API, chosen by the tables in a folder."""
+def plan(api: str, network: str, batch: int, precision: str) -> tuple[Choice, ...]:
+    """Return what a network leaves open on the card of an API, as the chooser takes it without a table."""
     creator = _CardCreator(CARDS[api])
     creator.runtime(0).trust()
-    creator.runtime(0).tuning = tuning_table.TuningTable(CARDS[api].info, shipped=tables)
     registry.insert(creator.id, creator)
     try:
         planned = weft.optimize(_model(network, batch), creator.id, precision=precision, fallback="error")
@@ -125,43 +100,9 @@ def plan(api: str, network: str, batch: int, precision: str, tables: Path) -> tu
         creator.close()
 
 
-def choices(trials: Entries, defaults: Mapping[str, Set[str]]) -> Entries:
-    """Return the choices that gain against one of the chooser's defaults for their problem, each with its own trial.
-
-    A problem has several defaults where images lie in one layout or another.
-    """
-    return {
-        key: Entry(entry.choice, {entry.choice: entry.trials[entry.choice]})
-        for key, entry in trials.items()
-        if entry.choice is not None and any(_gains(entry, default) for default in defaults.get(key, ()))
-    }
-
-
-def _gains(entry: Entry, default: str) -> bool:
-    """Tell whether the choice of an entry gains against a default."""
-    if entry.choice is None or entry.choice == default or entry.choice not in entry.trials:
-        return False
-    best, other = entry.trials[entry.choice].us, entry.trials.get(default, Trial("")).us
-    return best is not None and other is not None and other > GAIN * best
-
-
-def main() -> None:
-    """Write the files."""
-    defaults: dict[DeviceKey, dict[str, set[str]]] = {card.key: {} for card in CARDS.values()}
-    with patch.dict("os.environ", {"WEFT_CACHE": "0"}):
-        for api, card in CARDS.items():
-            for network in MODELS:
-                for batch in BATCHES:
-                    for precision in PRECISIONS:
-                        for choice in plan(api, network, batch, precision, TRIALS):
-                            defaults[card.key].setdefault(choice.key, set()).add(choice.default)
-    SHIPPED.mkdir(exist_ok=True)
+def trials(key: DeviceKey) -> Entries:
+    """Return the trials of a card: every candidate with its time, with the kernels of its day."""
+    found: Entries = {}
     for path in sorted(TRIALS.glob("*.json")):
-        found = {key: choices(entries, defaults[key]) for key, entries in read_tables(path).items() if key in defaults}
-        (SHIPPED / path.name).unlink(missing_ok=True)
-        if found:
-            write_tables(SHIPPED / path.name, found)
-
-
-if __name__ == "__main__":
-    main()
+        found |= read_tables(path).get(key, {})
+    return found
