@@ -360,15 +360,39 @@ def test_4_a_callback_that_fails_names_the_device(callback: str) -> None:
     assert_usable()
 
 
-def test_4_a_close_that_fails_does_not_stop_the_rest() -> None:
-    class Stuck(CpuBackend):
+def test_4_a_close_that_fails_does_not_stop_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+    closed = list[str]()
+
+    class Willing(CpuBackend):
         def close(self) -> None:
+            closed.append(self.info.device)
+
+        @classmethod
+        def why_not(cls, inputs: object, outputs: object, op: object) -> str | None:
+            return None if getattr(op, "type", "") == cls.takes else f"only {cls.takes} is here"
+
+        takes = "Relu"
+
+    class Stuck(Willing):
+        takes = "Exp"
+
+        def close(self) -> None:
+            super().close()
             raise RuntimeError("the door does not shut")
 
-    with registered(Creator(Stuck)):
-        session = weft.load(relu(2, 3), device="acme")
+    net = Net()
+    graph = net.finish(net.add("Relu", net.add("Exp", net.add("Relu", net.input("x", 2, 3)))))
+    with registered(Creator(Willing), "willing"), registered(Creator(Stuck), "stuck"):
+        session = weft.load(graph, device=["stuck", "willing"])
+        assert session.report.nodes_by_device == {"stuck": 1, "willing": 2}
+        session.run(X)
         session.close()
+        assert sorted(closed) == ["stuck:0", "willing:0", "willing:0"], "each pipeline's backend is closed"
+        assert [r.getMessage() for r in caplog.records if "the door does not shut" in r.getMessage()]
         session.close()
+        assert len(closed) == 3, "a second close does nothing"
+        with pytest.raises(ClosedError):
+            session.run(X)
     assert_usable()
 
 

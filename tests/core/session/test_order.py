@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
-from weft.errors import DeviceLost, ExecutionError, WeftError
+from weft.errors import ClosedError, DeviceLost, ExecutionError, WeftError
 
 # -- M11 -----------------------------------------------------------------------------------------------
 
@@ -352,11 +353,28 @@ def test_M12_an_error_surfaces_at_the_next_run_at_the_latest(later: Creator) -> 
         session.run(X)
 
 
-def test_M12_an_error_in_flight_does_not_stop_a_close(later: Creator) -> None:
-    session = load()
-    AsynchronousBackend.fails = {"Add": RuntimeError("gone")}
-    session.submit(X)
-    session.close()
+def test_M12_an_error_in_flight_does_not_stop_a_close() -> None:
+    class Closes(AsynchronousBackend):
+        log: ClassVar[list[str]] = []
+
+        def onClearBuffer(self) -> bool:
+            self.log.append("onClearBuffer")
+            return super().onClearBuffer()
+
+        def close(self) -> None:
+            self.log.append("close")
+
+    with registered(Creator(Closes), "closes"):
+        session = load("closes")
+        AsynchronousBackend.fails = {"Add": RuntimeError("gone")}
+        session.submit(X)
+        session.close()
+        AsynchronousBackend.fails = {}
+        assert Closes.log == ["onClearBuffer", "close"], "all is freed, once"
+        with pytest.raises(ClosedError):
+            session.wait()
+        with load("closes") as other:
+            np.testing.assert_allclose(other.run(X)[0], outputs(diamond(), {"x": X})[0], rtol=1e-6)
 
 
 def test_M12_values_for_the_next_device_are_waited_for(later: Creator) -> None:

@@ -59,7 +59,10 @@ class Precision(Enum):
 
 
 class Power(Enum):
-    """A request about clocks; no backend of Weft can set them, and the report says so."""
+    """What a session asks of a device's clocks, for backends of others that can set them.
+
+    Weft's own run at whatever clock the device has, and the report says so for all but NORMAL.
+    """
 
     NORMAL = "normal"
     HIGH = "high"
