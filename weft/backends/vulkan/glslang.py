@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from weft import config
+from weft.backends.vulkan.exact_arithmetic import with_exact_arithmetic
 from weft.errors import ConfigError
 from weft.kernels.compile_error import kernel_refused
 
-TOOLCHAIN = "vulkan1.1-spirv1.3-1"
-"""Names what is requested of every compiler; part of the key of their output in the disk cache."""
+TOOLCHAIN = "vulkan1.1-spirv1.3-2"
+"""Names what is requested of every compiler, and done to its output; part of the key of that in the disk cache."""
 
 SPIRV_MAGIC = b"\x03\x02\x23\x07"
 INSTALL_HINT = (
@@ -47,11 +48,11 @@ class Compiler(ABC):
         """Return the SPIR-V (empty on failure) and the compiler's log."""
 
     def compile(self, text: str, name: str) -> bytes:
-        """Return the SPIR-V of `text`; CompileError shows the log and names a file with the source."""
+        """Return the SPIR-V of `text`, made exact; CompileError shows the log and names a file with the source."""
         spirv, log = self.translate(text, name)
         if not spirv.startswith(SPIRV_MAGIC):
             raise kernel_refused(name, text, log, where=self.description, suffix=".comp")
-        return spirv
+        return with_exact_arithmetic(spirv)
 
 
 class _Request(ctypes.Structure):

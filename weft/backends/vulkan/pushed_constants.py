@@ -7,34 +7,41 @@ the module itself says which constants must be known when a pipeline is built: t
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+
+from weft.backends.vulkan.spirv_module import (
+    DECORATE,
+    ENTRY_POINT,
+    FUNCTION,
+    MEMBER_DECORATE,
+    SPEC_ID,
+    Instruction,
+    Module,
+    read,
+    write,
+)
 
 FIRST_ID = 3
 """The `constant_id` of a kernel's first constant; before it come those of the local size."""
 MOST_PUSHED = 32
 """Most constants that are pushed: 128 bytes, which every Vulkan device has."""
 
-Instruction = tuple[int, tuple[int, ...]]
-"""An opcode, and the words after the first."""
-
-_EXT_INST, _ENTRY_POINT, _TYPE_INT, _TYPE_STRUCT, _TYPE_POINTER = 12, 15, 21, 30, 32
+_EXT_INST, _TYPE_INT, _TYPE_STRUCT, _TYPE_POINTER = 12, 21, 30, 32
 _CONSTANT, _SPEC_CONSTANT, _SPEC_CONSTANT_COMPOSITE, _SPEC_CONSTANT_OP = 43, 50, 51, 52
-_FUNCTION, _FUNCTION_END, _VARIABLE, _LOAD, _STORE, _ACCESS_CHAIN = 54, 56, 59, 61, 62, 65
-_DECORATE, _MEMBER_DECORATE, _COMPOSITE_CONSTRUCT, _LABEL = 71, 72, 80, 248
-_SPEC_ID, _BLOCK, _OFFSET, _PUSH_CONSTANT = 1, 2, 35, 9
+_FUNCTION_END, _VARIABLE, _LOAD, _STORE, _ACCESS_CHAIN = 56, 59, 61, 62, 65
+_COMPOSITE_CONSTRUCT, _LABEL = 80, 248
+_BLOCK, _OFFSET, _PUSH_CONSTANT = 2, 35, 9
 _LISTS_GLOBALS = 0x10400
 """From this version on, an entry point lists all global variables that it uses."""
 
 _NAMES_AND_TYPES = frozenset({
-    3, 4, 5, 6, 7, 10, 11, 14, _ENTRY_POINT, 16, 17, 19, 20, _TYPE_INT, 22, 23, 29, _TYPE_STRUCT, _TYPE_POINTER, 33,
-    41, 42, _CONSTANT, 44, 46, _SPEC_CONSTANT, _DECORATE, _MEMBER_DECORATE, 330,
+    3, 4, 5, 6, 7, 10, 11, 14, ENTRY_POINT, 16, 17, 19, 20, _TYPE_INT, 22, 23, 29, _TYPE_STRUCT, _TYPE_POINTER, 33,
+    41, 42, _CONSTANT, 44, 46, _SPEC_CONSTANT, DECORATE, MEMBER_DECORATE, 330,
 })
 """Instructions outside of functions whose operands are literals, types or constants of known value. What is not listed
 here may be a type that a constant sizes, such as an array."""
 _FIRST_LITERAL = {
-    _EXT_INST: 3, _FUNCTION: 2, _VARIABLE: 2, _LOAD: 3, _STORE: 2, 79: 4, 81: 3, 82: 4, 246: 2, 247: 1, 250: 3,
+    _EXT_INST: 3, FUNCTION: 2, _VARIABLE: 2, _LOAD: 3, _STORE: 2, 79: 4, 81: 3, 82: 4, 246: 2, 247: 1, 250: 3,
 }
 """Instructions in functions with literals, by the word in which these begin. An extended instruction and a variable
 have ids again behind the first literal."""
@@ -44,26 +51,9 @@ _COMMON = 400
 """Instructions from here on are of extensions, such as cooperative matrices; this module does not know them."""
 
 
-@dataclass(frozen=True)
-class _Module:
-    """The parts of a SPIR-V module."""
-
-    header: tuple[int, ...]
-    outside: list[Instruction]
-    """Everything before the first function."""
-    functions: list[list[Instruction]]
-    entry: int
-    """The id of the function that runs."""
-
-    def constants(self) -> dict[int, int]:
-        """Return the ids of specialization constants by their numbers."""
-        given = (words for op, words in self.outside if op == _DECORATE and words[1] == _SPEC_ID)
-        return {number: result for result, _, number in given}
-
-
 def pushable(spirv: bytes, wanted: Iterable[int]) -> tuple[int, ...]:
     """Return which of the wanted constants (by position) can be pushed, at most MOST_PUSHED of them, in order."""
-    module = _read(spirv)
+    module = read(spirv)
     if module is None:
         return ()
     ids, needed = module.constants(), _needed(module)
@@ -76,32 +66,13 @@ def with_pushed(spirv: bytes, positions: Sequence[int]) -> bytes:
 
     They must be `pushable`.
     """
-    module = _read(spirv)
+    module = read(spirv)
     assert module is not None
     ids = module.constants()
     return _rewritten(module, [ids[k + FIRST_ID] for k in positions])
 
 
-def _read(spirv: bytes) -> _Module | None:
-    """Return the parts of a module; None if it is not one, or one of another byte order."""
-    words = struct.unpack(f"<{len(spirv) // 4}I", spirv[: len(spirv) // 4 * 4])
-    instructions: list[Instruction] = []
-    at = 5
-    while at < len(words):
-        count, op = words[at] >> 16, words[at] & 0xFFFF
-        if count == 0:
-            return None
-        instructions.append((op, words[at + 1 : at + count]))
-        at += count
-    begins = [i for i, (op, _) in enumerate(instructions) if op == _FUNCTION]
-    entries = [operands[1] for op, operands in instructions if op == _ENTRY_POINT]
-    if not begins or len(entries) != 1:
-        return None
-    functions = [instructions[a:b] for a, b in zip(begins, [*begins[1:], None], strict=True)]
-    return _Module(words[:5], instructions[: begins[0]], functions, entries[0])
-
-
-def _sources(module: _Module) -> dict[int, frozenset[int]]:
+def _sources(module: Module) -> dict[int, frozenset[int]]:
     """Return the specialization constants that each constant follows from, by id."""
     found = {words[1]: frozenset({words[1]}) for op, words in module.outside if op == _SPEC_CONSTANT}
     for op, words in module.outside:
@@ -111,7 +82,7 @@ def _sources(module: _Module) -> dict[int, frozenset[int]]:
     return found
 
 
-def _needed(module: _Module) -> frozenset[int]:
+def _needed(module: Module) -> frozenset[int]:
     """Return the constants whose values a pipeline must know, or that functions besides the entry point read."""
     sources = _sources(module)
     found: set[int] = set()
@@ -123,7 +94,7 @@ def _needed(module: _Module) -> frozenset[int]:
     for op, words in module.outside:
         if op not in _NAMES_AND_TYPES and op not in (_SPEC_CONSTANT_OP, _SPEC_CONSTANT_COMPOSITE):
             need(words)
-        elif op == _DECORATE and words[1] != _SPEC_ID and words[0] in sources:
+        elif op == DECORATE and words[1] != SPEC_ID and words[0] in sources:
             need(words[:1])  # such as the size of a work-group
     for function in module.functions:
         entry = function[0][1][1] == module.entry
@@ -143,7 +114,7 @@ def _ids(op: int, words: tuple[int, ...]) -> tuple[int, ...]:
     return words[:literal] + (words[literal + 1 :] if op in (_EXT_INST, _VARIABLE) else ())
 
 
-def _rewritten(module: _Module, pushed: Sequence[int]) -> bytes:
+def _rewritten(module: Module, pushed: Sequence[int]) -> bytes:
     """Return the words of the module with these constants read at the start of the entry point."""
     version, bound = module.header[1], module.header[3]
     sources, given = _sources(module), set(pushed)
@@ -168,10 +139,10 @@ def _rewritten(module: _Module, pushed: Sequence[int]) -> bytes:
     ]
     pointers = {kind: new() for kind in dict.fromkeys(types[each] for each in pushed)}
     added += [(_TYPE_POINTER, (pointer, _PUSH_CONSTANT, kind)) for kind, pointer in pointers.items()]
-    decorated: list[Instruction] = [(_DECORATE, (block, _BLOCK))]
+    decorated: list[Instruction] = [(DECORATE, (block, _BLOCK))]
     begin: list[Instruction] = []
     for place, each in enumerate(pushed):
-        decorated.append((_MEMBER_DECORATE, (block, place, _OFFSET, 4 * place)))
+        decorated.append((MEMBER_DECORATE, (block, place, _OFFSET, 4 * place)))
         index, pointer = new(), new()
         added.append((_CONSTANT, (integer, index, place)))
         begin.append((_ACCESS_CHAIN, (pointers[types[each]], pointer, variable, index)))
@@ -179,7 +150,7 @@ def _rewritten(module: _Module, pushed: Sequence[int]) -> bytes:
 
     outside: list[Instruction] = []
     for op, words in module.outside:
-        if op == _DECORATE and words[0] in given and words[1] == _SPEC_ID:
+        if op == DECORATE and words[0] in given and words[1] == SPEC_ID:
             outside += decorated  # among the other decorations
             decorated = []
         elif op == _SPEC_CONSTANT and words[1] in given:
@@ -188,15 +159,12 @@ def _rewritten(module: _Module, pushed: Sequence[int]) -> bytes:
             begin.append((words[2], words[:2] + words[3:]))
         elif op == _SPEC_CONSTANT_COMPOSITE and words[1] in moved:
             begin.append((_COMPOSITE_CONSTRUCT, words))
-        elif op == _ENTRY_POINT and version >= _LISTS_GLOBALS:
+        elif op == ENTRY_POINT and version >= _LISTS_GLOBALS:
             outside.append((op, (*words, variable)))
         else:
             outside.append((op, words))
     functions = [_begun(f, begin) if f[0][1][1] == module.entry else f for f in module.functions]
-    out = [*module.header[:3], bound, module.header[4]]
-    for op, words in (*outside, *added, *(i for function in functions for i in function)):
-        out += ((len(words) + 1) << 16 | op, *words)
-    return struct.pack(f"<{len(out)}I", *out)
+    return write(module.header, bound, [*outside, *added], functions)
 
 
 def _begun(function: list[Instruction], begin: list[Instruction]) -> list[Instruction]:

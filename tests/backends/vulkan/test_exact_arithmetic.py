@@ -1,0 +1,83 @@
+"""Which instructions of a kernel's SPIR-V a driver must compute as the text says."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.backends.vulkan import glslang
+from weft.backends.vulkan.exact_arithmetic import NO_CONTRACTION, with_exact_arithmetic
+from weft.backends.vulkan.spirv_module import DECORATE, Module, read
+
+ADD, MULTIPLY, VECTOR_TIMES_SCALAR, EXT_INST, LESS = 129, 133, 142, 12, 184
+HEAD = """#version 450
+layout(std430, set = 0, binding = 0) buffer X { float x[]; };
+layout(std430, set = 0, binding = 1) buffer V { vec4 v[]; };
+"""
+
+
+def compiled(body: str, before: str = "") -> Module:
+    """Return the module of a kernel with this body."""
+    compiler = glslang.find_compiler()
+    assert compiler is not None
+    module = read(compiler.compile(f"{HEAD}{before}void main() {{ {body} }}\n", "test"))
+    assert module is not None
+    return module
+
+
+def exact(module: Module) -> dict[int, list[bool]]:
+    """Return for each opcode, in order, whether its results are to be computed exactly."""
+    decorated = {words[0] for op, words in module.outside if op == DECORATE and words[1] == NO_CONTRACTION}
+    found: dict[int, list[bool]] = {}
+    for function in module.functions:
+        for op, words in function:
+            if len(words) > 1:
+                found.setdefault(op, []).append(words[1] in decorated)
+    return found
+
+
+def test_steps_are_exact() -> None:
+    made = exact(compiled("float _v = x[0]; _v = ((_v) * (x[1])); _v = ((_v) + (x[2])); x[3] = log(exp(_v));"))
+    assert made[MULTIPLY] == made[ADD] == [True]
+    assert made[EXT_INST] == [True, True]
+
+
+def test_functions_beside_the_kernel_are_exact() -> None:
+    made = exact(compiled("x[0] = f(x[1]);", "float f(float a) { return a < 0.0 ? a * 2.0 + 1.0 : a; }\n"))
+    assert made[MULTIPLY] == made[ADD] == made[LESS] == [True]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "sum += x[k] * x[k + 1];",
+        "sum = sum + x[k] * x[k + 1];",
+        "sum += x[k] * x[k + 1] + x[k + 2] * x[k + 3];",
+        "sums[k % 2] += x[k] * x[k + 1];",
+        "if (k > 2) sum += x[k] * x[k + 1];",
+    ],
+)
+def test_a_sum_of_products_is_not(statement: str) -> None:
+    body = f"float sum = 0.0; float sums[2]; for (int k = 0; k < 8; k++) {{ {statement} }} x[0] = sum + sums[0];"
+    made = exact(compiled(body))
+    assert set(made[MULTIPLY]) == {False}
+    assert made[ADD] == [False] * (len(made[ADD]) - 1) + [True], "the last addition adds no product"
+
+
+def test_nor_a_sum_of_scaled_vectors() -> None:
+    made = exact(compiled("vec4 sum = vec4(0.0); for (int k = 0; k < 8; k++) sum += x[k] * v[k]; v[9] = sum * 2.0;"))
+    assert made[ADD] == [False] and made[VECTOR_TIMES_SCALAR] == [False, True]
+
+
+def test_a_product_that_is_added_to_another_variable_is_exact() -> None:
+    made = exact(compiled("float a = x[0], b = x[1]; b = a + x[2] * x[3]; x[4] = b;"))
+    assert made[MULTIPLY] == made[ADD] == [True]
+
+
+def test_what_is_already_exact_is_decorated_once() -> None:
+    module = compiled("precise float a = x[0] * x[1] + x[2]; x[3] = a;")
+    given = [words[0] for op, words in module.outside if op == DECORATE and words[1] == NO_CONTRACTION]
+    assert len(given) == len(set(given)) == 2
+
+
+def test_what_is_no_module_stays_as_it_is() -> None:
+    assert with_exact_arithmetic(b"nonsense") == b"nonsense"
