@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
-
 from weft.core.graph.composite import Body, Composite
 from weft.core.graph.op import OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
@@ -37,7 +35,7 @@ class CausalConvWithState(Composite):
         batch, channels, length = shape
         if past and make.dims(past) != (batch, channels, taps - 1):
             raise misfit(self, f"the past is {make.dims(past)}; it must be {(batch, channels, taps - 1)}")
-        before = past or make.constant(np.zeros((batch, channels, taps - 1), make.dtype(x).numpy))
+        before = past or make.zeros(make.dtype(x), batch, channels, taps - 1)
         padded = make.add("Concat", before, x, axis=2) if taps > 1 else x
         if make.known(weight) is not None:
             y = make.add("Conv", padded, weight, group=channels, kernel_shape=(taps,))

@@ -13,12 +13,13 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
 from weft.core.graph.op import OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.symbolic import integer
 from weft.errors import ValueNeeded
 from weft.ops.attention import heads_apart, heads_joined
 from weft.ops.contrib_quantize import MatMulIntegerToFloat
 from weft.ops.elementwise import FLOATS, misfit
 from weft.ops.key_cache import gather_rows
-from weft.ops.onnx_attention import Masks, attend, check_heads
+from weft.ops.onnx_attention import Masks, attend, check_heads, distances
 
 FILTER = -10000.0
 """What ONNX Runtime adds to the scores of keys that a padding mask hides, unless told otherwise."""
@@ -39,7 +40,7 @@ class _PaddedAttention(Composite):
         (batch, _, queries, _), keys = make.dims(q), make.dims(k)[2]
         masks = Masks(make, make.dtype(q))
         if self.unidirectional:
-            masks.hide(np.arange(keys)[None, :] - np.arange(queries)[:, None] > past)
+            masks.show_near(distances(make, queries, keys), "LessOrEqual", past)
         if padding:
             masks.computed.append(self._padding(make, q, padding, batch, queries, keys))
         if bias:
@@ -50,7 +51,7 @@ class _PaddedAttention(Composite):
         """Return a padding mask as numbers to add: from the number of keys, or from a number that is not 0 a key."""
         shape = make.dims(padding)
         zero, hidden = make.number(0, q), make.number(self.mask_filter_value, q)
-        places = make.constant(np.arange(keys).reshape(1, 1, 1, keys))
+        places = make.counting(keys, 1, 1, 1, keys)
         if shape in ((batch,), (2 * batch,)):
             wide = make.reshape(make.cast(padding, DType.INT64), shape[0] // max(batch, 1), batch, 1, 1, 1)
             ends = make.reshape(make.part(wide, 0, 0, 1), batch, 1, 1, 1)
@@ -274,16 +275,17 @@ class GroupQueryAttention(Composite):
         batch, _, rows, depth = make.dims(q)
         if make.dims(lengths) not in ((batch,), (batch, 1)):
             raise misfit(self, f"seqlens_k is {make.dims(lengths)}; it must be {(batch,)}")
-        first = rows == int(known.reshape(-1)[0])  # a prompt: there is no past, whatever the buffers hold
+        whole = integer(known.reshape(-1)[0])
+        first = rows == whole  # a prompt: there is no past, whatever the buffers hold
         before = make.dims(past_k)[2] if past_k else 0
-        keys = max(int(known.reshape(-1)[0]), before)
+        keys = max(whole, before)
         # Rows of keys that come before the new ones, for each image: (batch, 1).
         if first:
-            past = make.constant(np.zeros((batch, 1), np.int64))
+            past = make.zeros(DType.INT64, batch, 1)
         else:
             ends = make.reshape(make.cast(lengths, DType.INT64), batch, 1)
-            past = make.add("Add", ends, make.constant(np.asarray(1 - rows, np.int64)))
-        steps = make.constant(np.arange(rows, dtype=np.int64).reshape(1, rows))
+            past = make.add("Add", ends, make.integer(1 - rows))
+        steps = make.counting(rows, 1, rows)
         if self.do_rotary:
             places = ids or make.add("Add", past, steps)
             turned = 2 * make.dims(cos)[1]
@@ -306,14 +308,14 @@ class GroupQueryAttention(Composite):
         """Return (batch, groups, keys, depth): rows of the past, then the new ones, then zeros."""
         batch, groups, rows, depth = make.dims(new)
         before = make.dims(old)[2] if old and not first else 0
-        zero = make.constant(np.zeros((batch, groups, 1, depth), make.dtype(new).numpy))
+        zero = make.zeros(make.dtype(new), batch, groups, 1, depth)
         every = make.add("Concat", *([old] if before else []), new, zero, axis=2)
-        at = make.constant(np.arange(keys, dtype=np.int64).reshape(1, keys))
+        at = make.counting(keys, 1, keys)
         # A key's row among all: its own in the past, then those of the new ones, then that of zeros.
         behind = make.add("Sub", at, past)
-        moved = make.add("Add", behind, make.constant(np.asarray(before, np.int64)))
-        fresh = make.add("Less", behind, make.constant(np.asarray(rows, np.int64)))
-        place = make.add("Where", fresh, moved, make.constant(np.asarray(before + rows, np.int64)))
+        moved = make.add("Add", behind, make.integer(before))
+        fresh = make.add("Less", behind, make.integer(rows))
+        place = make.add("Where", fresh, moved, make.integer(before + rows))
         if before:
             place = make.add("Where", make.add("Less", at, past), at, place)
         return gather_rows(make, every, place)
@@ -323,14 +325,16 @@ class GroupQueryAttention(Composite):
         masks = Masks(make, make.dtype(q))
         size = self.local_window_size
         if first:
-            near = np.arange(keys)[None, :] - np.arange(rows)[:, None]
-            masks.hide((near > 0) | (near <= -size) if size > 0 else near > 0)
+            near = distances(make, rows, keys)
+            masks.show_near(near, "LessOrEqual", 0)
+            if size > 0:
+                masks.show_near(near, "Greater", -size)
         else:
-            at = make.constant(np.arange(keys, dtype=np.int64).reshape(1, 1, 1, keys))
+            at = make.counting(keys, 1, 1, 1, keys)
             last = make.reshape(make.add("Add", past, steps), batch, 1, rows, 1)
             seen = make.add("LessOrEqual", at, last)
             if size > 0:
-                reach = make.add("Add", at, make.constant(np.asarray(size, np.int64)))
+                reach = make.add("Add", at, make.integer(size))
                 seen = make.add("And", seen, make.add("Greater", reach, last))
             masks.show(seen)
         if bias:
@@ -364,7 +368,7 @@ class RelativePositionBias(Composite):
                     why=f"input {index}, a number of positions, is not a constant",
                     index=index,
                 )
-        queries, keys = (int(np.asarray(make.known(length)).reshape(-1)[0]) for length in lengths)
+        queries, keys = (integer(np.asarray(make.known(length)).reshape(-1)[0]) for length in lengths)
         places = np.arange(keys)[None, :] - np.arange(queries)[:, None]
         rows = make.add("Gather", table, make.constant(self._buckets(places, make.dims(table)[0])), axis=0)
         return [make.reshape(make.add("Transpose", rows, perm=(2, 0, 1)), 1, make.dims(table)[1], queries, keys)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import numpy as np
-
 from weft.core.graph.composite import Body, Composite, padded
 from weft.core.graph.dtypes import DType
 from weft.core.graph.op import OpClass, register_op
@@ -55,7 +53,7 @@ class _SkipNorm(Composite):
 
     def results(self, make: Body, normed: str, total: str) -> list[str]:
         """Return the outputs; those for training are zeros, which inference does not read."""
-        zeros = make.constant(np.zeros((*make.dims(total)[:-1], 1), np.float32)) if self.outputs > 1 else ""
+        zeros = make.zeros(DType.FLOAT32, *make.dims(total)[:-1], 1) if self.outputs > 1 else ""
         return [normed, zeros, zeros, total]
 
 
@@ -121,7 +119,7 @@ class EmbedLayerNormalization(Composite):
             counts = make.add("ReduceSum", make.cast(mask, DType.FLOAT32), make.ints(1), keepdims=0)
             index = make.cast(counts, DType.INT32)
         else:
-            index = make.constant(np.zeros(batch, np.int32)) if self.outputs > 1 else ""
+            index = make.zeros(DType.INT32, batch) if self.outputs > 1 else ""
         return [normed, index, total]
 
 

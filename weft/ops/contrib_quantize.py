@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -109,7 +110,7 @@ class QLinearSoftmax(_OfOne):
             return make.add("Softmax", x, axis=self.axis)
         dims = make.dims(x)
         first = self.axis % len(dims)
-        rows = make.reshape(x, int(np.prod(dims[:first])), int(np.prod(dims[first:])))
+        rows = make.reshape(x, prod(dims[:first]), prod(dims[first:]))
         return make.reshape(make.add("Softmax", rows, axis=1), *dims)
 
 

@@ -226,7 +226,7 @@ def _of_nothing(make: Body, node: Node) -> Sequence[str]:
     _, _, b = (*node.inputs, "")[:3]
     out = make.graph.specs[node.outputs[0]]
     if not b:
-        return [make.constant(np.zeros(out.dims, out.dtype.numpy))]
+        return [make.zeros(out.dtype, *out.dims)]
     column = make.reshape(b, 1, out.dims[1], *(1,) * (len(out.dims) - 2))
     return [make.add("Expand", column, make.ints(*out.dims))]
 

@@ -109,7 +109,7 @@ def _einsum(op: Einsum, make: Body, node: Node) -> Sequence[str]:
     equation: Equation = op.read([make.dims(i) for i in node.inputs])
     if 0 in equation.sizes.values():  # sums of nothing
         out = make.graph.specs[node.outputs[0]]
-        return [make.constant(np.zeros(out.dims, out.dtype.numpy))]
+        return [make.zeros(out.dtype, *out.dims)]
     work, kind = _Contraction(make, equation), make.dtype(node.inputs[0])
     # Products and sums have no shorter integers; the lower bits of longer ones are the same.
     inside = DType.INT32 if kind.is_integer and kind.bits < DType.INT32.bits else kind

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from math import prod
 from typing import ClassVar
 
-import numpy as np
-
 from weft.core.graph.composite import Body, Composite
 from weft.core.graph.dtypes import DType
 from weft.core.graph.op import register_op
@@ -23,8 +21,8 @@ def gather_rows(make: Body, every: str, places: str) -> str:
     """
     batch, parts, height, elements = make.dims(every)
     rows = make.dims(places)[1]
-    starts = np.arange(batch * parts, dtype=np.int64).reshape(batch, parts, 1) * height
-    at = make.add("Add", make.constant(starts), make.reshape(places, make.dims(places)[0], 1, rows))
+    starts = make.add("Mul", make.counting(batch * parts, batch, parts, 1), make.integer(height))
+    at = make.add("Add", starts, make.reshape(places, make.dims(places)[0], 1, rows))
     return make.add("Gather", make.reshape(every, batch * parts * height, elements), at, axis=0)
 
 
@@ -59,27 +57,27 @@ class TensorScatter(Composite):
             make.reshape(update, batch, parts, length, elements),
             axis=2,
         )
-        at = make.constant(np.arange(size, dtype=np.int64).reshape(1, size))
+        at = make.counting(size, 1, size)
         first = make.reshape(make.cast(rest[0], DType.INT64), batch, 1) if rest and rest[0] else ""
         place = at
         if first and self.mode == "circular":
             place = make.add("Sub", at, self._within(make, first, size))
-            zero, round_ = (make.constant(np.asarray(n, np.int64)) for n in (0, size))
+            zero, round_ = make.integer(0), make.integer(size)
             place = make.add("Where", make.add("Less", place, zero), make.add("Add", place, round_), place)
         elif first:
             place = make.add("Sub", at, first)
-        fresh = make.add("Less", place, make.constant(np.asarray(length, np.int64)))
+        fresh = make.add("Less", place, make.integer(length))
         if first and self.mode == "linear":
-            begun = make.add("GreaterOrEqual", place, make.constant(np.asarray(0, np.int64)))
+            begun = make.add("GreaterOrEqual", place, make.integer(0))
             fresh = make.add("And", fresh, begun)
-        moved = make.add("Add", place, make.constant(np.asarray(size, np.int64)))
+        moved = make.add("Add", place, make.integer(size))
         return [make.reshape(gather_rows(make, every, make.add("Where", fresh, moved, at)), *shape)]
 
     def _within(self, make: Body, first: str, size: int) -> str:
         """Return a row's remainder by the number of rows. Floats are exact up to 2^24 rows; `size` counts as 0, too."""
-        number = make.cast(first, DType.FLOAT32)
-        rounds = make.add("Floor", make.add("Div", number, make.number(size, number)))
-        return make.cast(make.add("Sub", number, make.add("Mul", rounds, make.number(size, number))), DType.INT64)
+        number, whole = make.cast(first, DType.FLOAT32), make.cast(make.integer(size), DType.FLOAT32)
+        rounds = make.add("Floor", make.add("Div", number, whole))
+        return make.cast(make.add("Sub", number, make.add("Mul", rounds, whole)), DType.INT64)
 
 
 __all__ = ["TensorScatter", "gather_rows"]

@@ -15,7 +15,6 @@ import numpy as np
 
 from weft.core.graph.composite import Body, Composite
 from weft.core.graph.dtypes import DType
-from weft.core.graph.layout import Array
 from weft.core.graph.op import Op, OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.ops.attention import heads_apart, heads_joined
@@ -31,19 +30,22 @@ class Masks:
 
     make: Body
     dtype: DType
-    fixed: Array | None = None
+    fixed: str = ""
     computed: list[str] = field(default_factory=list)
 
-    def hide(self, hidden: Array) -> None:
-        """Hide the keys where an array, which broadcasts to the scores, is true."""
-        added = np.where(hidden, -np.inf, 0).astype(self.dtype.numpy)
-        self.fixed = added if self.fixed is None else np.minimum(self.fixed, added)
+    def show_near(self, distance: str, kind: str, bound: int) -> None:
+        """Show only the keys whose distance, a constant that broadcasts to the scores, is `kind` ("Less") a bound."""
+        added = self._added(self.make.add(kind, distance, self.make.integer(bound)))
+        self.fixed = self.make.add("Min", self.fixed, added) if self.fixed else added
 
     def show(self, allowed: str) -> None:
         """Hide the keys where a value computed at run time is false."""
+        self.computed.append(self._added(allowed))
+
+    def _added(self, allowed: str) -> str:
         make, kind = self.make, self.dtype.numpy
         zero, hidden = make.constant(np.zeros((), kind)), make.constant(np.asarray(-np.inf, kind))
-        self.computed.append(make.add("Where", allowed, zero, hidden))
+        return make.add("Where", allowed, zero, hidden)
 
     def add(self, mask: str) -> None:
         """Add a mask: of booleans that say which keys are seen, or of numbers."""
@@ -54,7 +56,7 @@ class Masks:
 
     def total(self) -> str:
         """Return the sum of all, "" if there are none."""
-        parts = [*self.computed, *([] if self.fixed is None else [self.make.constant(self.fixed)])]
+        parts = [*self.computed, *filter(None, [self.fixed])]
         whole = parts[0] if parts else ""
         for part in parts[1:]:
             whole = self.make.add("Add", whole, part)
@@ -220,24 +222,30 @@ class OnnxAttention(Composite):
             if missing:
                 alone = Masks(make, masks.dtype)
                 alone.add(mask)
-                pads = make.constant(np.array([0] * (2 * len(make.dims(mask)) - 1) + [missing]))
+                pads = make.ints(*[0] * (2 * len(make.dims(mask)) - 1), missing)
                 mask = make.add("Pad", alone.total(), pads, make.number(-np.inf, q))
             masks.add(mask)
-        near = np.arange(keys)[None, :] - np.arange(queries)[:, None]  # keys as seen from queries
         bounds = [(self.right_window_size, 1), (self.left_window_size, -1)]
         bounds = [(size, side) for size, side in bounds if size >= 0] + [(0, 1)] * self.is_causal
+        near = distances(make, queries, keys) if bounds else ""
         for size, side in bounds:
+            within = "LessOrEqual" if side > 0 else "GreaterOrEqual"
             if not lengths:
-                masks.hide(side * (near - past) > size)
+                masks.show_near(near, within, past + side * size)
                 continue
             # The last query stands at the last key of its image: key - query + queries <= length + size.
             length = make.reshape(make.cast(lengths, DType.INT64), batch, 1, 1, 1)
-            least = make.constant((near + queries - side * size).reshape(1, 1, queries, keys))
-            masks.show(make.add("LessOrEqual" if side > 0 else "GreaterOrEqual", least, length))
+            least = make.add("Add", near, make.integer(queries - side * size))
+            masks.show(make.add(within, make.reshape(least, 1, 1, queries, keys), length))
         if lengths:
             length = make.reshape(make.cast(lengths, DType.INT64), batch, 1, 1, 1)
-            masks.show(make.add("Less", make.constant(np.arange(keys).reshape(1, 1, 1, keys)), length))
+            masks.show(make.add("Less", make.counting(keys, 1, 1, 1, keys), length))
         return masks
 
 
-__all__ = ["Masks", "OnnxAttention", "attend", "check_heads"]
+def distances(make: Body, queries: int, keys: int) -> str:
+    """Return the constant number of each key, less that of each query: (queries, keys) of int64."""
+    return make.add("Sub", make.counting(keys, 1, keys), make.counting(queries, queries, 1))
+
+
+__all__ = ["Masks", "OnnxAttention", "attend", "check_heads", "distances"]

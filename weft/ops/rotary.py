@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
-
 from weft.core.graph.composite import Body, Composite
 from weft.core.graph.dtypes import DType
 from weft.core.graph.op import OpClass, register_op
@@ -117,7 +115,7 @@ class ContribRotaryEmbedding(Composite):
             size = self.rotary_embedding_dim or 2 * make.dims(cos)[-1]
             heads = shape[2] // max(size, 1)
         if make.dims(ids) == (1,):
-            steps = make.constant(np.arange(rows, dtype=np.int64).reshape(1, rows))
+            steps = make.counting(rows, 1, rows)
             row = make.add("Add", make.reshape(make.cast(ids, DType.INT64), 1, 1), steps)
             ids = make.add("Expand", row, make.ints(batch, rows)) if batch > 1 else row
         elif make.dims(ids) != (batch, rows):

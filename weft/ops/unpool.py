@@ -83,7 +83,7 @@ class MaxUnpool(MovingOp):
 def _max_unpool(op: MaxUnpool, make: Body, node: Node) -> Sequence[str]:
     x, places, *_ = node.inputs
     shape, out = op.plain(make.dims(x)), make.dims(node.outputs[0])
-    zeros = make.constant(np.zeros(prod(shape), make.dtype(x).numpy))
+    zeros = make.zeros(make.dtype(x), prod(shape))
     y = make.add("ScatterElements", zeros, make.reshape(places, -1), make.reshape(x, -1))
     y = make.reshape(y, *shape)
     if out != shape:

@@ -246,6 +246,31 @@ def test_rows_of_the_op_table() -> None:
     assert others > 100
 
 
+HEADS_AND_CACHES = (
+    "Attention", "MultiHeadAttention", "GroupQueryAttention", "RotaryEmbedding", "TensorScatter", "CausalConvWithState",
+    "EmbedLayerNormalization", "SkipLayerNormalization",
+)
+
+
+@pytest.mark.parametrize("op", HEADS_AND_CACHES)
+def test_attention_and_caches_over_open_rows(op: str) -> None:
+    """Of each row of these composite ops, batch and lengths are open; heads and elements are a model's own."""
+    rows = [row for row in all_cases() if row.op.rpartition("::")[2] == op]
+    assert rows
+    for row in rows:
+        graph, shapes = one_op(row)
+        fixed = {spec.dims[-1] for spec in row.specs() if spec is not None and spec.dims}
+        fixed |= {spec.dims[-3] for spec in row.specs() if spec is not None and len(spec.dims) > 3}
+        for name in graph.inputs:
+            dims = tuple(d if d in fixed else f"size {d}" for d in shapes[name])
+            graph.specs[name] = TensorSpec(dims, graph.specs[name].dtype)
+        if not graph.symbols():
+            continue
+        network = opened(graph, shapes)
+        assert network is not None, row.id
+        assert_serves(network, graph, shapes)
+
+
 def test_a_graph_that_cannot_be_opened_is_tried_once() -> None:
     """An op of which the shape needs a number: each shape is prepared alone."""
     made = (one_op(row) for row in all_cases() if row.op == "Resize")

@@ -17,8 +17,10 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node, infer_node
 from weft.core.graph.interpreter import evaluate, values
+from weft.core.graph.later_constants import fold_symbolic
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, new_op
+from weft.core.graph.symbolic import LaterConstant, int_array, is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 
@@ -27,7 +29,11 @@ MOST_KEPT = 512
 
 
 class Body:
-    """Builds nodes in a graph, which gets their specs and constants. Values are named by strings."""
+    """Builds nodes in a graph, which gets their specs and constants. Values are named by strings.
+
+    Sizes may be open (`SymbolicInt`). Make constants of them by `ints`, `integer`, `counting` and `zeros`, and compute
+    further with nodes: what constants decide becomes a constant, if need be one that is computed for each size.
+    """
 
     def __init__(self, graph: Graph, label: str, names: Names) -> None:
         self.graph, self.label, self.names = graph, label, names
@@ -48,15 +54,31 @@ class Body:
 
     def constant(self, value: Array) -> str:
         """Add a constant."""
+        return self._constant(value, TensorSpec(value.shape, DType.of(value.dtype)))
+
+    def _constant(self, value: Array | LaterConstant, spec: TensorSpec) -> str:
         name = self.names.fresh(f"{self.label}.constant")
         self.added.append(name)
-        self.graph.constants[name] = value
-        self.graph.specs[name] = TensorSpec(value.shape, DType.of(value.dtype))
+        self.graph.constants[name] = value  # type: ignore[assignment]  # an array that nobody may read yet
+        self.graph.specs[name] = spec
         return name
 
     def ints(self, *numbers: int) -> str:
         """Add a constant list of int64."""
-        return self.constant(np.array(numbers, np.int64))
+        return self._constant(int_array(numbers), TensorSpec((len(numbers),), DType.INT64))
+
+    def integer(self, number: int) -> str:
+        """Add a constant scalar of int64."""
+        return self._constant(int_array([number]).reshape(()), TensorSpec((), DType.INT64))
+
+    def counting(self, count: int, *shape: int) -> str:
+        """Add the constant int64 numbers from 0 to before `count`, as a list or in another shape."""
+        row = self.add("Range", self.integer(0), self.integer(count), self.integer(1))
+        return self.reshape(row, *shape) if shape else row
+
+    def zeros(self, dtype: DType, *shape: int) -> str:
+        """Add a constant of zeros."""
+        return self.add("Expand", self.constant(np.zeros((), dtype.numpy)), self.ints(*shape))
 
     def number(self, value: float, like: str) -> str:
         """Add a scalar of the type of another value."""
@@ -71,11 +93,16 @@ class Body:
         op = new_op(kind, **attributes)
         if isinstance(op, Composite):
             return tuple(op.body(self, inputs))[:made]
-        if any(inputs) and all(i in self.graph.constants for i in inputs if i):
-            return tuple(self.constant(value) for value in evaluate(op, [self.known(i) for i in inputs])[:made])
+        given = [self.known(i) if i else None for i in inputs]
+        is_known = any(inputs) and all(value is not None for i, value in zip(inputs, given, strict=True) if i)
+        if is_known and not any(map(is_symbolic, given)):
+            return tuple(self.constant(value) for value in evaluate(op, given)[:made])
         name = self.names.fresh(f"{self.label}.{kind}")
         node = Node(name, op, inputs, (name, *(self.names.fresh(name) for _ in range(1, made))))
         infer_node(self.graph, node)
+        if is_known:
+            later = zip(fold_symbolic(self.graph, node), node.outputs, strict=True)
+            return tuple([self._constant(value, self.graph.specs.pop(output)) for value, output in later])
         self.added += node.outputs
         self.nodes.append(node)
         return node.outputs

@@ -7,8 +7,8 @@ import numpy as np
 from weft.core.contract.error_context import is_error
 from weft.core.graph.graph import Graph, Node, infer_node
 from weft.core.graph.interpreter import evaluate
+from weft.core.graph.later_constants import fold_symbolic, follows_from_open_sizes
 from weft.core.graph.layout import Array
-from weft.core.passes.later_constants import fold_symbolic, follows_from_open_sizes
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.properties import SHAPES_INFERRED, Property
 from weft.errors import ModelError, brief

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
 from weft.core.graph.composite import Body, Decomposition, decomposition_of
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.passes.journal import Journal
@@ -87,7 +85,7 @@ def _decomposed(
     make = Body(graph, node.name, names)
     specs = [graph.specs[o] for o in node.outputs if o]
     if len(specs) == len(node.outputs) and not any(spec.size for spec in specs):
-        results: Sequence[str] = [make.constant(np.zeros(spec.dims, spec.dtype.numpy)) for spec in specs]
+        results: Sequence[str] = [make.zeros(spec.dtype, *spec.dims) for spec in specs]
     else:
         results = decompose(node.op, make, node)
     added += make.added

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from weft.core.graph.graph import Graph, Node, infer_node, inferred
+from weft.core.graph.later_constants import only_element
 from weft.core.graph.op import new_op
 from weft.core.graph.tensor import TensorSpec
-from weft.core.passes.later_constants import only_element
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.reader import DEEPEST, Reader
 

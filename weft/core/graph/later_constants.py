@@ -103,12 +103,15 @@ def follows_from_open_sizes(graph: Graph, node: Node) -> bool:
     return any(is_symbolic(graph.constants[i]) for i in node.inputs if i)
 
 
-def fold_symbolic(graph: Graph, node: Node, budget: Budget) -> list[Any]:
-    """Return the outputs of a node that depends on open sizes: integers for shapes at once, others for later."""
+def fold_symbolic(graph: Graph, node: Node, budget: Budget | None = None) -> list[Any]:
+    """Return the outputs of a node that depends on open sizes: integers for shapes at once, others for later.
+
+    The preparation fails for open sizes where these outputs would go beyond the budget.
+    """
     specs = [graph.specs[o] for o in node.outputs if o]
     nbytes = sum(spec.size * spec.dtype.itemsize for spec in specs)
     sizes = _sizes(graph, node)
-    if not budget.nbytes + nbytes <= budget.limits.folding_bytes:
+    if budget is not None and not budget.nbytes + nbytes <= budget.limits.folding_bytes:
         raise sizes.fail(f"folding {node.name!r} would go beyond a limit")
     values = [graph.constants.get(i) if i else None for i in node.inputs]
     integers = _integers(graph, node, values, specs)
