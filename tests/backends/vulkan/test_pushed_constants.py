@@ -15,7 +15,8 @@ from weft.backends.vulkan.device import VulkanDevice
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.backends.vulkan.pipeline_builder import Kernel
 from weft.backends.vulkan.pipelines import PushedKernel
-from weft.backends.vulkan.pushed_constants import MOST_PUSHED, pushable
+from weft.backends.vulkan.pushed_constants import pushable
+from weft.backends.vulkan.pushed_numbers import MOST_BYTES, positions
 from weft.backends.vulkan.spirv import spirv_for
 from weft.core.graph.dtypes import DType
 from weft.kernels.source import LOCAL_SIZE, Arg, ConstantKind, KernelSource
@@ -130,7 +131,7 @@ def test_no_more_are_pushed_than_every_device_takes(device: VulkanDevice) -> Non
     for k in (0, 5, 39):
         numbers = {**values(1), **{n: i + (i == k) for i, n in enumerate(names)}}
         made = device.compile_for_shapes(source, numbers, frozenset(names))
-        assert isinstance(made, PushedKernel) and len(made.pushed) == 4 * MOST_PUSHED == 128
+        assert isinstance(made, PushedKernel) and len(made.pushed) == MOST_BYTES == 128
         run(device, device.record([LaunchCommand(made, (whole(y),), (1, 1, 1))]))
         assert host(y)[0] == sum(range(40)) + 1
     assert device.stats.compiles == 2, "the last constants are still known when a pipeline is built"
@@ -147,9 +148,11 @@ def test_every_standard_kernel_can_take_all_of_its_sizes(device: VulkanDevice) -
     compiled = list(kernels)[:: 1 if is_long() else 3]
     for template, request in kernels.items():
         source = render(request, GlslDialect())
-        wanted = [k for k, (name, _) in enumerate(source.constants) if name not in LOCAL_SIZE]
-        spirv = spirv_for(source)
-        assert pushable(spirv, wanted) == tuple(wanted[:MOST_PUSHED]), template
+        known = positions(source)
+        assert known == {k for k, (_, kind) in enumerate(source.constants) if kind == "float"}, template
+        wanted = [k for k, (name, _) in enumerate(source.constants) if name not in LOCAL_SIZE and k not in known]
+        room = MOST_BYTES - 4 * len(known)
+        assert pushable(spirv_for(source), (*wanted, *known), room) == tuple(wanted[: room // 4]), template
         numbers = {name: 1 for name, _ in source.constants} | {"LX": 64}
         if template in compiled:
             device.compile_for_shapes(source, numbers, frozenset(numbers))

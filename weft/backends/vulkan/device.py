@@ -157,7 +157,7 @@ class VulkanDevice(GpuDevice):
         """Copy bytes of a DEVICE buffer into the contiguous array `out`, after all earlier work."""
         self.parts.transfer.download(buffer, offset, out)
 
-    def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> Kernel | PtxKernel:
+    def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> Kernel | PushedKernel | PtxKernel:
         """Return the kernel with these constants, from memory or newly built from its SPIR-V or PTX."""
         check_kernel(source, values, self.caps, self.info.name)
         return self._counted(self.parts.builds.kernel(source, values))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from weft.backends.vulkan import pushed_numbers
+from weft.backends.vulkan.pushed_constants import FIRST_ID
 from weft.core.graph.dtypes import DType
 from weft.kernels.dialect import Dialect, KernelParts, View, cut_to_bits, extended, is_word_pair, with_suffix
 from weft.kernels.formats import from_bits, is_coded, to_bits
@@ -38,7 +40,7 @@ _EXTENSIONS = {
 
 @dataclass(frozen=True)
 class GlslDialect(Dialect):
-    """GLSL: constants are specialization constants, so one SPIR-V serves every shape."""
+    """GLSL: ints are specialization constants, so one SPIR-V serves every shape, and floats are pushed."""
 
     name: ClassVar[str] = "glsl"
     prelude: ClassVar[str] = "prelude.glsl.mako"
@@ -61,7 +63,9 @@ class GlslDialect(Dialect):
             lines.append("#pragma use_vulkan_memory_model")
         lines.append("layout(local_size_x_id = 0, local_size_y_id = 1, local_size_z_id = 2) in;")
         for i, (name, kind) in enumerate(parts.constants):
-            lines.append(f"layout(constant_id = {i + 3}) const {kind} {name} = 1;")
+            if kind == "int":
+                lines.append(f"layout(constant_id = {i + FIRST_ID}) const int {name} = 1;")
+        lines.append(pushed_numbers.declarations(parts.constants, FIRST_ID))
         for i, a in enumerate(parts.args):
             access = (
                 "restrict " if a.written else "restrict readonly "

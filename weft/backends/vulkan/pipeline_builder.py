@@ -11,6 +11,7 @@ from typing import Any
 
 from weft.backends.gpu.device import fork_guard
 from weft.backends.gpu.device.built_kernels import Kept
+from weft.backends.vulkan import pushed_numbers
 from weft.backends.vulkan._vk import NOT_THE_KERNELS_FAULT, NULL, Arena, create, failure, ffi, lib, vk, words
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.pushed_constants import FIRST_ID, with_pushed
@@ -22,8 +23,7 @@ _MODULES = 64
 """Shader modules kept for further pipelines; each is needed only while a pipeline is built from it."""
 Positions = tuple[int, ...]
 """Which constants of a kernel are pushed."""
-_PACKED = {"int": "<i", "float": "<f", "double": "<d"}
-"""How a constant of each kind is packed. The ints, and with them all constants that are pushed, come first."""
+_BYTES = {"int": 4, "float": 4, "double": 8}
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,11 +87,14 @@ class PipelineBuilder:
     ) -> Kernel:
         """Return the kernel with these constants, of which those at the positions `pushed` are given at each dispatch.
 
-        The driver may take the pipeline from its `cache`.
+        So are its numbers, if they are pushed. The driver may take the pipeline from its `cache`.
         """
-        key = (source.digest, pushed)
-        module = self._modules.get(key, lambda: self._module(source, with_pushed(spirv, pushed) if pushed else spirv))
-        interface = self._interface(len(source.args), 4 * len(pushed))
+        key, numbers = (source.digest, pushed), len(pushed_numbers.packed(source, values))
+        if pushed:
+            module = self._modules.get(key, lambda: self._module(source, with_pushed(spirv, pushed, numbers)))
+        else:
+            module = self._modules.get(key, lambda: self._module(source, spirv))
+        interface = self._interface(len(source.args), numbers + 4 * len(pushed))
         arena = Arena()
         stage = arena.new(
             "VkPipelineShaderStageCreateInfo",
@@ -181,8 +184,10 @@ class PipelineBuilder:
 
 
 def pack_constants(source: KernelSource, values: Mapping[str, int | float]) -> bytes:
-    """Return 4 bytes a constant, 8 a double: ids 0 to 2 are the local size, id i + 3 is the constant at position i."""
-    kinds = [*((name, "int") for name in LOCAL_SIZE), *source.constants]
+    """Return 4 bytes a constant, 8 a double: ids 0 to 2 are the local size, id i + 3 is the constant at position i.
+
+    Pushed numbers are zeros: no pipeline knows them.
+    """
     missing = [name for name, _ in source.constants if name not in values]
     if missing:
         raise CompileError(
@@ -190,11 +195,14 @@ def pack_constants(source: KernelSource, values: Mapping[str, int | float]) -> b
             why=f"{', '.join(missing)}: not among {', '.join(values) or 'no values'}",
             fix="give every constant of the kernel a value",
         )
+    pushed = pushed_numbers.positions(source)
     try:
-        return b"".join(
-            struct.pack(_PACKED[kind], values.get(name, 1)) for name, kind in kinds
+        sizes = b"".join(pushed_numbers.pack(values.get(name, 1), "int") for name in LOCAL_SIZE)
+        return sizes + b"".join(
+            bytes(_BYTES[kind]) if i in pushed else pushed_numbers.pack(values[name], kind)
+            for i, (name, kind) in enumerate(source.constants)
         )
-    except (struct.error, OverflowError) as e:
+    except struct.error as e:
         raise CompileError(
             f"a constant of kernel {source.entry} is not a 32-bit number",
             why=f"{e}; constants: {', '.join(f'{k}={v}' for k, v in values.items())}",
@@ -203,7 +211,7 @@ def pack_constants(source: KernelSource, values: Mapping[str, int | float]) -> b
 
 
 def _specialization(arena: Arena, source: KernelSource, constants: bytes) -> Any:
-    sizes = [4] * FIRST_ID + [struct.calcsize(_PACKED[kind]) for _, kind in source.constants]
+    sizes = [4] * FIRST_ID + [_BYTES[kind] for _, kind in source.constants]
     entries = [
         arena.new("VkSpecializationMapEntry", constantID=i, offset=sum(sizes[:i]), size=size)
         for i, size in enumerate(sizes)

@@ -1,7 +1,8 @@
 """Kernels as VkPipelines: built from SPIR-V and constants once per device; the driver's cache is kept on disk.
 
-Constants are specialization constants. A network that changes its shape has those that vary pushed instead
-(`weft.backends.vulkan.pushed_constants`), so that one pipeline serves every shape.
+Ints are specialization constants, and numbers are pushed (`weft.backends.vulkan.pushed_numbers`). A network that
+changes its shape has the ints that vary pushed, too (`weft.backends.vulkan.pushed_constants`), so that one pipeline
+serves every shape.
 
 Pipelines and their shader modules are destroyed when nothing uses them and others were used since
 (`weft.backends.gpu.device.built_kernels`). Otherwise a program with ever new shapes would hold more and more of them.
@@ -16,12 +17,14 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 from weft.backends.gpu.device.built_kernels import KERNELS_KEPT, Kept
+from weft.backends.vulkan import pushed_numbers
 from weft.backends.vulkan._vk import NULL, Arena, check, create, ffi, lib, vk
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.late_compiler import LateCompiler
 from weft.backends.vulkan.memory import Memory
 from weft.backends.vulkan.pipeline_builder import Kernel, Owned, PipelineBuilder, Positions, pack_constants
 from weft.backends.vulkan.pushed_constants import FIRST_ID, pushable
+from weft.backends.vulkan.pushed_numbers import MOST_BYTES
 from weft.backends.vulkan.spirv import spirv_for
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import DeviceError, DeviceLost, OutOfMemory
@@ -38,13 +41,17 @@ _HEADER = struct.Struct("<IIII16s")
 
 
 class PushedKernel:
-    """A kernel some of whose constants are pushed, with their values."""
+    """A kernel that has pushed constants, with their values."""
 
     def __init__(self, kernel: Kernel, pushed: bytes) -> None:
         self._kernel, self.pushed = kernel, pushed
         """The pipeline must live as long as this does."""
         self.pipeline, self.interface, self.name = kernel.pipeline, kernel.interface, kernel.name
         self.count = kernel.count
+
+
+def _with(kernel: Kernel, pushed: bytes) -> Kernel | PushedKernel:
+    return PushedKernel(kernel, pushed) if pushed else kernel
 
 
 class Pipelines:
@@ -66,11 +73,12 @@ class Pipelines:
         self._unsaved = False
         self._late = LateCompiler(context, memory) if physical.compiles_late else None
 
-    def kernel(self, source: KernelSource, values: Mapping[str, int | float]) -> Kernel:
+    def kernel(self, source: KernelSource, values: Mapping[str, int | float]) -> Kernel | PushedKernel:
         """Return the kernel with these constants; a repeated call costs one look-up."""
         constants = pack_constants(source, values)
         make = lambda: self._build(source, values, constants, ())  # noqa: E731
-        return self._kernels.get((source.digest, constants, ()), make)
+        made = self._kernels.get((source.digest, constants, ()), make)
+        return _with(made, pushed_numbers.packed(source, values))
 
     def kernel_for_shapes(
         self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]
@@ -79,17 +87,17 @@ class Pipelines:
 
         A kernel that was built for exactly these constants serves as well.
         """
-        constants = pack_constants(source, values)
+        constants, numbers = pack_constants(source, values), pushed_numbers.packed(source, values)
         exact = self._kernels.find((source.digest, constants, ()))
         if exact is not None:
-            return exact
+            return _with(exact, numbers)
         key = (source.digest, varying)
         positions = self._pushable.get(key)
         if positions is None:
             # Doubles take eight bytes, and stay constants.
             known = enumerate(source.constants)
             wanted = [k for k, (n, kind) in known if n in varying and n not in LOCAL_SIZE and kind != "double"]
-            positions = self._pushable[key] = pushable(spirv_for(source), wanted)
+            positions = self._pushable[key] = pushable(spirv_for(source), wanted, MOST_BYTES - len(numbers))
         if not positions:
             return self.kernel(source, values)
         places = [4 * (k + FIRST_ID) for k in positions]
@@ -98,7 +106,7 @@ class Pipelines:
             fixed[at : at + 4] = bytes(4)
         make = lambda: self._build(source, values, bytes(fixed), positions)  # noqa: E731
         general = self._kernels.get((source.digest, bytes(fixed), positions), make)
-        return PushedKernel(general, b"".join(constants[at : at + 4] for at in places))
+        return _with(general, numbers + b"".join(constants[at : at + 4] for at in places))
 
     def building(self) -> AbstractContextManager[None]:
         """Compile several kernels at a time while a block runs, where that takes more than threads."""

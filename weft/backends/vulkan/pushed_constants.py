@@ -8,7 +8,9 @@ the module itself says which constants must be known when a pipeline is built: t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
+from weft.backends.vulkan.pushed_numbers import MOST_BYTES
 from weft.backends.vulkan.spirv_module import (
     DECORATE,
     ENTRY_POINT,
@@ -23,8 +25,6 @@ from weft.backends.vulkan.spirv_module import (
 
 FIRST_ID = 3
 """The `constant_id` of a kernel's first constant; before it come those of the local size."""
-MOST_PUSHED = 32
-"""Most constants that are pushed: 128 bytes, which every Vulkan device has."""
 
 _EXT_INST, _TYPE_INT, _TYPE_STRUCT, _TYPE_POINTER = 12, 21, 30, 32
 _CONSTANT, _SPEC_CONSTANT, _SPEC_CONSTANT_COMPOSITE, _SPEC_CONSTANT_OP = 43, 50, 51, 52
@@ -51,25 +51,45 @@ _COMMON = 400
 """Instructions from here on are of extensions, such as cooperative matrices; this module does not know them."""
 
 
-def pushable(spirv: bytes, wanted: Iterable[int]) -> tuple[int, ...]:
-    """Return which of the wanted constants (by position) can be pushed, at most MOST_PUSHED of them, in order."""
+def pushable(spirv: bytes, wanted: Iterable[int], room: int = MOST_BYTES) -> tuple[int, ...]:
+    """Return which of the wanted constants (by position) can be pushed, in order: as many as fit `room` bytes."""
     module = read(spirv)
     if module is None:
         return ()
     ids, needed = module.constants(), _needed(module)
     allowed = (k for k in sorted(wanted) if k + FIRST_ID in ids and ids[k + FIRST_ID] not in needed)
-    return tuple(allowed)[:MOST_PUSHED]
+    return tuple(allowed)[: room // 4]
 
 
-def with_pushed(spirv: bytes, positions: Sequence[int]) -> bytes:
+def with_pushed(spirv: bytes, positions: Sequence[int], begin: int = 0) -> bytes:
     """Return the module in which the constants at these positions are pushed: four bytes each, in this order.
 
-    They must be `pushable`.
+    They must be `pushable`. They come behind the `begin` bytes that the module has pushed already.
     """
     module = read(spirv)
     assert module is not None
     ids = module.constants()
-    return _rewritten(module, [ids[k + FIRST_ID] for k in positions])
+    return _rewritten(module, [ids[k + FIRST_ID] for k in positions], begin)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The push constants that a module has: the ids of the struct, of the pointer to it and of the variable."""
+
+    struct: int
+    pointer: int
+    variable: int
+    members: tuple[int, ...]
+
+
+def _block(module: Module) -> _Block | None:
+    """Return the push constants of a module."""
+    for op, words in module.outside:
+        if op == _VARIABLE and words[2] == _PUSH_CONSTANT:
+            made = {w[0]: w for o, w in module.outside if o in (_TYPE_STRUCT, _TYPE_POINTER)}
+            struct = made[words[0]][2]
+            return _Block(struct, words[0], words[1], made[struct][1:])
+    return None
 
 
 def _sources(module: Module) -> dict[int, frozenset[int]]:
@@ -114,7 +134,7 @@ def _ids(op: int, words: tuple[int, ...]) -> tuple[int, ...]:
     return words[:literal] + (words[literal + 1 :] if op in (_EXT_INST, _VARIABLE) else ())
 
 
-def _rewritten(module: Module, pushed: Sequence[int]) -> bytes:
+def _rewritten(module: Module, pushed: Sequence[int], first_byte: int) -> bytes:
     """Return the words of the module with these constants read at the start of the entry point."""
     version, bound = module.header[1], module.header[3]
     sources, given = _sources(module), set(pushed)
@@ -126,29 +146,32 @@ def _rewritten(module: Module, pushed: Sequence[int]) -> bytes:
         bound += 1
         return bound - 1
 
-    block, to_block, variable = new(), new(), new()
+    held = _block(module)
+    known = held or _Block(new(), new(), new(), ())
     integer = next((w[0] for op, w in module.outside if op == _TYPE_INT and w[1] == 32), None)
     added: list[Instruction] = []
     if integer is None:
         integer = new()
         added.append((_TYPE_INT, (integer, 32, 1)))
     added += [
-        (_TYPE_STRUCT, (block, *(types[each] for each in pushed))),
-        (_TYPE_POINTER, (to_block, _PUSH_CONSTANT, block)),
-        (_VARIABLE, (to_block, variable, _PUSH_CONSTANT)),
+        (_TYPE_STRUCT, (known.struct, *known.members, *(types[each] for each in pushed))),
+        (_TYPE_POINTER, (known.pointer, _PUSH_CONSTANT, known.struct)),
+        (_VARIABLE, (known.pointer, known.variable, _PUSH_CONSTANT)),
     ]
     pointers = {kind: new() for kind in dict.fromkeys(types[each] for each in pushed)}
     added += [(_TYPE_POINTER, (pointer, _PUSH_CONSTANT, kind)) for kind, pointer in pointers.items()]
-    decorated: list[Instruction] = [(DECORATE, (block, _BLOCK))]
+    decorated: list[Instruction] = [] if held else [(DECORATE, (known.struct, _BLOCK))]
     begin: list[Instruction] = []
     for place, each in enumerate(pushed):
-        decorated.append((MEMBER_DECORATE, (block, place, _OFFSET, 4 * place)))
+        member = len(known.members) + place
+        decorated.append((MEMBER_DECORATE, (known.struct, member, _OFFSET, first_byte + 4 * place)))
         index, pointer = new(), new()
-        added.append((_CONSTANT, (integer, index, place)))
-        begin.append((_ACCESS_CHAIN, (pointers[types[each]], pointer, variable, index)))
+        added.append((_CONSTANT, (integer, index, member)))
+        begin.append((_ACCESS_CHAIN, (pointers[types[each]], pointer, known.variable, index)))
         begin.append((_LOAD, (types[each], each, pointer)))
 
     outside: list[Instruction] = []
+    moved_block = {(_TYPE_STRUCT, known.struct), (_TYPE_POINTER, known.pointer), (_VARIABLE, known.variable)}
     for op, words in module.outside:
         if op == DECORATE and words[0] in given and words[1] == SPEC_ID:
             outside += decorated  # among the other decorations
@@ -159,8 +182,10 @@ def _rewritten(module: Module, pushed: Sequence[int]) -> bytes:
             begin.append((words[2], words[:2] + words[3:]))
         elif op == _SPEC_CONSTANT_COMPOSITE and words[1] in moved:
             begin.append((_COMPOSITE_CONSTRUCT, words))
-        elif op == ENTRY_POINT and version >= _LISTS_GLOBALS:
-            outside.append((op, (*words, variable)))
+        elif held and (op, words[1 if op == _VARIABLE else 0]) in moved_block:
+            continue  # behind the types of its new members
+        elif op == ENTRY_POINT and version >= _LISTS_GLOBALS and held is None:
+            outside.append((op, (*words, known.variable)))
         else:
             outside.append((op, words))
     functions = [_begun(f, begin) if f[0][1][1] == module.entry else f for f in module.functions]
