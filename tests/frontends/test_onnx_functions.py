@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper, parser
 
 import weft
 from tests.helpers.onnx_models import make_model, node, run_graph, run_onnxruntime
@@ -55,6 +55,85 @@ def test_attributes_are_passed() -> None:
     leaky.attribute.add(name="alpha", ref_attr_name="slope", type=1)
     model = model_of([call("f", slope=0.5)], function("f", [leaky], ["slope"]))
     np.testing.assert_array_equal(run_graph(load(model), X)[0], np.where(X["x"] < 0, X["x"] / 2, X["x"]))
+
+
+BODIES = {
+    "a float": "<alpha: float = 0.25> (a) => (b) { b = LeakyRelu <alpha: float = @alpha> (a) }",
+    "an int": """<back: int = 1> (a) => (b) {
+        n = Constant <value = int64 {1}> () b = CumSum <reverse: int = @back> (a, n) }""",
+    "ints": "<perm: ints = [0, 1]> (a) => (b) { b = Transpose <perm: ints = @perm> (a) }",
+    "floats": "<v: floats = [1.5, 2.5, 3.5]> (a) => (b) { c = Constant <value_floats: floats = @v> () b = Mul (a, c) }",
+    "a text": """<mode: string = "reflect"> (a) => (b) {
+        p = Constant <value_ints = [0, 1, 0, 1]> () b = Pad <mode: string = @mode> (a, p) }""",
+    "a tensor": "<t: tensor = float[3] {3, 4, 5}> (a) => (b) { c = Constant <value: tensor = @t> () b = Add (a, c) }",
+    "forwarded": "<outer: float = 0.75> (a) => (b) { b = local.inner <slope: float = @outer> (a) }",
+    "forwarded, no default of its own": "<outer> (a) => (b) { b = local.inner <slope: float = @outer> (a) }",
+    "no default at all": "<alpha> (a) => (b) { b = LeakyRelu <alpha: float = @alpha> (a) }",
+    "in the bodies of an If": """<alpha: float = 0.5> (a) => (b) {
+        m = ReduceMax <keepdims = 0> (a) z = Constant <value = float {0}> () yes = Greater (m, z)
+        b = If (yes) <
+          then_branch = t () => (c) { c = LeakyRelu <alpha: float = @alpha> (a) },
+          else_branch = e () => (c) { c = Elu <alpha: float = @alpha> (a) }> }""",
+    "in the body of a Loop": """<alpha: float = 0.5> (a) => (b) {
+        k = Constant <value = int64 {2}> () yes = Constant <value = bool {1}> ()
+        b = Loop (k, yes, a) <body = l (int64 i, bool go, float[2, 3] v) => (bool on, float[2, 3] w) {
+          on = Identity (go) w = local.inner <slope: float = @alpha> (v) }> }""",
+}
+"""Functions of `a` that hand an attribute on. The call may leave the attribute out."""
+INNER = "<slope: float = 0.125> (a) => (b) { b = LeakyRelu <alpha: float = @slope> (a) }"
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_an_attribute_that_a_call_leaves_out_has_the_default_of_the_innermost_function(name: str) -> None:
+    head = '<ir_version: 10, opset_import: ["" : 17, "local" : 1]> g (float[2, 3] x) => (float[k, l] y)'
+    model = parser.parse_model(
+        f"""{head} {{ y = local.f (x) }}
+        <opset_import: ["" : 17, "local" : 1], domain: "local"> f {BODIES[name]}
+        <opset_import: ["" : 17], domain: "local"> inner {INNER}"""
+    )
+    (expected,) = run_onnxruntime(model, X)
+    for device in ("cpu", "opencl"):
+        with weft.load(model, device) as session:
+            np.testing.assert_allclose(session.run(X)[0], expected, 1e-6)
+
+
+def test_what_a_call_gives_replaces_the_default() -> None:
+    leaky = node("LeakyRelu", "a", "b")
+    leaky.attribute.add(name="alpha", ref_attr_name="slope", type=1)
+    local = function("f", [leaky])
+    local.attribute_proto.append(helper.make_attribute("slope", 0.25))
+    nodes = [call("f", "x", "v"), call("f", "v", "y", slope=0.5)]
+    expected = np.where(X["x"] < 0, X["x"] / 8, X["x"])
+    np.testing.assert_array_equal(run_graph(load(model_of(nodes, local)), X)[0], expected)
+
+
+def test_a_function_may_give_back_what_it_takes() -> None:
+    both = helper.make_function(LOCAL, "f", ["a"], ["a", "b"], [node("Neg", "a", "b")], [helper.make_opsetid("", 17)])
+    model = model_of([call("f", "x", "u v"), node("Sub", "u v", "y")], both)
+    np.testing.assert_array_equal(run_graph(load(model), X)[0], 2 * X["x"])
+
+
+@pytest.mark.parametrize(
+    ("body", "opset", "expected"),
+    [
+        ([node("Softmax", "a", "b", axis=0)], 12, np.exp(X["x"]) / np.exp(X["x"]).sum()),
+        ([node("ReduceSum", "a", "b", axes=[0], keepdims=0)], 11, X["x"].sum(0)),
+        ([node("Pad", "a", "b", pads=[0, 1, 0, 0])], 7, np.pad(X["x"], [(0, 0), (1, 0)])),
+    ],
+    ids=["a meaning", "an attribute", "the oldest"],
+)
+def test_nodes_of_a_function_mean_what_the_opset_of_the_function_says(
+    body: list[NodeProto], opset: int, expected: Array
+) -> None:
+    model = model_of([call("f")], function("f", body, opset=opset))
+    np.testing.assert_allclose(run_graph(load(model), X)[0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("opset", [6, 99])
+def test_a_function_of_an_opset_that_weft_does_not_know_is_refused(opset: int) -> None:
+    with pytest.raises(ModelError, match=f"opset {opset}") as caught:
+        load(model_of([call("f")], function("f", [node("Relu", "a", "b")], opset=opset)))
+    assert "local.f" in str(caught.value)
 
 
 def test_names_inside_do_not_collide_with_weights() -> None:

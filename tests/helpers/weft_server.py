@@ -136,7 +136,7 @@ def become(arguments: list[str]) -> None:
 
 
 WANTED = (
-    "mako.lookup", "numpy.random", "onnx.inliner", "platformdirs", "typer.main",
+    "mako.lookup", "numpy.random", "platformdirs", "typer.main",
     "weft.backends.gpu.backend", "weft.backends.gpu.selftest.child", "weft.cli.app", "weft.conformance.native.child",
     "weft.core.passes.fuse", "weft.frontends.onnx", "weft.ops", "weft.plugins.entry_points",
 )

@@ -4,7 +4,8 @@ A file passes through these modules. Each trusts only what the ones before it ha
 
     files       path -> bytes
     reading     bytes -> protobuf: size, header, opsets
-    functions   calls of model-local functions are expanded
+    functions   calls of model-local functions are expanded, then `bodies` expands ops that ONNX defines by others;
+                `instances` renames the values of both
     tensors     initialisers -> arrays, inputs -> specs; `external` maps the files beside the model
     building    nodes -> ops: `schemas` checks each against its opset, `importers` lifts it to the newest
 """

@@ -6,15 +6,13 @@ written, so its nodes are read as of that opset, whatever the model's is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from math import tau
 from typing import Any
 
 import numpy as np
 from onnx import (
-    AttributeProto,
     FunctionProto,
     GraphProto,
     ModelProto,
@@ -29,6 +27,7 @@ from onnx.shape_inference import InferenceError, infer_shapes
 from weft.core.graph.limits import Limits
 from weft.core.graph.op import find_op
 from weft.frontends.onnx.importers import RENAMED
+from weft.frontends.onnx.instances import Expanded, Instances, copied, subgraphs, walk
 from weft.frontends.onnx.reading import domain_of
 
 PREVIEW = "ai.onnx.preview"
@@ -41,26 +40,12 @@ WINDOWS: dict[str, tuple[float, float, float]] = {
 """The terms A0, A1 and A2 of windows, all digits of them: their bodies have them, and compute, in float32."""
 
 
-@dataclass
-class Expanded:
-    """A model after bodies replaced nodes, and the opsets of the nodes that came from bodies."""
-
-    model: ModelProto
-    opset: int
-    older: dict[str, int] = field(default_factory=dict)
-    """The opsets of nodes that differ from the model's, by the name of the node's first output."""
-
-    def opset_of(self, node: NodeProto) -> int:
-        """Return the opset that a node of ONNX's own domain is of."""
-        return self.older.get(node.output[0], self.opset) if node.output else self.opset
-
-
-def expand_bodies(model: ModelProto, opset: int, limits: Limits, label: str) -> Expanded:
+def expand_bodies(done: Expanded, limits: Limits, label: str) -> Expanded:
     """Return the model with nodes that Weft lacks an op for replaced by ONNX's bodies, where ONNX has one.
 
     Raise ModelError if that makes more nodes than `limits` allow.
     """
-    done = Expanded(model, opset)
+    done = Expanded(done.model, done.opset, dict(done.older))
     while any(_schema(node, done.opset_of(node)) for node in walk(done.model.graph.node)):
         step = _Step(done)
         nodes = step.expand(done.model.graph.node)
@@ -69,28 +54,8 @@ def expand_bodies(model: ModelProto, opset: int, limits: Limits, label: str) -> 
         total = sum(1 for _ in walk(nodes))
         if total > limits.nodes:
             raise limits.exceeded("nodes", total, "the model, its ops taken apart,", label)
-        graph = GraphProto(
-            name=model.graph.name, node=nodes, input=model.graph.input, output=model.graph.output
-        )
-        graph.initializer.extend(model.graph.initializer)
-        graph.sparse_initializer.extend(model.graph.sparse_initializer)
-        done.model = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=graph)
+        done.model = done.with_nodes(nodes)
     return done
-
-
-def walk(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """Return the nodes and those in their subgraphs, however deep."""
-    waiting = [nodes]
-    while waiting:
-        for node in waiting.pop():
-            yield node
-            for graph in _subgraphs(node):
-                waiting.append(graph.node)
-
-
-def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
-    for attribute in node.attribute:
-        yield from (graph for graph in (attribute.g, *attribute.graphs) if graph.node)
 
 
 class _Step:
@@ -99,8 +64,7 @@ class _Step:
     def __init__(self, done: Expanded) -> None:
         self._done = done
         self._types = _types(done.model)
-        self._taken = {name for node in walk(done.model.graph.node) for name in (*node.input, *node.output)}
-        self._taken |= {value.name for value in (*done.model.graph.input, *done.model.graph.initializer)}
+        self._instances = Instances(done)
         self.bodies = 0
 
     def expand(self, nodes: Iterable[NodeProto]) -> list[NodeProto]:
@@ -112,70 +76,18 @@ class _Step:
             body = schema and _body(schema, node, opset, self._types)
             if schema and body:
                 self.bodies += 1
-                out += self._instance(schema, body, node)
+                attributes = {a.name: a.default_value for a in schema.attributes.values() if a.default_value.name}
+                attributes |= {a.name: a for a in node.attribute}
+                out += self._instances.of(body, node, attributes, body.opset_import[0].version)
                 continue
-            if any(_schema(inner, opset) for inner in walk([node])):
-                node = _copied(node)
-                for graph in _subgraphs(node):
+            if any(_schema(inner, self._done.opset_of(inner)) for inner in walk([node])):
+                node = copied(node)
+                for graph in subgraphs(node):
                     inside = self.expand(graph.node)
                     del graph.node[:]
                     graph.node.extend(inside)
             out.append(node)
         return out
-
-    def _instance(self, schema: Any, body: FunctionProto, node: NodeProto) -> Iterator[NodeProto]:
-        """Return the nodes of a body with the values and attributes of the node that it stands for."""
-        given = (*node.input, *[""] * (len(body.input) - len(node.input)))
-        names = dict(zip(body.input, given, strict=False)) | {"": ""}
-        names |= {inner: outer for inner, outer in zip(body.output, node.output, strict=False) if outer}
-        attributes = {a.name: a.default_value for a in schema.attributes.values() if a.default_value.name}
-        attributes |= {a.name: a for a in node.attribute}
-        whole, opset = node.name or node.op_type, body.opset_import[0].version
-        for part in body.node:
-            made = self._renamed(part, names, attributes)
-            made.name = f"{whole}.{made.op_type}"
-            for inner in walk([made]):
-                if opset != self._done.opset and inner.output:
-                    self._done.older[inner.output[0]] = opset
-            yield made
-
-    def _renamed(
-        self, node: NodeProto, names: dict[str, str], attributes: Mapping[str, AttributeProto]
-    ) -> NodeProto:
-        """Return a node of a body with the names of the graph around it; values of the body get fresh names."""
-        made = _copied(node)
-        made.input[:] = [self._name(name, names) for name in node.input]
-        made.output[:] = [self._name(name, names) for name in node.output]
-        del made.attribute[:]
-        for attribute in node.attribute:
-            value = AttributeProto()
-            value.CopyFrom(attributes.get(attribute.ref_attr_name, attribute))
-            value.name = attribute.name
-            if not value.ref_attr_name:
-                made.attribute.append(value)
-        for graph in _subgraphs(made):
-            inside = [self._renamed(part, names, attributes) for part in graph.node]
-            del graph.node[:]
-            graph.node.extend(inside)
-            for value_ in (*graph.input, *graph.output, *graph.initializer):
-                value_.name = self._name(value_.name, names)
-        return made
-
-    def _name(self, name: str, names: dict[str, str]) -> str:
-        if name not in names:
-            fresh, number = name, 0
-            while fresh in self._taken:
-                number += 1
-                fresh = f"{name}.{number}"
-            self._taken.add(fresh)
-            names[name] = fresh
-        return names[name]
-
-
-def _copied(node: NodeProto) -> NodeProto:
-    made = NodeProto()
-    made.CopyFrom(node)
-    return made
 
 
 def _schema(node: NodeProto, opset: int) -> Any:
@@ -249,7 +161,7 @@ def _types(model: ModelProto) -> dict[str, bytes]:
     with suppress(InferenceError):  # a node does not fit its schema; it is refused later with a reason
         skeleton = infer_shapes(skeleton)
     found: dict[str, bytes] = {}
-    graphs = [skeleton.graph, *(g for node in walk(skeleton.graph.node) for g in _subgraphs(node))]
+    graphs = [skeleton.graph, *(g for node in walk(skeleton.graph.node) for g in subgraphs(node))]
     for inner in graphs:
         for value in (*inner.input, *inner.value_info, *inner.output):
             if value.type.WhichOneof("value"):

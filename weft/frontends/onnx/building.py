@@ -19,10 +19,11 @@ from weft.core.graph.limits import Limits
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError, listed, listing
 from weft.frontends.onnx.attributes import read_attribute
-from weft.frontends.onnx.bodies import expand_bodies, walk
+from weft.frontends.onnx.bodies import expand_bodies
 from weft.frontends.onnx.external import ExternalFiles
 from weft.frontends.onnx.functions import expand
 from weft.frontends.onnx.importers import Scope
+from weft.frontends.onnx.instances import walk
 from weft.frontends.onnx.nodes import Body, NodeReader
 from weft.frontends.onnx.reading import Source, domain_of
 from weft.frontends.onnx.schemas import ElementTypes, check_node, schema_of
@@ -46,15 +47,15 @@ def build(source: Source, name: str | None, limits: Limits) -> Graph:
     if count > limits.nodes:
         raise limits.exceeded("nodes", count, "the model", source.label)
     label = source.label
-    expanded = expand_bodies(expand(source, limits), source.opset, limits, label)
+    expanded = expand_bodies(expand(source, limits), limits, label)
     model, proto = expanded.model, expanded.model.graph
     check_structure(proto, label)
     files = ExternalFiles(source.folder)
     values = Values(proto)
-    _read_constants(proto, values, files, source, limits)
+    _read_constants(proto, values, files, source, limits, expanded.opset_of)
     _read_inputs(proto, values, label)
     nodes = [node for node in proto.node if not is_constant(node)]
-    values.types = ElementTypes({k: spec.dtype for k, spec in values.graph.specs.items()}, nodes, source.opset)
+    values.types = ElementTypes({k: spec.dtype for k, spec in values.graph.specs.items()}, nodes, expanded.opset_of)
     opsets = {domain_of(entry.domain): entry.version for entry in model.opset_import}
     body = _Bodies(source, limits).read
     reader = NodeReader(opsets, files, values, _read_names(proto), expanded.opset_of, body)
@@ -81,7 +82,7 @@ class Values:
         self._taken = dict.fromkeys(names, 0)
         self._taken_here = defined(proto)
         self.graph = Graph("", [], [])
-        self.types = ElementTypes({}, (), 0)
+        self.types = ElementTypes({}, (), lambda node: 0)
 
     def set_constant(self, name: str, value: Array) -> None:
         """Make a name a constant."""
@@ -136,7 +137,7 @@ class _Bodies:
         check_structure(proto, label)
         inner = replace(self.source, label=label, data={})
         values = Values(proto, around.scope)
-        _read_constants(proto, values, around.files, inner, self.limits)
+        _read_constants(proto, values, around.files, inner, self.limits, around.opset_of)
         nodes = [node for node in proto.node if not is_constant(node)]
         here = defined(proto)
         captured = tuple(sorted(v for v in _captured(proto) if v and v not in here))
@@ -144,7 +145,7 @@ class _Bodies:
         known = {v: declared_output(i, False).dtype for v, i in inputs.items() if i.type.HasField("tensor_type")}
         known |= {v: around.scope.dtype(v) for v in captured}
         known |= {k: spec.dtype for k, spec in values.graph.specs.items()}
-        values.types = ElementTypes({k: t for k, t in known.items() if t is not None}, nodes, self.source.opset)
+        values.types = ElementTypes({k: t for k, t in known.items() if t is not None}, nodes, around.opset_of)
         reader = NodeReader(around.opsets, around.files, values, _read_names(proto), around.opset_of, self.read)
         graph = values.graph
         read = [
@@ -221,7 +222,12 @@ def check_structure(proto: GraphProto, label: str) -> None:
 
 
 def _read_constants(
-    proto: GraphProto, values: Values, files: ExternalFiles, source: Source, limits: Limits
+    proto: GraphProto,
+    values: Values,
+    files: ExternalFiles,
+    source: Source,
+    limits: Limits,
+    opset_of: Callable[[NodeProto], int],
 ) -> None:
     nbytes = 0
 
@@ -238,7 +244,7 @@ def _read_constants(
         held(tensor.name, to_array(tensor, files, source.data.get(place)))
 
     def constant(node: NodeProto) -> None:
-        array = _constant_value(node, files, source.opset)
+        array = _constant_value(node, files, opset_of(node))
         if node.output[0]:
             held(node.output[0], array)
 

@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
-from onnx.inliner import inline_local_functions
+from onnx import FunctionProto, ModelProto, NodeProto, OperatorSetIdProto
 
 from weft.core.graph.limits import Limits
 from weft.errors import ModelError, listing
-from weft.frontends.onnx.bodies import walk
 from weft.frontends.onnx.files import LARGEST_FILE
-from weft.frontends.onnx.reading import Source, domain_of
+from weft.frontends.onnx.instances import Expanded, Instances, copied, subgraphs, walk
+from weft.frontends.onnx.reading import NEWEST_OPSET, OLDEST_OPSET, Source, domain_of
 from weft.frontends.onnx.wording import quote
 
 DEEPEST_CALLS = 64
@@ -21,46 +20,72 @@ DEEPEST_CALLS = 64
 Key = tuple[str, str, str]
 
 
-def expand(source: Source, limits: Limits) -> ModelProto:
+def expand(source: Source, limits: Limits) -> Expanded:
     """Return the model with every call of a model-local function replaced by the function's nodes."""
-    model = source.proto
-    if not model.functions:
-        return model
-    _check(model, source.label, limits)
-    skeleton = _without_weights(model)
-    # A function may be of another opset than the model; onnx can lift its nodes while it inlines them.
-    convert = any(_opset(function.opset_import) not in (None, source.opset) for function in model.functions)
-    try:
-        inlined = inline_local_functions(skeleton, convert_version=convert)
-    except Exception as e:  # the inliner is C++ and does not document what it raises
-        raise ModelError(
-            "the model's functions cannot be expanded",
-            where=source.label,
-            why=str(e)[:500],
-            fix="export the model without functions",
-        ) from e
-    out = ModelProto(ir_version=model.ir_version, opset_import=inlined.opset_import)
-    out.graph.CopyFrom(inlined.graph)
-    del out.graph.initializer[:]
-    out.graph.initializer.extend(model.graph.initializer)
-    return out
+    expanded = Expanded(source.proto, source.opset)
+    if source.proto.functions:
+        _check(source.proto, source.label, limits)
+        expanded.model = _Calls(expanded, source.label).expand()
+    return expanded
 
 
-def _without_weights(model: ModelProto) -> ModelProto:
-    # The inliner takes and returns the graph as bytes, and needs only the names of the weights.
-    graph = GraphProto(
-        name=model.graph.name,
-        node=model.graph.node,
-        input=model.graph.input,
-        output=model.graph.output,
-        sparse_initializer=model.graph.sparse_initializer,
-        initializer=[
-            TensorProto(name=t.name, data_type=t.data_type, dims=[0]) for t in model.graph.initializer
-        ],
-    )
-    return ModelProto(
-        ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions, graph=graph
-    )
+class _Calls:
+    """Replaces the calls of one model by the nodes of their functions."""
+
+    def __init__(self, expanded: Expanded, label: str) -> None:
+        self._expanded, self._label = expanded, label
+        self._functions = {_key_of(function): function for function in expanded.model.functions}
+        self._instances = Instances(expanded)
+        self._domains = {domain_of(entry.domain) for entry in expanded.model.opset_import}
+
+    def expand(self) -> ModelProto:
+        """Return the model without calls and functions; it imports what its functions import as well."""
+        made = self._expanded.with_nodes(self._nodes(self._expanded.model.graph.node))
+        for function in self._functions.values():
+            for entry in function.opset_import:
+                if domain_of(entry.domain) not in self._domains:
+                    self._domains.add(domain_of(entry.domain))
+                    made.opset_import.append(entry)
+        return made
+
+    def _nodes(self, nodes: Iterable[NodeProto]) -> list[NodeProto]:
+        out: list[NodeProto] = []
+        for node in nodes:
+            function = self._functions.get(_key(node))
+            if function is not None:
+                out += self._nodes(self._called(function, node))
+                continue
+            if any(_key(inner) in self._functions for inner in walk([node])):
+                node = copied(node)
+                for graph in subgraphs(node):
+                    inside = self._nodes(graph.node)
+                    del graph.node[:]
+                    graph.node.extend(inside)
+            out.append(node)
+        return out
+
+    def _called(self, function: FunctionProto, call: NodeProto) -> Iterable[NodeProto]:
+        """Return the nodes of a call; what it does not give has the function's default."""
+        opset = _opset(function.opset_import)
+        problems = [
+            f"it has {len(given)} {what}, the function {len(taken)}"
+            for what, given, taken in (
+                ("inputs", call.input, function.input),
+                ("outputs", call.output, function.output),
+            )
+            if len(given) > len(taken)
+        ]
+        if opset is not None and not OLDEST_OPSET <= opset <= NEWEST_OPSET:
+            problems.append(f"the function is of ONNX opset {opset}; {OLDEST_OPSET} to {NEWEST_OPSET} are supported")
+        if problems:
+            raise ModelError(
+                f"a call of the model's function {quote('.'.join(_key(call)[:2]))} cannot be expanded",
+                where=f"{self._label}, node {quote(call.name or call.op_type)}",
+                why=listing(problems),
+                fix="export the model again, without functions",
+            )
+        attributes = {a.name: a for a in (*function.attribute_proto, *call.attribute)}
+        return self._instances.of(function, call, attributes, self._expanded.opset if opset is None else opset)
 
 
 def _check(model: ModelProto, label: str, limits: Limits) -> None:
@@ -75,7 +100,7 @@ def _check(model: ModelProto, label: str, limits: Limits) -> None:
         )
     bodies: dict[Key, list[NodeProto]] = {}
     for function in model.functions:
-        key = (domain_of(function.domain), function.name, function.overload)
+        key = _key_of(function)
         if key in bodies:
             raise ModelError(
                 "two functions of the model have one name",
@@ -97,7 +122,7 @@ def _check(model: ModelProto, label: str, limits: Limits) -> None:
         ) from e
     size: dict[Key, int] = {}
     nbytes: dict[Key, int] = {}
-    held = {(domain_of(f.domain), f.name, f.overload): sum(n.ByteSize() for n in f.node) for f in model.functions}
+    held = {_key_of(f): sum(n.ByteSize() for n in (*f.node, *f.attribute_proto)) for f in model.functions}
     depth: dict[Key, int] = {}
     for key in order:
         size[key] = len(bodies[key]) - len(calls[key]) + sum(size[callee] for callee in calls[key])
@@ -141,3 +166,7 @@ def _opset(imports: Iterable[OperatorSetIdProto]) -> int | None:
 
 def _key(node: NodeProto) -> Key:
     return (domain_of(node.domain), node.op_type, node.overload)
+
+
+def _key_of(function: FunctionProto) -> Key:
+    return (domain_of(function.domain), function.name, function.overload)

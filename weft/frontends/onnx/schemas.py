@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -146,10 +146,12 @@ def is_optional_output(schema: Schema, index: int) -> bool:
 class ElementTypes:
     """The element types of a graph's values as far as they follow without shapes."""
 
-    def __init__(self, known: Mapping[str, DType], nodes: Iterable[NodeProto], opset: int) -> None:
+    def __init__(
+        self, known: Mapping[str, DType], nodes: Iterable[NodeProto], opset_of: Callable[[NodeProto], int]
+    ) -> None:
         self._known = dict(known)
         self._makers = {out: (node, k) for node in nodes for k, out in enumerate(node.output) if out}
-        self._opset = opset
+        self._opset_of = opset_of
 
     def of(self, name: str) -> DType | None:
         """Return the element type of a value, None where only its shapes or a run could tell it."""
@@ -170,7 +172,7 @@ class ElementTypes:
 
     def _step(self, node: NodeProto, index: int) -> DType | str | None:
         """Return the type of an output, or the name of an input that has the same."""
-        schema = None if domain_of(node.domain) else schema_of(node.op_type, self._opset)
+        schema = None if domain_of(node.domain) else schema_of(node.op_type, self._opset_of(node))
         if schema is None or not schema.outputs:
             return None
         place = min(index, len(schema.outputs) - 1)
