@@ -59,6 +59,9 @@ DATA = {
     "weft/plugins/weft_backend.h": ("file", "The C header for backends in shared libraries"),
     "weft/kernels/cost_model.json": ("file", "What kernels take on a GPU, fitted to the trials in benchmarks/tuned"),
     "weft/kernels/device_models.json": ("file", "What kinds of device do in a time, measured or from datasheets"),
+    "weft/backends/gpu/device/vendors.json": ("file", "The vendors of cards, and the variables that hide their cards"),
+    "weft/backends/opencl/known_drivers.json": ("file", "What is known of OpenCL drivers by name"),
+    "weft/backends/vulkan/known_drivers.json": ("file", "What is known of Vulkan drivers by name"),
     "weft/backends/vulkan/standard.json": ("file", "Which Vulkan kernels a wheel brings compiled"),
 }
 """The files of a wheel that are neither Python nor kernel templates, and their origin: all of them are Weft's own."""

@@ -1,13 +1,15 @@
 """The environment variables that Weft uses, its own and others'; no other module reads the environment.
 
-An empty variable counts as not set. An invalid value raises ConfigError where it is used and in `check`.
+An empty variable counts as not set, but for those of GPU vendors (`cards`).
+An invalid value raises ConfigError where it is used and in `check`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from itertools import count, takewhile
 from pathlib import Path
 
@@ -21,6 +23,10 @@ _lent: list[object] = []
 """The tables that `variables` made. They are never freed: a thread may still be reading one."""
 SELFTESTS = ("auto", "child", "process", "off")
 """The values of `WEFT_SELFTEST`; the first is the default."""
+CARDS = (
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"
+)
+"""The variables of GPU vendors that say which cards a process uses, and how they are numbered."""
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -97,6 +103,12 @@ def cache_limit() -> int:
     fix = "set it to a number of MiB, WEFT_CACHE=0 to keep nothing, or unset it"
     given = _number("WEFT_CACHE_MIB", 1, MOST_CACHE_MIB, "no size of a cache", fix)
     return (CACHE_MIB if given is None else given) << 20
+
+
+@cache
+def cards() -> Mapping[str, str]:
+    """Return those of `CARDS` that are set, empty ones too, as they were at the first call: indices must not move."""
+    return {name: os.environ[name] for name in CARDS if name in os.environ}
 
 
 def build_processes() -> int | None:

@@ -488,7 +488,7 @@ static void device_info(int32_t index, weft_device_info *info)
     memset(info->name, 'x', sizeof info->name);
 #endif
 #ifdef INFO_BEHIND
-    (&info->software)[1] = 1;
+    info->pci[sizeof info->pci] = 1;
 #endif
     info->software = 1;
 #ifdef HALF_SOFTWARE

@@ -21,7 +21,8 @@ LAYOUT = r"""
     F(weft_attribute, floats) F(weft_attribute, strings) \
     F(weft_node, name) F(weft_node, op_type) F(weft_node, input_count) F(weft_node, inputs) \
     F(weft_node, output_count) F(weft_node, outputs) F(weft_node, attribute_count) F(weft_node, attributes) \
-    F(weft_device_info, name) F(weft_device_info, driver) F(weft_device_info, software) \
+    F(weft_device_info, name) F(weft_device_info, driver) F(weft_device_info, software) F(weft_device_info, uuid) \
+    F(weft_device_info, pci) \
     F(weft_backend, struct_size) F(weft_backend, version) F(weft_backend, supports) F(weft_backend, create) \
     F(weft_backend, execute) F(weft_backend, destroy) F(weft_backend, absent) F(weft_backend, device_count) \
     F(weft_backend, device_info) F(weft_backend, open) F(weft_backend, close) F(weft_backend, allocate) \

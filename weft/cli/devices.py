@@ -32,6 +32,7 @@ def devices(
             "devices": [as_dict(d) for d in found],
             "unusable": [as_dict(d) | {"use as": f"{d.id}:{d.index}", "why": why} for d, why in unusable],
             "absent": absent,
+            "hidden": registry.hidden(),
             "origins": registry.origins(),
             "skipped": registry.failures,
             "auto": {"device": choice.device, "why": choice.why},
@@ -42,10 +43,17 @@ def devices(
         }
         print(json.dumps(facts, indent=2, default=str))
         return
-    rows = [(device_name(d), d.name, d.driver, "software" if d.software else "hardware") for d in found]
+    rows = [_row(d, device_name(d), "software" if d.software else "hardware") for d in found]
     # An id alone means the first device that works.
-    rows += [(f"{d.id}:{d.index}", d.name, d.driver, "unusable") for d, _ in unusable]
-    table(("use as", "device", "driver", "kind"), rows)
+    rows += [_row(d, f"{d.id}:{d.index}", "unusable") for d, _ in unusable]
+    known = [any(cells) for cells in zip(*rows, strict=True)]
+    head = ("use as", "device", "driver", "kind", "UUID", "PCI address")
+    table(tuple(each for each, told in zip(head, known, strict=True) if told), [
+        tuple(each for each, told in zip(row, known, strict=True) if told) for row in rows
+    ])
+    for id_, notes in registry.hidden().items():
+        for note in notes:
+            line(plain(f"{id_}: {note}"))
     for device, why in unusable:
         line(plain(f"{device.id}:{device.index} is unusable: {why}"))
     listed = {device.id for device, _ in unusable}
@@ -58,6 +66,10 @@ def devices(
     for origin, why in registry.failures.items():
         line(plain(f"{origin} is skipped: {why}"))
     line(plain(choice.why))
+
+
+def _row(info: DeviceInfo, name: str, kind: str) -> tuple[str, ...]:
+    return name, info.name, info.driver, kind, info.uuid, info.pci
 
 
 def _list_options() -> None:
@@ -80,4 +92,4 @@ def as_dict(info: DeviceInfo) -> dict[str, object]:
     """Return the facts about a device for JSON."""
     kind = "software" if info.software else "hardware"
     own = {"use as": device_name(info), "name": info.name, "driver": info.driver, "kind": kind}
-    return {**own, "details": dict(info.details)}
+    return {**own, "uuid": info.uuid, "pci": info.pci, "details": dict(info.details)}

@@ -243,7 +243,8 @@ class NativeCreator(BackendCreator):
         info = CDeviceInfo(self.id.encode(), Path(self.file).name.encode(errors="replace")[:127], 0)
         if self.table.device_info:
             self.table.device_info(index, ctypes.byref(info))
-        return DeviceInfo(self.id, index, decoded(info.name), decoded(info.driver), bool(info.software))
+        name, driver, uuid, pci = map(decoded, (info.name, info.driver, info.uuid, info.pci))
+        return DeviceInfo(self.id, index, name, driver, bool(info.software), uuid=uuid, pci=pci)
 
     def onCreate(self, info: BackendInfo) -> Backend:
         """Return a backend on an open device."""

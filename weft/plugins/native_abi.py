@@ -111,7 +111,10 @@ class CNode(Structure):
 class CDeviceInfo(Structure):
     """`weft_device_info`."""
 
-    _fields_ = (("name", c_char * 128), ("driver", c_char * 128), ("software", c_int32))
+    _fields_ = (
+        ("name", c_char * 128), ("driver", c_char * 128), ("software", c_int32), ("uuid", c_char * 64),
+        ("pci", c_char * 32),
+    )
 
 
 class COptionInfo(Structure):

@@ -44,7 +44,7 @@ extern "C" {
  * whose minor number is not above its own. Backends in Python and in C share the number, and an addition may be for
  * one of them: 1.2 added nothing to this file. */
 #define WEFT_API_MAJOR 1u
-#define WEFT_API_MINOR 2u
+#define WEFT_API_MINOR 3u
 
 #if defined(__GNUC__)
 #define WEFT_EXPORT __attribute__((visibility("default")))
@@ -137,6 +137,8 @@ typedef struct weft_device_info {
     char name[128];
     char driver[128];
     int32_t software; /* 1 if the work is done by the host's CPU */
+    char uuid[64];    /* as the vendor's tools print it, "GPU-4b2c...", or empty (1.3) */
+    char pci[32];     /* its PCI address, "0000:65:00.0", or empty (1.3) */
 } weft_device_info;
 
 /* The kind of an option that is on or off; its values are 0 and 1, of kind WEFT_INT. (1.1) */

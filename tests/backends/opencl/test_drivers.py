@@ -17,10 +17,12 @@ import pyopencl as cl
 import pytest
 
 from tests.helpers import fake_opencl_driver
+from weft.backends.gpu.device.cards import Card
 from weft.backends.opencl import discovery, driver_trial, pip_driver
 from weft.core.host import child_process
 
 ROOT = Path(__file__).parents[3]
+INTEL, POCL = "Intel(R) OpenCL", "Portable Computing Language"
 HAS_PIP_DRIVER = sys.platform == "linux" and platform.machine() == "x86_64"
 GIVEN = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "LD_LIBRARY_PATH", "WEFT_SELFTEST")
 LISTED = """
@@ -68,8 +70,8 @@ def test_the_driver_that_pip_installed_is_found_by_itself_and_comes_first(cache:
     facts = in_new_process(LISTED, TMPDIR=str(tmp_path))
     assert facts["environment"], "what was set for the loader is as it was before"
     if HAS_PIP_DRIVER:
-        assert facts["usable"][0] == [0, pip_driver.PLATFORM]
-        assert [name for _, name in facts["usable"]].count(pip_driver.PLATFORM) == 1
+        assert facts["usable"][0] == [0, INTEL]
+        assert [name for _, name in facts["usable"]].count(INTEL) == 1
     assert list(tmp_path.glob("weft-opencl-*")) == []
 
 
@@ -124,13 +126,14 @@ def test_indices_do_not_depend_on_the_order_of_the_loader(monkeypatch: pytest.Mo
         return own
 
     cpu, gpu = int(cl.device_type.CPU), int(cl.device_type.GPU)
-    old = fake(driver_trial.POCL, "OpenCL 3.0 PoCL 3.0-rc2", cpu)
-    new = fake(driver_trial.POCL, "OpenCL 3.0 PoCL 3.1+debian", cpu)
-    intel, cards = fake(pip_driver.PLATFORM, "OpenCL 3.1 LINUX", cpu), fake("Acme", "OpenCL 3.0", gpu, cpu, gpu)
+    old = fake(POCL, "OpenCL 3.0 PoCL 3.0-rc2", cpu)
+    new = fake(POCL, "OpenCL 3.0 PoCL 3.1+debian", cpu)
+    intel, cards = fake(INTEL, "OpenCL 3.1 LINUX", cpu), fake("Acme", "OpenCL 3.0", gpu, cpu, gpu)
     emulation = fake("Intel(R) FPGA Emulation Platform for OpenCL(TM)", "OpenCL 1.2", 8)
     platforms = [old, cards, new, emulation, intel]
     monkeypatch.setattr(cl, "get_platforms", lambda: platforms)
     monkeypatch.setattr(discovery, "_devices_of", lambda p: p.devices)
+    monkeypatch.setattr(discovery, "card_of", lambda d: Card(d.of.name))
     for _ in range(len(platforms)):
         found = [(d.of.version, d.at) for d in discovery.raw_devices()]
         assert found[:3] == [(cards.version, 0), (cards.version, 2), (intel.version, 0)]
@@ -233,7 +236,7 @@ def test_a_process_that_hangs_or_cannot_try_says_so(
 
 def test_pocl_without_a_linker_is_not_even_tried(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     device: Any = SimpleNamespace(
-        platform=SimpleNamespace(name=driver_trial.POCL, version="1"), vendor="", name="", version="",
+        platform=SimpleNamespace(name=POCL, version="1"), vendor="", name="", version="",
         driver_version="", type=int(cl.device_type.CPU),
     )
     monkeypatch.setattr(driver_trial, "can_link", lambda: False)

@@ -145,7 +145,7 @@ def test_F8_the_optimised_rows_of_the_table_come_back(tmp_path: Path) -> None:
 
 def test_F8_all_that_can_be_known_of_a_network_is_saved() -> None:
     known = {"graph", "parts", "devices", "config", "refusals", "notes", "passes", "versions", "backend_options"}
-    known |= {"journal", "tail"}
+    known |= {"journal", "tail", "named"}
     known.add("weights")  # without them nothing is saved
     assert {f.name for f in fields(OptimizedNetwork)} == known
     assert {f.name for f in fields(BackendConfig)} == {"memory", "precision", "power", "fusing", "winograd"}

@@ -19,6 +19,7 @@ from weft.backends.opencl.capabilities import caps_of
 from weft.backends.opencl.cl_errors import failure, listed, words
 from weft.backends.opencl.compilers import Compilers, process_count
 from weft.backends.opencl.discovery import absent_reason, describe, enumerate_devices, raw_device
+from weft.backends.opencl.known_drivers import driver_of
 from weft.backends.opencl.programs import OpenCLKernel, Programs
 from weft.backends.opencl.queue_timer import QueueTimer
 from weft.backends.opencl.queues import QueuePool
@@ -72,7 +73,7 @@ class OpenCLDevice(GpuDevice):
         self._closed = False
         self._device_bytes = 0
         self._where = f"opencl:{info.index} ({info.name})"
-        processes = process_count() if "NVIDIA" in device.platform.name else 0
+        processes = process_count() if driver_of(device).compiles_one_at_a_time else 0
         facts = {"index": info.index, "name": info.name, "driver": info.driver}
         self.compilers = Compilers(facts, processes)
         self.programs = Programs(self._context, device, self.compilers)

@@ -6,6 +6,8 @@ import re
 from importlib import import_module
 from typing import Any
 
+from weft.backends.gpu.device.cards import UNHIDE, Card, Visible, visible
+from weft.backends.opencl.known_drivers import driver_named
 from weft.core.contract.backend import DeviceInfo
 from weft.errors import NoDevice, Reason
 
@@ -14,8 +16,6 @@ _VENDORS = (
     "install the GPU vendor's OpenCL driver (NVIDIA: the driver and its nvidia.icd; AMD: rocm-opencl; Intel: "
     "intel-opencl-icd)"
 )
-_EMULATION = "FPGA Emulation"
-"""Intel's runtime may bring a second platform, for developing FPGA programs; it is the same CPU again."""
 
 
 def absent_reason() -> Reason | None:
@@ -24,8 +24,11 @@ def absent_reason() -> Reason | None:
         import_module("pyopencl")
     except ImportError as e:
         return Reason(f"pyopencl cannot be imported ({e})", "pip install pyopencl")
-    if raw_devices():
+    found, shown = listed_devices()
+    if shown.shown:
         return None
+    if found:
+        return Reason(f"all OpenCL devices are hidden: {'; '.join(shown.notes)}", UNHIDE)
     driver, trial = import_module("weft.backends.opencl.pip_driver"), import_module("weft.backends.opencl.driver_trial")
     problem: Reason | None = driver.problem()
     if problem is not None:
@@ -55,8 +58,22 @@ def why_unusable(index: int) -> str | None:
     return why
 
 
+def hidden() -> list[str]:
+    """Return what the user's variables hide, a sentence each; nothing where OpenCL cannot be asked."""
+    try:
+        return listed_devices()[1].notes
+    except ImportError:
+        return []
+
+
 def raw_devices() -> list[Any]:
-    """Return pyopencl's device objects in the order of their indices, independent of the loader's order.
+    """Return pyopencl's device objects in the order of their indices; see `listed_devices`."""
+    found, shown = listed_devices()
+    return [found[i] for i in shown.shown]
+
+
+def listed_devices() -> tuple[list[Any], Visible]:
+    """Return all of pyopencl's usable devices, and which to show; the order is independent of the loader's.
 
     GPUs and accelerators come before CPUs. Of the CPU drivers, Intel's comes first because it is the fastest, then
     others by name, the newest first. Devices of one driver keep the driver's order.
@@ -64,15 +81,24 @@ def raw_devices() -> list[Any]:
     cl = import_module("pyopencl")
     found = [(platform, device) for platform in _platforms() for device in _devices_of(platform)]
     usable = [(p, d) for p, d in found if d.available and d.compiler_available]
-    quickest = import_module("weft.backends.opencl.pip_driver").PLATFORM
 
     def place(each: tuple[Any, Any]) -> tuple[bool, bool, str, list[int]]:
         platform, device = each
         version = [-int(number) for number in re.findall(r"\d+", platform.version)]
         is_cpu = bool(device.type & cl.device_type.CPU)
-        return is_cpu, platform.name.strip() != quickest, platform.name, version
+        return is_cpu, not (is_cpu and driver_named(platform.name).first_of_cpus), platform.name, version
 
-    return [device for _, device in sorted(usable, key=place)]
+    devices = [device for _, device in sorted(usable, key=place)]
+    return devices, visible([card_of(device) for device in devices])
+
+
+def card_of(device: Any) -> Card:
+    """Return what tells one of pyopencl's devices from others."""
+    cl = import_module("pyopencl")
+    uuid, pci = import_module("weft.backends.opencl.identity").identity(device)
+    software = bool(device.type & cl.device_type.CPU)
+    obeyed = frozenset(driver_named(device.platform.name).obeys)
+    return Card(device.name.strip(), int(device.vendor_id), uuid, pci, software, obeyed)
 
 
 def raw_device(index: int) -> Any:
@@ -92,7 +118,7 @@ def raw_device(index: int) -> Any:
 def describe(device: Any, index: int) -> DeviceInfo:
     """Return the facts about one of pyopencl's devices."""
     cl = import_module("pyopencl")
-    platform = device.platform
+    platform, card = device.platform, card_of(device)
     return DeviceInfo(
         DEVICE_ID,
         index,
@@ -109,6 +135,8 @@ def describe(device: Any, index: int) -> DeviceInfo:
             "largest allocation": device.max_mem_alloc_size,
             "local memory": device.local_mem_size,
         },
+        uuid=card.uuid,
+        pci=card.pci,
     )
 
 
@@ -119,7 +147,7 @@ def _platforms() -> list[Any]:
         found = list(cl.get_platforms())
     except cl.Error:  # loaders report "no platform" as an error
         return []
-    return [platform for platform in found if _EMULATION not in platform.name]
+    return [platform for platform in found if not driver_named(platform.name).ignored]
 
 
 def _devices_of(platform: Any) -> list[Any]:

@@ -27,6 +27,7 @@ import pyopencl as cl
 from weft import config
 from weft.backends.opencl import pip_driver
 from weft.backends.opencl.cl_errors import words
+from weft.backends.opencl.known_drivers import driver_of
 from weft.core.host import child_process
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import brief
@@ -34,7 +35,6 @@ from weft.kernels.compile_error import shortened
 
 log = logging.getLogger("weft.opencl")
 
-POCL = "Portable Computing Language"
 TIMEOUT = 120.0
 """Seconds after which a test is given up: a driver's first compilation may take long."""
 _MARK = "weft-trial "
@@ -93,7 +93,7 @@ def _described(device: cl.Device) -> tuple[str, ...]:
 
 
 def _tried(device: cl.Device, facts: str, *, in_child: bool) -> str | None:
-    if device.platform.name.strip() == POCL and not can_link():
+    if driver_of(device).needs_linker and not can_link():
         return "PoCL cannot link kernels here, and would end the process: apt install gcc libc6-dev"
     cache, key = DiskCache("trials"), json.dumps((_SCHEMA, _SOURCE, facts, _machine(), _loaded_libraries()))
     if cache.get(key) == _RIGHT:

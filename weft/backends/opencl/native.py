@@ -135,6 +135,24 @@ def load(device: cl.Device) -> NativeCalls | None:
     return None
 
 
+def about(device: cl.Device, query: int, nbytes: int) -> bytes:
+    """Return what a driver answers to a query that pyopencl does not know; nothing if it gives no such answer."""
+    for library in _candidates():
+        try:
+            if _answers(library, device):
+                return _asked(library, device, query, nbytes)
+        except (AttributeError, OSError):
+            continue
+    return b""
+
+
+def _asked(library: ctypes.CDLL, device: cl.Device, query: int, nbytes: int) -> bytes:
+    held, size = ctypes.create_string_buffer(nbytes), ctypes.c_size_t(0)
+    room, handle = ctypes.c_size_t(nbytes), ctypes.c_void_p(device.int_ptr)
+    code = _function(library, "clGetDeviceInfo")(handle, ctypes.c_uint(query), room, held, ctypes.byref(size))
+    return held.raw if code == 0 and size.value == nbytes else b""
+
+
 def _candidates() -> Iterator[ctypes.CDLL]:
     """Yield candidate libraries; a symbol looked up in pyopencl's extension is found in the library it links to."""
     names: tuple[Callable[[], str | None], ...] = (

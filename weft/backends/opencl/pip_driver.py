@@ -29,8 +29,6 @@ log = logging.getLogger("weft.opencl")
 
 PACKAGES = "intel-opencl-rt intel-cmplr-lib-rt"
 """The packages to install with pip."""
-PLATFORM = "Intel(R) OpenCL"
-"""The runtime's platform name."""
 _PACKAGE = "intel-opencl-rt"
 _LIBRARY = "libintelocl.so"
 _SYSTEM = Path("/etc/OpenCL/vendors")

@@ -23,6 +23,7 @@ from weft.backends.opencl.cl_errors import words
 from weft.backends.opencl.compilers import Compilers
 from weft.backends.opencl.constants import as_arguments, header, late_constants
 from weft.backends.opencl.joining import JoinableSource, joined
+from weft.backends.opencl.known_drivers import driver_named
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError
 from weft.kernels.compile_error import kernel_refused
@@ -33,8 +34,6 @@ log = logging.getLogger("weft.opencl")
 CACHE = "opencl"
 """The folder of binaries inside the cache."""
 _CACHE_FORMAT = "1"
-_NVIDIA_REGISTERS = 1 << 16
-"""Registers of an NVIDIA multiprocessor; its compiler ignores the work-group size and may give each item too many."""
 _REGISTERS_AT_ONCE = 8
 """An item gets a multiple of so many registers: with a limit between two, a group might not fit and never start."""
 _ITEMS_WITH_ALL_REGISTERS = 256
@@ -433,11 +432,12 @@ def _same(built: Built) -> Built:
 
 
 def build_options(platform: str, source: KernelSource, local: Size3) -> tuple[str, ...]:
-    """Return the options for a kernel of this local size; NVIDIA's compiler is told how many registers it may use."""
+    """Return the options for a kernel of this local size; a compiler may be told how many registers it may use."""
     items, options = math.prod(local), language_options(source)
-    if "NVIDIA" not in platform or items <= _ITEMS_WITH_ALL_REGISTERS:
+    registers = driver_named(platform).registers
+    if not registers or items <= _ITEMS_WITH_ALL_REGISTERS:
         return options
-    most = _NVIDIA_REGISTERS // items // _REGISTERS_AT_ONCE * _REGISTERS_AT_ONCE
+    most = registers // items // _REGISTERS_AT_ONCE * _REGISTERS_AT_ONCE
     return (*options, f"-cl-nv-maxrregcount={most}")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from weft.backends.gpu.creator import CHAINS, GpuCreator
 from weft.backends.vulkan.dialect import GlslDialect
-from weft.backends.vulkan.probe import absent_reason
+from weft.backends.vulkan.probe import absent_reason, hidden
 from weft.core.contract.backend import BackendOption, DeviceInfo, ForwardType
 from weft.core.contract.backend_options import NO_OPTIONS, Options
 
@@ -36,6 +36,10 @@ class VulkanCreator(GpuCreator):
         from weft.backends.vulkan.device import enumerate_devices
 
         return enumerate_devices()
+
+    def hidden(self) -> list[str]:
+        """Return what the user's variables hide."""
+        return hidden()
 
     def backend_class(self) -> type[GpuBackend]:
         """Return the backend class, to which creators of single ops can be added."""

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from weft.backends.gpu.device.cards import Card, Visible, pci_text, uuid_text, vendor_of, visible
 from weft.backends.gpu.device.device import DeviceCaps, Size3
 from weft.backends.vulkan import workgroup_matrices
 from weft.backends.vulkan._vk import NULL, Arena, enumerate_all, ffi, lib, string, vk
 from weft.backends.vulkan.instance import instance
+from weft.backends.vulkan.known_drivers import KnownDriver, driver_named
 from weft.core.contract.backend import DeviceInfo
 
 _API_1_1 = (1 << 22) | (1 << 12)
@@ -20,15 +22,14 @@ _KINDS = {0: "other", 1: "integrated GPU", 2: "discrete GPU", 3: "virtual GPU", 
 _RANK = {2: 0, 1: 1, 3: 2, 0: 3, 4: 5}
 _CPU = 4
 _MIB = 1 << 20
-_LLVMPIPE_ROUNDS = 65535
-"""Mesa's LP_MAX_TGSI_LOOP_ITERATIONS: the most iterations of all loops of one work-item; then it skips the rest."""
 EXTERNAL_HOST = "VK_EXT_external_memory_host"
 """The extension by which a device adopts memory of the process."""
 PTX_EXTENSION = "VK_NVX_binary_import"
 """The extension by which a device runs PTX; its kernels take the addresses of buffers."""
 ADDRESSES = "VkPhysicalDeviceBufferDeviceAddressFeatures"
 """The features of addresses of buffers."""
-_NVIDIA = 0x10DE
+_IDS = "VkPhysicalDeviceIDProperties"
+_BUS = "VkPhysicalDevicePCIBusInfoPropertiesEXT"
 MATRIX_EXTENSIONS = {"VK_KHR_cooperative_matrix", "VK_KHR_vulkan_memory_model", "VK_KHR_shader_float16_int8"}
 MATRIX_FEATURES = {
     "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": "cooperativeMatrix",
@@ -79,7 +80,7 @@ class Physical:
 
     def _read_more(self, base: Any) -> None:
         """Read the properties outside the 1.0 struct, each only if the device supports it."""
-        wanted = ["VkPhysicalDeviceMaintenance3Properties", "VkPhysicalDeviceSubgroupProperties"]
+        wanted = ["VkPhysicalDeviceMaintenance3Properties", "VkPhysicalDeviceSubgroupProperties", _IDS]
         if self.api >= _API_1_2 or "VK_KHR_driver_properties" in self.extensions:
             wanted.append("VkPhysicalDeviceDriverProperties")
         if self.api >= _API_1_3 or "VK_EXT_subgroup_size_control" in self.extensions:
@@ -88,12 +89,27 @@ class Physical:
             wanted.append("VkPhysicalDeviceShaderSMBuiltinsPropertiesNV")
         if "VK_AMD_shader_core_properties" in self.extensions:
             wanted.append("VkPhysicalDeviceShaderCorePropertiesAMD")
+        if "VK_EXT_pci_bus_info" in self.extensions:
+            wanted.append(_BUS)
         if EXTERNAL_HOST in self.extensions:
             wanted.append("VkPhysicalDeviceExternalMemoryHostPropertiesEXT")
         for name in wanted:
             self._extra[name] = self._arena.new(name, pNext=base.pNext)
             base.pNext = self._extra[name]
         lib.vkGetPhysicalDeviceProperties2(self.handle, base)
+
+    @cached_property
+    def known(self) -> KnownDriver:
+        """Return what is known of the driver by its name."""
+        return driver_named(self.name)
+
+    @cached_property
+    def card(self) -> Card:
+        """Return what tells the device from others."""
+        ids, bus, vendor = self._extra.get(_IDS), self._extra.get(_BUS), self.pci_ids[0]
+        pci = pci_text(bus.pciDomain, bus.pciBus, bus.pciDevice, bus.pciFunction) if bus else ""
+        uuid = uuid_text(bytes(ids.deviceUUID) if ids else b"", vendor, pci)
+        return Card(self.name, vendor, uuid, pci, self.software)
 
     @property
     def page(self) -> int:
@@ -104,7 +120,7 @@ class Physical:
     @property
     def compiles_late(self) -> bool:
         """Tell whether the driver compiles a pipeline at its first dispatch, and not when it is created."""
-        return "llvmpipe" in self.name
+        return self.known.compiles_late
 
     @property
     def usable(self) -> bool:
@@ -211,9 +227,9 @@ class Physical:
 
     @cached_property
     def imports_ptx(self) -> bool:
-        """Tell whether NVIDIA's driver runs PTX in command buffers."""
-        addresses = self.features().get(ADDRESSES)
-        known = PTX_EXTENSION in self.extensions and self.pci_ids[0] == _NVIDIA
+        """Tell whether the driver runs PTX in command buffers."""
+        addresses, vendor = self.features().get(ADDRESSES), vendor_of(self.pci_ids[0])
+        known = PTX_EXTENSION in self.extensions and vendor is not None and vendor.runs_ptx
         return known and addresses is not None and bool(addresses.bufferDeviceAddress)
 
     def shuffles(self) -> bool:
@@ -253,7 +269,7 @@ class Physical:
             max_allocation=int(self._extra["VkPhysicalDeviceMaintenance3Properties"].maxMemoryAllocationSize),
             offset_alignment=max(1, int(limits.minStorageBufferOffsetAlignment)),
             max_buffers=int(limits.maxPerStageDescriptorStorageBuffers),
-            max_rounds=_LLVMPIPE_ROUNDS if "llvmpipe" in self.name else 0,
+            max_rounds=self.known.max_rounds,
             fp16_storage=bool(features["VkPhysicalDevice16BitStorageFeatures"].storageBuffer16BitAccess),
             int8_storage=bool(eight and eight.storageBuffer8BitAccess),
             doubles=self.doubles(),
@@ -276,7 +292,8 @@ class Physical:
             "device_memory_mib": sum(local) // _MIB,
             "host_memory_mib": sum(rest) // _MIB,
         }
-        return DeviceInfo("vulkan", index, self.name, self.driver, self.software, details)
+        card = self.card
+        return DeviceInfo("vulkan", index, self.name, self.driver, self.software, details, card.uuid, card.pci)
 
 
 def _size3(values: Any) -> Size3:
@@ -284,9 +301,16 @@ def _size3(values: Any) -> Size3:
 
 
 def physical_devices() -> list[Physical]:
-    """Return the usable devices, the best kind first: discrete, integrated, virtual, then software."""
+    """Return the usable devices that the user does not hide; see `listed_devices`."""
+    found, shown = listed_devices()
+    return [found[i] for i in shown.shown]
+
+
+def listed_devices() -> tuple[list[Physical], Visible]:
+    """Return all usable devices, the best kind first (discrete, integrated, virtual, software), and which to show."""
     handles = enumerate_all(
         lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", "the Vulkan devices cannot be listed", instance()
     )
     found = [device for device in map(Physical, handles) if device.usable]
-    return sorted(found, key=lambda d: _RANK.get(d.kind, len(_RANK)))
+    found = sorted(found, key=lambda d: _RANK.get(d.kind, len(_RANK)))
+    return found, visible([device.card for device in found])

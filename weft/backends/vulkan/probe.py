@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from weft.backends.gpu.device.cards import UNHIDE
 from weft.errors import Reason, WeftError
 
 _FIX_PACKAGE = "pip install vulkan cffi"
@@ -17,10 +18,22 @@ def absent_reason() -> Reason | None:
     except OSError:
         return Reason("the Vulkan loader (libvulkan) is not installed", _FIX_LOADER)
     from weft.backends.vulkan.instance import NO_DRIVER_FIX
-    from weft.backends.vulkan.physical import physical_devices
+    from weft.backends.vulkan.physical import listed_devices
 
     try:
-        found = physical_devices()
+        found, shown = listed_devices()
     except WeftError as e:
         return Reason(e.short, e.fix)
+    if found and not shown.shown:
+        return Reason(f"all Vulkan devices are hidden: {'; '.join(shown.notes)}", UNHIDE)
     return None if found else Reason("Vulkan finds no device with Vulkan 1.1 and a compute queue", NO_DRIVER_FIX)
+
+
+def hidden() -> list[str]:
+    """Return what the user's variables hide, a sentence each; nothing where Vulkan cannot be asked."""
+    try:
+        from weft.backends.vulkan.physical import listed_devices
+
+        return listed_devices()[1].notes
+    except (ImportError, OSError, WeftError):
+        return []

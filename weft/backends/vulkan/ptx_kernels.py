@@ -27,6 +27,7 @@ from weft.backends.gpu.device.built_kernels import KERNELS_KEPT, Kept
 from weft.backends.gpu.device.device import DeviceCaps, LaunchCommand, Size3
 from weft.backends.opencl.constants import as_arguments, header, late_constants
 from weft.backends.opencl.dialect import OpenCLDialect
+from weft.backends.opencl.known_drivers import TABLE, granted
 from weft.backends.opencl.ptx_cache import CACHE, key_of
 from weft.backends.vulkan._vk import NOT_THE_KERNELS_FAULT, NULL, Arena, failure, ffi, lib, words
 from weft.backends.vulkan.context import Context
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weft.vulkan")
 
-CAPABILITY = (9, 0)
-"""The compute capability where networks were found to take less time by PTX than by GLSL (benchmarks/README.md)."""
 SHARED_ALONE = 48 << 10
 """Bytes of work-group memory from which on Vulkan's driver gives each group a whole multiprocessor, where OpenCL's lets
 as many share it as fit (driver 580, benchmarks/NOTES.md)."""
@@ -129,7 +128,7 @@ class PtxKernels:
             kept = {name: v for name, v in asdict(writer.caps).items() if name != "without"}
             disk.put(key, json.dumps([writer.capability, kept]).encode())
         found, caps = facts
-        return cls(context, _both(caps, physical.caps()), writer) if found == CAPABILITY else None
+        return cls(context, _both(caps, physical.caps()), writer) if "faster_as_ptx" in granted(found) else None
 
     def kernel(self, source: KernelSource, values: Mapping[str, int | float]) -> PtxKernel:
         """Return the kernel with these constants; a repeated call costs one look-up."""
@@ -311,7 +310,7 @@ def _both(caps: DeviceCaps, vulkan: DeviceCaps) -> DeviceCaps:
 
 def _code_of_caps() -> str:
     """Return a hash of what decides the capabilities that `open` keeps."""
-    code = [Path(opencl.__path__[0], "capabilities.py"), Path(device_caps.__file__)]
+    code = [Path(opencl.__path__[0], "capabilities.py"), TABLE, Path(device_caps.__file__)]
     return hashlib.blake2b(b"".join(file.read_bytes() for file in code), digest_size=16).hexdigest()
 
 

@@ -207,8 +207,9 @@ def about(trial: Trial) -> str:
     for k in range(min(number, MOST_DEVICES) if calls.has("device_info") else 0):
         room = _Behind(CDeviceInfo(b"name", b"driver", 0))
         calls.plain("device_info", k, ctypes.byref(room.structure))
-        raw = bytes(room.structure)
-        texts = (_ended(f"the {what} of device {k}", raw[at : at + 128]) for what, at in (("name", 0), ("driver", 128)))
+        raw, fields = bytes(room.structure), [getattr(CDeviceInfo, each) for each in ("name", "driver", "uuid", "pci")]
+        words = zip(("name", "driver", "UUID", "PCI address"), fields, strict=True)
+        texts = (_ended(f"the {what} of device {k}", raw[f.offset : f.offset + f.size]) for what, f in words)
         problem = _first(texts) or room.problem("device_info")
         if problem:
             return problem

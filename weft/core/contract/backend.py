@@ -60,7 +60,7 @@ __all__ = [
     "is_compatible",
 ]
 
-API_VERSION = (1, 2)
+API_VERSION = (1, 3)
 """(major, minor) of the interface in this file. A backend written for another major or a newer minor
 cannot be used (A20). A change that breaks backends raises the major, an addition the minor.
 
@@ -69,7 +69,9 @@ cannot be used (A20). A change that breaks backends raises the major, an additio
 of the device, and may return a `Lowered`.
 
 1.2 added `Backend.onLendInput`, `onLendOutput`, `onStoreOutput`, `onReachMemory`, `wants_other_sizes` and
-`onOtherSizes`, and `BackendInfo.same_nodes`."""
+`onOtherSizes`, and `BackendInfo.same_nodes`.
+
+1.3 added `DeviceInfo.uuid` and `pci`, `BackendInfo.named` and `BackendCreator.hidden`."""
 
 
 def is_compatible(backend: tuple[int, int], ours: tuple[int, int] = API_VERSION) -> bool:
@@ -108,6 +110,8 @@ class BackendInfo:
     """Whether a network is to be loaded on the object, so `lower` may prepare for it; not so in `weft.optimize`."""
     same_nodes: SameNodes | None = None
     """Shared by the objects that run the same nodes for other sizes; None if there are no others."""
+    named: str = ""
+    """The device's `DeviceInfo.identity`, if the user named it by its UUID or PCI address."""
 
     @property
     def device(self) -> str:
@@ -576,6 +580,10 @@ class BackendCreator(ABC):
     def devices(self) -> list[DeviceInfo]:
         """Return the devices of this kind, in the order of their indices."""
         return [] if self.absent() else [DeviceInfo(self.id, 0, self.id)]
+
+    def hidden(self) -> list[str]:
+        """Return which devices the user hides from this process, and how, a sentence each; `devices` lists none."""
+        return []
 
     def unusable(self, index: int) -> str | None:
         """Return why nothing can run on a listed device and what to do about it, or None if it works.

@@ -97,3 +97,12 @@ class DeviceInfo:
     driver: str = ""
     software: bool = False
     details: Mapping[str, object] = field(default_factory=dict)
+    uuid: str = ""
+    """What tells the device from all others, as its vendor's tools print it ("GPU-" and a UUID); empty if unknown."""
+    pci: str = ""
+    """Its PCI address, "0000:65:00.0"; empty if it has none or the driver does not say."""
+
+    @property
+    def identity(self) -> str:
+        """Return the name that means this device wherever it is listed, "vulkan:GPU-..."; its usual name if none is."""
+        return f"{self.id}:{self.uuid or self.pci or self.index}"

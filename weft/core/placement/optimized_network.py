@@ -190,6 +190,9 @@ class OptimizedNetwork:
     backend_options: Mapping[str, Options] = field(default_factory=dict)
     """The options that the network depends on, by backend id: those declared `saved` that are not the defaults. The
     backend gets them again when the network is loaded; whoever loads it sets the others."""
+    named: Mapping[str, str] = field(default_factory=dict)
+    """The identities of devices that the user named by UUID or PCI address, by device: {"vulkan:1": "vulkan:GPU-..."}.
+    The network runs on these wherever they are listed when it is loaded."""
     journal: Journal = field(default_factory=Journal)
     """Which pass, and which backend's optimiser, made, changed, merged or removed which node."""
     weights: bool = True
@@ -221,6 +224,32 @@ class OptimizedNetwork:
     def placement(self) -> dict[str, str]:
         """Return the device of each node that a backend runs."""
         return {n.name: part.device for part in self.parts for n in part.graph.nodes}
+
+    def on(self, devices: Mapping[str, str]) -> OptimizedNetwork:
+        """Return the network on devices of other names, by those that it has."""
+
+        def now(device: str) -> str:
+            return devices.get(device, device)
+
+        graph = self.graph.copy()
+        graph.nodes = [
+            replace(n, op=Copy(now(n.op.source), now(n.op.target))) if isinstance(n.op, Copy) else n
+            for n in graph.nodes
+        ]
+        tail = self.tail
+        if tail is not None:
+            hints = {name: now(device) for name, device in tail.options.hints.items()}
+            stages = tuple(replace(stage, network=stage.network.on(devices)) for stage in tail.stages)
+            tail = replace(tail, options=replace(tail.options, hints=hints), stages=stages)
+        return replace(
+            self,
+            graph=graph,
+            parts=tuple(replace(part, device=now(part.device)) for part in self.parts),
+            devices=tuple(map(now, self.devices)),
+            refusals=tuple(replace(r, device=now(r.device)) for r in self.refusals),
+            named={now(device): identity for device, identity in self.named.items()},
+            tail=tail,
+        )
 
     def why(self, name: str) -> list[str]:
         """Return the history of a node or value of the model's file or of this network, a line for each change.

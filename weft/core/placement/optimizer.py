@@ -141,6 +141,7 @@ def divide(
         passes=prepared.passes,
         versions={b.info.id: b.info.version for b in backends.values()},
         backend_options={b.info.id: b.info.kept_options for b in backends.values()},
+        named={device: b.info.named for device, b in backends.items() if b.info.named},
         journal=journal,
     )
 

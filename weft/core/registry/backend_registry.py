@@ -21,7 +21,7 @@ from weft.core.contract.error_context import caught, do_all
 from weft.core.registry import device_choice
 from weft.core.registry.device_choice import NAME, DeviceChoice, DeviceName, close_creator, none_works
 from weft.core.registry.entries import WEFT, Entry, Finder, Folder, as_creator, check_creator
-from weft.core.registry.probe import present, unusable
+from weft.core.registry.probe import hidden, present, unusable
 from weft.errors import BackendError, ConfigError, NoDevice, brief
 
 plugin_log = logging.getLogger("weft.plugins")
@@ -263,6 +263,11 @@ class BackendRegistry:
         found = [(d, unusable(c, d.index)) for c in self.creators() for d in present(c)[0]]
         return [(d, why) for d, why in found if why is not None]
 
+    def hidden(self) -> dict[str, list[str]]:
+        """Return by backend which devices environment variables hide from this process, a sentence each."""
+        found = {creator.id: hidden(creator) for creator in self.creators()}
+        return {id_: notes for id_, notes in found.items() if notes}
+
     def take_options(self, given: BackendOptions | None) -> dict[str, dict[str, Value]]:
         """Return options by backend id, each value in its type; ConfigError lists all that are wrong."""
         if given is None:
@@ -289,7 +294,8 @@ class BackendRegistry:
     def choose(self, device: DeviceName | Sequence[DeviceName], *, pass_over: bool = True) -> list[DeviceChoice]:
         """Return the devices for a name or a list of names in order of preference.
 
-        An id alone means the first device of its backend that works; "id:N" means exactly the device with that index.
+        An id alone means the first device of its backend that works; "id:N" means exactly the device with that index,
+        "id:GPU-4b2c" the one whose UUID begins so, and "id:0000:65:00.0" the one at that PCI address.
         In a list, absent or unusable devices are skipped with a warning, and the next choice says so. If all are, or
         without `pass_over`, NoDevice gives the reasons.
         """

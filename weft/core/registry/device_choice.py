@@ -27,14 +27,17 @@ from weft.core.contract.contexts import MemoryManager
 from weft.core.contract.error_context import blame, callback_of, caught, do_all, is_error
 from weft.core.contract.profile import ProfilingContext
 from weft.core.registry.entries import version_of
-from weft.core.registry.probe import described, present, unusable
+from weft.core.registry.probe import described, hidden, present, unusable
 from weft.errors import BackendError, ConfigError, DeviceError, NoDevice, WeftError, brief
 
 log = logging.getLogger("weft.registry")
 
 DeviceName = str | ForwardType
-NAME = re.compile(r"([A-Za-z][A-Za-z0-9_]*)(?::(\d+))?")
-"""The name of a device: a backend's id, and an index."""
+NAME = re.compile(r"([A-Za-z][A-Za-z0-9_]*)(?::(\S+))?")
+"""The name of a device: a backend's id, and an index, a UUID or the beginning of one, or a PCI address."""
+_PCI = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-7]))?")
+_UUID = re.compile(r"(?:[a-z]+-)?[0-9a-f]{8}[0-9a-f-]*|(?:gpu|mig)-[0-9a-f][0-9a-f/-]*")
+"""A UUID with or without what its vendor writes before it; only with that may it be cut short anywhere."""
 
 
 class Known(Protocol):
@@ -63,6 +66,8 @@ class DeviceChoice:
     given: Options = NO_OPTIONS
     """The user's options that differ from the defaults."""
     info: DeviceInfo | None = None
+    named: str = ""
+    """The device's `DeviceInfo.identity`, if the user named it by its UUID or PCI address."""
 
     @property
     def device(self) -> str:
@@ -111,6 +116,7 @@ class DeviceChoice:
             kept_options=kept_by_networks(creator, self.options),
             loads=loads,
             same_nodes=same_nodes,
+            named=self.named,
         )
         _note_opened(self.creator)
         try:
@@ -227,47 +233,64 @@ def _auto(known: Known) -> DeviceChoice:
 
 
 def _named(known: Known, name: DeviceName) -> DeviceChoice:
-    key, index = _split(name)
+    key, which = _split(name)
     creator = known.find(key)
     devices, why = present(creator)
     if why is not None:
         raise NoDevice(f"{creator.id} cannot be used here", why=why, fix="run 'weft doctor'")
-    if index is None:
+    if which is None:
         works = next((d for d in devices if unusable(creator, d.index) is None), None)
         if works is None:
             why = none_works(creator, devices)
             raise NoDevice(f"{creator.id} cannot be used here", why=why, fix="run 'weft doctor'")
         return DeviceChoice(creator, works.index, info=works)
-    info = next((d for d in devices if d.index == index), None)
-    if info is None:
-        found = ", ".join(_shown(d) for d in devices)
+    by_index = [d for d in devices if which.isdigit() and d.index == int(which)]
+    found = by_index or [d for d in devices if _is_called(d, which)]
+    if len(found) != 1:
+        listed = ", ".join(_shown(d, True) for d in found or devices)
+        hides = "".join(f"; {note}" for note in hidden(creator))
         raise NoDevice(
-            f"there is no device {creator.id}:{index}",
-            why=f"{creator.id} has {len(devices)} device(s): {found}",
+            f"{creator.id}:{which} means several devices" if found else f"there is no device {creator.id}:{which}",
+            why=f"{creator.id} has {len(found or devices)} {'such ' if found else ''}device(s): {listed}{hides}",
             fix="run 'weft devices' for the list",
         )
-    why = unusable(creator, index)
+    (info,) = found
+    why = unusable(creator, info.index)
     if why is not None:
         raise NoDevice(f"{_shown(info)} cannot be used", why=why, fix="run 'weft doctor'")
-    return DeviceChoice(creator, index, info=info)
+    return DeviceChoice(creator, info.index, info=info, named="" if by_index else info.identity)
+
+
+def _is_called(device: DeviceInfo, name: str) -> bool:
+    """Tell whether a device has this PCI address, or a UUID that begins so."""
+    asked, own = _PCI.fullmatch(name.lower()), _PCI.fullmatch(device.pci.lower())
+    if asked:
+        pairs = zip(asked.groups("0"), own.groups("0"), strict=True) if own else ()
+        return own is not None and all(int(a, 16) == int(b, 16) for a, b in pairs)
+    begins, uuid = name.lower(), device.uuid.lower()
+    bare = uuid.partition("-")[2] if re.match(r"[a-z]+-", uuid) and not re.match(r"[0-9a-f]{8}-", uuid) else uuid
+    return bool(uuid) and (uuid.startswith(begins) or bare.startswith(re.sub(r"^(gpu|mig)-", "", begins)))
 
 
 def _is_auto(name: DeviceName) -> bool:
     return name is ForwardType.AUTO or (isinstance(name, str) and name.strip().lower() == "auto")
 
 
-def _split(name: DeviceName) -> tuple[DeviceName, int | None]:
-    """Return the backend that a device's name means, and the index: ("vulkan", 1) for "vulkan:1"."""
+def _split(name: DeviceName) -> tuple[DeviceName, str | None]:
+    """Return the backend that a device's name means, and which of its devices: ("vulkan", "1") for "vulkan:1"."""
     if not isinstance(name, str):
         return name, None
     match = NAME.fullmatch(name.strip())
-    if not match:
-        raise ConfigError(f"{name!r} is not a device", fix='write an id, or an id and an index: "vulkan:1"')
-    return match[1], int(match[2]) if match[2] else None
+    which = match[2] if match else None
+    if not match or (which and not re.fullmatch(rf"\d+|{_PCI.pattern}|{_UUID.pattern}", which.lower())):
+        fix = 'write an id, or one with an index, UUID or PCI address: "vulkan:1", "vulkan:GPU-4b", "opencl:65:00.0"'
+        raise ConfigError(f"{name!r} is not a device", fix=fix)
+    return match[1], which
 
 
-def _shown(device: DeviceInfo) -> str:
-    return f"{device.id}:{device.index} ({device.name})"
+def _shown(device: DeviceInfo, fully: bool = False) -> str:
+    known = ", ".join(filter(None, (device.name, *((device.uuid, device.pci) if fully else ()))))
+    return f"{device.id}:{device.index} ({known})"
 
 
 def none_works(creator: BackendCreator, devices: Sequence[DeviceInfo]) -> str:

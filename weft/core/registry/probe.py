@@ -54,6 +54,17 @@ def unusable(creator: BackendCreator, index: int) -> str | None:
     return None if why is None else _reason(why, "unusable()")
 
 
+def hidden(creator: BackendCreator) -> list[str]:
+    """Return which devices the user hides, a sentence each; a creator that fails to answer hides none."""
+    try:
+        found: object = creator.hidden()
+    except FAILURES as e:
+        if sent_by_signal(e):
+            raise
+        return []
+    return [brief(str(each)) for each in found] if isinstance(found, (list, tuple)) else []
+
+
 def _named(creator: BackendCreator, function: str) -> str:
     return f"{type(creator).__name__}.{function}"
 
@@ -79,6 +90,9 @@ def _why_not_devices(found: object) -> str | None:
             return f"gave a device the index {brief(repr(each.index))}, which is not a number from 0 on"
         if not isinstance(each.name, str) or not isinstance(each.driver, str):
             return f"gave device {each.index} a name or driver that is no text: {brief(repr((each.name, each.driver)))}"
+        if not isinstance(each.uuid, str) or not isinstance(each.pci, str):
+            both = brief(repr((each.uuid, each.pci)))
+            return f"gave device {each.index} a UUID or PCI address that is no text: {both}"
         if not isinstance(each.software, (bool, np.bool_)):
             return f"says of device {each.index} that it is software: {brief(repr(each.software))}, not True or False"
         if not isinstance(each.details, Mapping):

@@ -69,7 +69,7 @@ from weft.core.saved.codec import (
 from weft.errors import BackendError, ModelError, NoDevice, Refusal, UnsupportedOps, WeftError, listing
 
 T = TypeVar("T")
-FORMAT = 5
+FORMAT = 6
 """It rises with every change after which an older Weft could not read a file, or would misread it."""
 
 
@@ -107,6 +107,7 @@ def save(network: OptimizedNetwork, path: str | os.PathLike[str]) -> None:
         "versions": dict(network.versions),
         "options": {id_: dict(options) for id_, options in network.backend_options.items()},
         "devices": list(network.devices),
+        "named": dict(network.named),
         "config": {
             **{k: getattr(network.config, k).name for k in ("memory", "precision", "power")},
             **{k: getattr(network.config, k) for k in ("fusing", "winograd")},
@@ -324,6 +325,10 @@ class _Reader:
         self._check_members()
         parts = expect(m["parts"], list)
         devices = texts(m["devices"])
+        named = {_device(d): expect(each, str) for d, each in expect(m["named"], dict).items()}
+        strange = next((d for d, each in named.items() if each.partition(":")[0] != d.partition(":")[0]), None)
+        if strange is not None:
+            raise Damaged(f"{strange!r:.40} is called {named[strange]!r:.80}, a device of another backend")
         versions = {k: expect(v, str) for k, v in expect(m["versions"], dict).items()}
         ids = [_device(d) for d in (*devices, *(expect(p["device"], str) for p in parts))]
         check_backends("the saved network", versions, ids, self.backends, str(self.manifest["weft"]))
@@ -353,6 +358,7 @@ class _Reader:
                 passes=tuple(_pass(p) for p in expect(stage["passes"], list)),
                 versions=versions,
                 backend_options=options,
+                named=named,
                 journal=Journal(_step(s) for s in expect(stage["journal"], list)),
             )
             for stage in stages

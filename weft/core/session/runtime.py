@@ -221,8 +221,10 @@ def load_optimized(
         )
     check_backends("the optimised network", network.versions, (), runtime.registry)
     devices = dict.fromkeys((*network.devices, *(p.device for stage in network.stages for p in stage.parts)))
-    found = [runtime.registry.choose(d)[0] for d in devices]
-    if not found or [c.device for c in found] != [*devices]:
+    found = [runtime.registry.choose(network.named.get(d, d))[0] for d in devices]
+    moved = {d: c.device for d, c in zip(devices, found, strict=True) if d in network.named and d != c.device}
+    network = network.on(moved) if moved else network
+    if not found or [c.device for c in found] != [moved.get(d, d) for d in devices]:
         names = ", ".join(map(repr, devices)) or "none"
         raise ModelError(
             f"network {network.graph.name!r} does not name its devices as an optimised network does",

@@ -264,7 +264,7 @@ def _open(device: DeviceInfo, options: Options) -> GpuRuntime:
     except WeftError as e:
         raise SystemExit(e.what) from None
     own = runtime.device.info
-    if (own.name, own.driver) != (device.name, device.driver):
+    if (own.name, own.driver, own.uuid) != (device.name, device.driver, device.uuid):
         raise SystemExit(f"it finds {own.name}, {own.driver} in place of {device.name}, {device.driver}")
     runtime.trust()  # a check that loads a network must not start a self-test
     return runtime
