@@ -27,6 +27,7 @@ CARDS = (
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"
 )
 """The variables of GPU vendors that say which cards a process uses, and how they are numbered."""
+_shows_everything = False
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -46,7 +47,9 @@ def _switch(name: str, default: bool) -> bool:
 
 def check() -> None:
     """Raise ConfigError for the first switch, number or choice that is not valid, whether or not it is used."""
-    switches = (cache_enabled, tuning_enabled, glsl_compiler_disabled, vulkan_validation, check_passes)
+    switches = (
+        cache_enabled, tuning_enabled, glsl_compiler_disabled, vulkan_validation, check_passes, full_tracebacks,
+    )
     for read in (*switches, build_processes, cache_limit, selftest):
         read()
 
@@ -186,6 +189,17 @@ def vulkan_validation() -> bool:
 def check_passes() -> bool:
     """Tell whether `WEFT_CHECK_PASSES=1` checks every pass against everything that it declares."""
     return _switch("WEFT_CHECK_PASSES", False)
+
+
+def full_tracebacks() -> bool:
+    """Tell whether errors keep the frames of Weft's own code: `WEFT_FULL_TRACEBACKS=1`, or the option `--debug`."""
+    return _shows_everything or _switch("WEFT_FULL_TRACEBACKS", False)
+
+
+def show_full_tracebacks() -> None:
+    """Let errors of this process keep the frames of Weft's own code."""
+    global _shows_everything
+    _shows_everything = True
 
 
 def dynamic_backend_paths() -> list[str]:

@@ -23,7 +23,8 @@ Two answers are no errors: a `Reason` says why a device cannot be used, a `Refus
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,52 @@ def listed(items: Sequence[str], most: int = MOST_LISTED) -> list[str]:
 def listing(items: Sequence[str], separator: str = "; ", *, most: int = MOST_LISTED) -> str:
     """Return what `listed` returns as one text."""
     return separator.join(listed(items, most))
+
+
+_NAMES = re.compile(r"'[^']*'")
+"""Names in a message, by which what is said of two nodes may differ."""
+LONGEST_NAME = 120
+"""The most characters of a node's name that a problem shows."""
+MOST_NAMED = 3
+"""The most nodes that a message names where it says the same of all of them."""
+
+
+class Problem(str):
+    """What is wrong with one node: its name, and what is said of it. Messages list those alike as one."""
+
+    node: str
+    said: str
+
+    def __new__(cls, node: str, said: str) -> Problem:
+        """Return the sentence; `said` begins with what separates it from the name."""
+        made = super().__new__(cls, f"{brief(repr(node), LONGEST_NAME)}{said}")
+        made.node, made.said = node, said
+        return made
+
+
+def grouped(problems: Iterable[str], most: int = MOST_LISTED) -> list[str]:
+    """Return the lines that tell problems: one for all that differ only in names, which names the first nodes.
+
+    What is said is that of the first: "'a', 'b', 'c' and 1,997 more (Neg): ...". At most `most` lines, as `listed`.
+    """
+    alike: dict[str, list[str]] = {}
+    for each in problems:
+        alike.setdefault(_NAMES.sub("''", each.said if isinstance(each, Problem) else each), []).append(each)
+    lines = []
+    for those in alike.values():
+        nodes = [brief(repr(each.node), LONGEST_NAME) for each in those if isinstance(each, Problem)]
+        first, left = those[0], len(nodes) - MOST_NAMED
+        if len(nodes) > 1 and isinstance(first, Problem):
+            shown = ", ".join(nodes[:MOST_NAMED]) + (f" and {left:,} more" if left > 0 else "")
+            lines.append(shown + first.said)
+        else:
+            lines.append(first)
+    return listed(lines, most)
+
+
+def said_of(e: BaseException) -> str:
+    """Return an exception for the `why` of another: one line, without the labels of a message of Weft."""
+    return e.short if isinstance(e, WeftError) else f"{type(e).__name__}: {e}"
 
 
 class Reason(str):
@@ -87,7 +134,11 @@ class Refusal:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.node!r} ({self.op}): {self.device}: {self.reason}"
+        return self.problem()
+
+    def problem(self, where: str = "") -> Problem:
+        """Return it as what is wrong with the node, which is somewhere else now (" on cpu:0")."""
+        return Problem(self.node, f" ({self.op}){where}: {self.device}: {self.reason}")
 
 
 class WeftError(Exception):
@@ -124,7 +175,7 @@ class ModelError(WeftError):
 
 
 class UnsupportedOps(ModelError):
-    """Some nodes cannot run; `problems` lists each node with every reason.
+    """Some nodes cannot run; `problems` lists each node with every reason, and the message those that are alike as one.
 
     If backends were asked, `refusals` has a row for each refusal: node, op, device and reason. If a front end lacks
     the ops, `by_op` says how many nodes of each there are, and `others` is the network without those nodes.
@@ -133,15 +184,15 @@ class UnsupportedOps(ModelError):
     def __init__(
         self,
         what: str,
-        problems: tuple[str, ...],
+        problems: Sequence[str],
         *,
         fix: str = "",
         refusals: tuple[Refusal, ...] = (),
         by_op: Mapping[str, int] | None = None,
         others: Graph | None = None,
     ) -> None:
-        self.problems, self.refusals, self.by_op, self.others = problems, refusals, by_op or {}, others
-        super().__init__(what, why="\n    ".join(("", *problems)), fix=fix)
+        self.problems, self.refusals, self.by_op, self.others = tuple(problems), refusals, by_op or {}, others
+        super().__init__(what, why="\n    ".join(("", *grouped(problems))), fix=fix)
 
 
 class ValueNeeded(ModelError):

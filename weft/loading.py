@@ -26,6 +26,7 @@ from weft.core.contract.backend import (
     Precision,
 )
 from weft.core.contract.backend_options import BackendOptions
+from weft.core.contract.doors import door
 from weft.core.contract.profile import Profiled
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Shape
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     Model: TypeAlias = str | os.PathLike[str] | bytes | Graph | Network | onnx.ModelProto | object
 
 
+@door
 def load(
     model: Model | OptimizedNetwork,
     device: DeviceName | Sequence[DeviceName] = "auto",
@@ -148,6 +150,7 @@ def load(
         )
 
 
+@door
 def optimize(
     model: Model,
     device: DeviceName | Sequence[DeviceName] = "auto",
@@ -205,6 +208,7 @@ def check_sizes(bound: Graph, example: Callable[[dict[str, Shape]], str]) -> Non
         )
 
 
+@door
 def devices() -> list[DeviceInfo]:
     """Return every device that a session can run on; `registry.absent()` and `unusable()` say why others cannot."""
     return registry.devices()

@@ -447,8 +447,8 @@ def test_very_many_unsupported_nodes_and_long_names_make_no_endless_message() ->
     nodes = [helper.make_node("Nonsense" * 1000, ["x"], [f"y{k}"], name="n" * 10_000) for k in range(1500)]
     with pytest.raises(UnsupportedOps) as caught:
         load(make_model(nodes, outputs=["y0"]))
-    assert caught.value.problems[-1] == "and 500 more"
-    assert len(str(caught.value)) < 1_000_000
+    assert len(caught.value.problems) == 1500
+    assert len(str(caught.value)) < 10_000
 
 
 def test_a_deep_chain_of_types_is_followed_without_recursion() -> None:

@@ -86,6 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(PlainFormatter("weft: %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.DEBUG if debug else logging.WARNING)
+    if debug:
+        config.show_full_tracebacks()
     try:
         app_of(_named(given))([a for a in given if a != "--debug"])
     except (WeftError, MemoryError) as e:

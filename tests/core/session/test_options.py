@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 
 import weft
-from tests.helpers.fakes import mock, mocks
+from tests.helpers.fakes import Mock, mock, mocks
 from tests.helpers.nets import Net, chain
 from weft.core.graph.graph import Graph
 from weft.core.graph.limits import Limits
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
 from weft.core.host.host_backend import HostBackend
 from weft.errors import BackendError, ConfigError, ModelError, UnsupportedOps
 from weft.extend import graph_pass
@@ -52,6 +55,39 @@ def test_4_the_warning_counts_what_is_not_where_it_is_wanted(
         weft.load(chain("Relu", "Tanh"), [*order, "three"], hints=hints).close()
     (record,) = [r for r in caplog.records if r.name == "weft.session"]
     assert record.message.splitlines()[0] == said
+
+
+class NineAxes(Mock):
+    """Refuses every node, with the name of a value in the reason."""
+
+    def why_not(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
+        """Return the reason."""
+        return f"{outputs[0].name!r} has rank 9"
+
+
+def alike(nodes: int) -> Graph:
+    return chain(*("Relu" if k % 2 else "Tanh" for k in range(nodes)))
+
+
+def test_4_the_warning_tells_nodes_refused_alike_in_one_line_each(caplog: pytest.LogCaptureFixture) -> None:
+    with mocks(one=NineAxes):
+        session = weft.load(alike(200), "one")
+    with session:
+        assert len(session.report.refusals) == 200
+    (record,) = [r for r in caplog.records if r.name == "weft.session"]
+    assert record.message.splitlines() == [
+        "200 node(s) do not run on one:0:",
+        "  'n_v0', 'n_v2', 'n_v4' and 97 more (Tanh) on cpu:0: one:0: 'v0' has rank 9",
+        "  'n_v1', 'n_v3', 'n_v5' and 97 more (Relu) on cpu:0: one:0: 'v1' has rank 9",
+    ]
+
+
+def test_4_the_error_of_refused_nodes_tells_those_alike_in_one_line_each() -> None:
+    with mocks(one=NineAxes), pytest.raises(UnsupportedOps) as caught:
+        weft.load(alike(200), "one", fallback="error")
+    assert len(caught.value.problems) == len(caught.value.refusals) == 200
+    assert len(str(caught.value).splitlines()) == 5
+    assert "'n_v0', 'n_v2', 'n_v4' and 97 more (Tanh): one:0: " in str(caught.value)
 
 
 def test_4_a_hint_that_is_followed_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:

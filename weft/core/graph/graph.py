@@ -12,7 +12,7 @@ from weft.core.graph.layout import Array, Layout, Shape
 from weft.core.graph.op import Op
 from weft.core.graph.symbolic import LaterConstant
 from weft.core.graph.tensor import TensorSpec
-from weft.errors import InputError, ModelError, ValueNeeded, WeftError, listing
+from weft.errors import InputError, ModelError, ValueNeeded, WeftError, listing, said_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +223,7 @@ def inferred(graph: Graph, node: Node) -> tuple[TensorSpec, ...]:
         if len(node.outputs) > len(specs):
             raise ModelError(f"it names {len(node.outputs)} outputs and makes {len(specs)}")
     except Exception as e:  # `infer` of a foreign op may raise anything
-        why, fix = f"{type(e).__name__}: {e}", ""
-        if isinstance(e, WeftError):
-            why, fix = e.short, e.fix
+        why, fix = said_of(e), e.fix if isinstance(e, WeftError) else ""
         label = f"node {node.name!r} ({node.op.type})"
         where = f"inputs {', '.join(f'{i}: {graph.specs[i]}' for i in node.inputs if i)}"
         if isinstance(e, ValueNeeded):

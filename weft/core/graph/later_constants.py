@@ -25,7 +25,7 @@ from weft.core.graph.symbolic import (
     is_symbolic,
     whole,
 )
-from weft.errors import LESS_MEMORY, ModelError, OutOfMemory, WeftError
+from weft.errors import LESS_MEMORY, ModelError, OutOfMemory, WeftError, said_of
 
 MOST_INTEGERS = 64
 """Most integers of a value that are kept as polynomials."""
@@ -69,9 +69,8 @@ class _NamedOp:
             if not is_error(e):
                 raise
             memory = isinstance(e, (MemoryError, OutOfMemory))
-            why, fix = f"{type(e).__name__}: {e}", LESS_MEMORY if memory else OTHER_SHAPES
-            if isinstance(e, WeftError):
-                why, fix = e.short, e.fix or fix
+            usual = LESS_MEMORY if memory else OTHER_SHAPES
+            why, fix = said_of(e), (e.fix if isinstance(e, WeftError) else "") or usual
             given = [f"{DType.of(a.dtype).value}{list(a.shape)}" for a in inputs if a is not None]
             raise (OutOfMemory if memory else ModelError)(
                 f"node {self.node!r} ({self.op.type}) cannot be computed for these sizes",

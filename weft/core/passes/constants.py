@@ -11,7 +11,7 @@ from weft.core.graph.later_constants import fold_symbolic, follows_from_open_siz
 from weft.core.graph.layout import Array
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.properties import SHAPES_INFERRED, Property
-from weft.errors import ModelError, brief
+from weft.errors import ModelError, brief, said_of
 
 
 def _is_known(graph: Graph, node: Node) -> bool:
@@ -79,7 +79,7 @@ def fold_node(graph: Graph, node: Node, context: PassContext) -> list[Array] | N
     except Exception as e:  # the reference of a foreign op may raise anything
         if not is_error(e):
             raise
-        context.leave(node.name, f"computing it fails with {brief(f'{type(e).__name__}: {e}', 100)}")
+        context.leave(node.name, f"computing it fails with {brief(said_of(e), 100)}")
         return None
     finally:
         budget.spend(nbytes, began)

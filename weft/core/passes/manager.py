@@ -19,7 +19,7 @@ from weft.core.graph.limits import Budget
 from weft.core.graph.validate import InferredSpecs, graph_problems, wrong_specs
 from weft.core.passes.journal import Journal, same_nodes
 from weft.core.passes.properties import SHAPES_INFERRED, Property
-from weft.errors import ConfigError, PassError, listing
+from weft.errors import ConfigError, PassError, listing, said_of
 
 SHOWN = 10
 """Nodes that an error names."""
@@ -266,7 +266,7 @@ def _applied(item: Pass, graph: Graph, context: PassContext, own: bool) -> Graph
             if "read-only" in str(e)
             else ""
         )
-        raise PassError(f"pass {item.name!r} failed", why=f"{type(e).__name__}: {e}", fix=fix) from e
+        raise PassError(f"pass {item.name!r} failed", why=said_of(e), fix=fix) from e
     if not isinstance(result, Graph):
         raise PassError(
             f"pass {item.name!r} returned no graph",

@@ -11,7 +11,7 @@ from weft.core.contract.error_context import at_node, blame, callback_of
 from weft.core.graph.described import described
 from weft.core.graph.graph import Graph, Node
 from weft.core.placement.hints import Hints
-from weft.errors import Refusal, UnsupportedOps
+from weft.errors import Problem, Refusal, UnsupportedOps
 
 Backends = Mapping[str, Backend]
 """A backend object to ask for each device, in the user's order of preference."""
@@ -69,7 +69,7 @@ def assign_node(graph: Graph, node: Node, backends: Backends, hints: Hints, resu
 def unsupported(nodes: Sequence[Node], backends: Backends, result: Assignment) -> UnsupportedOps:
     """Return the error for nodes that no backend takes, with every backend's reason and what to do next."""
     reasons = {n.name: [f"{d}: {result.refusals[n.name, d].reason}" for d in backends] for n in nodes}
-    problems = tuple(f"{n.name!r} ({n.op.type}): {'; '.join(reasons[n.name])}" for n in nodes)
+    problems = [Problem(n.name, f" ({n.op.type}): {'; '.join(reasons[n.name])}") for n in nodes]
     if any(b.info.id == "cpu" for b in backends.values()):
         fix = "name a device that takes them; what a backend compiled runs on that backend alone"
     else:

@@ -18,7 +18,7 @@ from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Layout
 from weft.core.graph.validate import graph_problems, wrong_specs
 from weft.core.placement.optimized_network import Copy, OptimizedNetwork, Part, PreCompiled, Tail
-from weft.errors import ModelError, UnsupportedOps, listing
+from weft.errors import ModelError, Problem, UnsupportedOps, listing
 
 OPTIMIZE_AGAIN = "optimise the model again with this installation, and save that"
 
@@ -48,7 +48,7 @@ def check_network(network: OptimizedNetwork) -> None:
 
 def check_devices(network: OptimizedNetwork, backends: Mapping[str, Backend]) -> None:
     """Raise UnsupportedOps with every node that its device refuses, and every value that it can use only as a copy."""
-    problems = []
+    problems: list[str] = []
     made: dict[str, str] = {}
     copied = {n.outputs[0] for n in network.copies}
     for part in network.parts:
@@ -59,7 +59,7 @@ def check_devices(network: OptimizedNetwork, backends: Mapping[str, Backend]) ->
                 reason = backend.why_not_optimized(*described(part.graph, node), node.op)
             reason = check_answers.reason(reason, f"{place}: {callback}")
             if reason is not None:
-                problems.append(f"{node.name!r} ({node.op.type}): {part.device}: {reason}")
+                problems.append(Problem(node.name, f" ({node.op.type}): {part.device}: {reason}"))
         for name in part.graph.inputs:
             source = made.get(name)
             if name in copied:
@@ -69,7 +69,7 @@ def check_devices(network: OptimizedNetwork, backends: Mapping[str, Backend]) ->
         made.update(dict.fromkeys(part.graph.outputs, part.device))
     if problems:
         what = f"{len(problems)} node(s) or values of network {network.graph.name!r} do not fit their devices"
-        raise UnsupportedOps(what, tuple(problems), fix=OPTIMIZE_AGAIN)
+        raise UnsupportedOps(what, problems, fix=OPTIMIZE_AGAIN)
 
 
 def imports(backend: Backend, source: Backend) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from weft.core.contract.backend import BackendConfig
 from weft.core.contract.backend_options import Options
+from weft.core.contract.doors import door
 from weft.core.contract.lowered import Listing, Lowered
 from weft.core.contract.views import SubgraphView
 from weft.core.graph.control_op import ControlOp
@@ -324,6 +325,7 @@ class OptimizedNetwork:
         )
         return replace(self, graph=graph, parts=parts, weights=kept and tail is None, tail=tail)
 
+    @door
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the network to a file that `load` reads; see `weft.core.saved.network_file`."""
         from weft.core.saved.network_file import save  # late: it imports this module

@@ -303,7 +303,7 @@ def _check_fallback(assignment: Assignment, first: str, fallback: str, hints: Hi
         devices = dict.fromkeys(wanted[r.node] for r in refused)
         raise UnsupportedOps(
             f"{len({r.node for r in refused})} node(s) cannot run on {', '.join(devices)}",
-            tuple(str(r) for r in refused),
+            [r.problem() for r in refused],
             fix='allow other devices: fallback="cpu"',
             refusals=tuple(assignment.refusals.values()),
         )

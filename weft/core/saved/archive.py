@@ -69,7 +69,7 @@ def write_archive(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as e:
         fix = "name a file in a folder that exists, may be written and has room"
-        raise ModelError("the network cannot be saved", where=str(path), why=e.strerror or str(e), fix=fix) from e
+        raise ModelError("the network cannot be saved", where=str(path), why=e.strerror or str(e), fix=fix) from None
 
 
 def _remove_unfinished(path: Path) -> None:
@@ -88,7 +88,7 @@ class Archive:
         try:
             self._zip = zipfile.ZipFile(file)
         except _DAMAGE as e:
-            raise ModelError(NO_NETWORK, why=f"it is not a whole zip: {e}", fix=SAVE_AGAIN) from e
+            raise ModelError(NO_NETWORK, why=f"it is not a whole zip: {e}", fix=SAVE_AGAIN) from None
         self._members = {info.filename: info for info in self._zip.infolist()}
         problems = [p for info in self._zip.infolist() if (p := _problem(info, size))]
         if len(self._members) < len(self._zip.infolist()):
@@ -119,7 +119,7 @@ class Archive:
         except _DAMAGE as e:
             raise ModelError(
                 "the saved network is damaged", why=f"member {name!r}: {e}", fix=SAVE_AGAIN
-            ) from e
+            ) from None
         if len(content) != info.file_size:
             why = f"member {name!r} has {len(content):,} of {info.file_size:,} bytes"
             raise ModelError("the saved network is damaged", why=why, fix=SAVE_AGAIN)
@@ -141,7 +141,8 @@ def open_archive(path: Path) -> Iterator[Archive]:
             yield Archive(file, status.st_size)
     except OSError as e:
         fix = "pass the path of a file that OptimizedNetwork.save or `weft optimize` wrote, and that you may read"
-        raise ModelError("the saved network cannot be read", where=str(path), why=e.strerror or str(e), fix=fix) from e
+        why = e.strerror or str(e)
+        raise ModelError("the saved network cannot be read", where=str(path), why=why, fix=fix) from None
 
 
 def _problem(info: zipfile.ZipInfo, size: int) -> str:

@@ -43,7 +43,7 @@ from weft.core.graph.op import Op, find_op
 from weft.core.graph.tensor import SequenceSpec, TensorSpec
 from weft.core.graph.validate import graph_problems
 from weft.core.placement.optimized_network import PreCompiled
-from weft.errors import WeftError, listing
+from weft.errors import WeftError, listing, said_of
 
 Json = Any
 T = TypeVar("T")
@@ -209,7 +209,7 @@ class Encoder:
         try:
             content = op.payload.to_bytes()
         except Exception as e:
-            raise Unsavable(f"{what} failed in to_bytes: {type(e).__name__}: {e}") from e
+            raise Unsavable(f"{what} failed in to_bytes: {said_of(e)}") from e
         if type(content) is not bytes:
             raise Unsavable(f"{what} returned a {type(content).__qualname__} from to_bytes")
         return {"kind": "payload", "bytes": self.blob(content)}
@@ -342,7 +342,7 @@ class Decoder:
         try:
             return cls(**made)
         except Exception as e:  # whatever a foreign op's own checks raise
-            raise Damaged(f"its attributes do not fit: {type(e).__name__}: {e}") from e
+            raise Damaged(f"its attributes do not fit: {said_of(e)}") from e
 
     def graph(self, value: Json, before: Sequence[str] = ()) -> Graph:
         """Return a graph of a model; Damaged if its names contradict each other.
@@ -386,7 +386,7 @@ class Decoder:
         try:
             return creator.load_payload(content)
         except Exception as e:
-            raise Damaged(f"backend {backend!r} failed in load_payload: {type(e).__name__}: {e}") from e
+            raise Damaged(f"backend {backend!r} failed in load_payload: {said_of(e)}") from e
 
     def value(self, value: Json, cls: type[Op]) -> Any:
         """Return an attribute of an op of that class."""

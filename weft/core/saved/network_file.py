@@ -66,7 +66,16 @@ from weft.core.saved.codec import (
     spec_json,
     texts,
 )
-from weft.errors import BackendError, ModelError, NoDevice, Refusal, UnsupportedOps, WeftError, listing
+from weft.errors import (
+    BackendError,
+    ModelError,
+    NoDevice,
+    Problem,
+    Refusal,
+    UnsupportedOps,
+    WeftError,
+    listing,
+)
 
 T = TypeVar("T")
 FORMAT = 6
@@ -452,13 +461,13 @@ class _Reader:
                     Node(name, decoder.op(each["op"]), texts(each["inputs"]), texts(each["outputs"]))
                 )
             except UnknownOp as e:
-                problems.append(f"{name!r}: op type {str(e)!r} is not registered")
+                problems.append(Problem(name, f": op type {str(e)!r} is not registered"))
             except Damaged as e:
-                problems.append(f"{name!r} ({each['op']['type']}): {e}")
+                problems.append(Problem(name, f" ({each['op']['type']}): {e}"))
         if problems:
             raise UnsupportedOps(
                 f"{len(problems)} node(s) of the saved network cannot be made",
-                tuple(problems),
+                problems,
                 fix=f"import what registers the ops; the file is of Weft {self.manifest['weft']}, "
                 f"this is Weft {_weft_version()}",
             )

@@ -16,7 +16,7 @@ from weft.core.contract.contexts import BackendContext
 from weft.core.contract.error_context import blame, callback_of, caught, do_all
 from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.load_gate import Gate
-from weft.errors import BackendError
+from weft.errors import BackendError, said_of
 
 log = logging.getLogger("weft.runtime")
 
@@ -102,7 +102,7 @@ class Notices:
 
     def _tell_gone(self, id_: str, context: BackendContext, problems: list[str]) -> None:
         notice = f"after_unload of {id_!r}"
-        with caught(lambda e: problems.append(f"{notice} failed with {type(e).__name__}: {e}")):
+        with caught(lambda e: problems.append(f"{notice} failed with {said_of(e)}")):
             if not check_answers.agreed(context.after_unload(self.network), callback_of(context, "after_unload")):
                 problems.append(f"{notice} returned False")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future
 from contextlib import suppress
-from typing import ParamSpec, TypeVar
+from types import TracebackType
+from typing import Generic, ParamSpec, TypeVar
 
 from weft.core.contract.backend import Precision
 from weft.core.graph.graph import Graph, bind
@@ -36,6 +37,34 @@ class AtOnce(Executor):
         return done
 
 
+class _Step(Generic[Result]):
+    """A step of a thread's work, for whoever needs its result.
+
+    An error is raised as it came out of the step, without the frames of the executor or of others who asked before.
+    """
+
+    def __init__(self, thread: Executor, work: Callable[[], Result]) -> None:
+        self._done: Future[tuple[Result | None, Exception | None, TracebackType | None]] = thread.submit(_ended, work)
+
+    def wait(self) -> None:
+        """Wait for the end of the step, whether it failed or not."""
+        self._done.result()
+
+    def result(self) -> Result:
+        """Wait for the result and return it, or raise the step's error."""
+        result, error, trace = self._done.result()
+        if error is not None:
+            raise error.with_traceback(trace)
+        return result  # type: ignore[return-value]  # a result where there is no error
+
+
+def _ended(work: Callable[[], Result]) -> tuple[Result | None, Exception | None, TracebackType | None]:
+    try:
+        return work(), None, None
+    except Exception as e:
+        return None, e, e.__traceback__
+
+
 class Prefetch:
     """The work of one thread on a model: read it, bind it to shapes, prepare the network.
 
@@ -54,12 +83,12 @@ class Prefetch:
         *,
         resizes: bool = True,
     ) -> None:
-        self._graph = thread.submit(read)
-        self._bound = thread.submit(_bind, self._graph, shapes)
-        self._open = thread.submit(
-            lambda: OpenNetworks(self._graph.result(), precision, limits, own, tries=TRIES if resizes else 0)
+        graph = self._graph = _Step(thread, read)
+        bound = self._bound = _Step(thread, lambda: _bind(graph, shapes))
+        networks = self._open = _Step(
+            thread, lambda: OpenNetworks(graph.result(), precision, limits, own, tries=TRIES if resizes else 0)
         )
-        self._network: Future[PreparedNetwork | None] | None = thread.submit(_prepare, self._bound, self._open)
+        self._network: _Step[PreparedNetwork | None] | None = _Step(thread, lambda: _prepare(bound, networks))
 
     def graph(self) -> Graph:
         """Wait for the graph and return it."""
@@ -72,7 +101,7 @@ class Prefetch:
     def open_networks(self) -> OpenNetworks:
         """Wait for the network and return what prepares it, with what it kept of this preparation."""
         if self._network is not None:
-            wait([self._network])
+            self._network.wait()
         return self._open.result()
 
     def take(self) -> PreparedNetwork | None:
@@ -84,13 +113,13 @@ class Prefetch:
         return None if network is None else network.result()
 
 
-def _bind(graph: Future[Graph], shapes: Mapping[str, Shape] | None) -> Graph:
+def _bind(graph: _Step[Graph], shapes: Mapping[str, Shape] | None) -> Graph:
     read = graph.result()
     validate(read)
     return bind(read, take_shapes(shapes or {}))
 
 
-def _prepare(bound: Future[Graph], networks: Future[OpenNetworks]) -> PreparedNetwork | None:
+def _prepare(bound: _Step[Graph], networks: _Step[OpenNetworks]) -> PreparedNetwork | None:
     with suppress(Exception):  # the session prepares the network itself, and raises the error
         graph = bound.result()
         return None if graph.symbols() else networks.result().prepare(graph)

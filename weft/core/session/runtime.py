@@ -9,6 +9,7 @@ from types import TracebackType
 
 from weft.core.contract import check_answers
 from weft.core.contract.backend_options import BackendOptions, Value, problems_of, taken
+from weft.core.contract.doors import door
 from weft.core.contract.error_context import caught
 from weft.core.contract.profile import Profiled
 from weft.core.graph.layout import Array
@@ -39,6 +40,7 @@ class Runtime:
     options given to `weft.load` override them. ConfigError for an option that no backend takes.
     """
 
+    @door
     def __init__(
         self,
         *,
@@ -61,6 +63,7 @@ class Runtime:
 
     # -- what a user calls -----------------------------------------------------------------------------
 
+    @door
     def load(
         self,
         network: OptimizedNetwork | str | os.PathLike[str],
@@ -100,12 +103,14 @@ class Runtime:
             raise InputError(f"no network {network} is loaded", why=f"loaded are {loaded}", fix="load it first")
         return sessions[network]
 
+    @door
     def run(
         self, network: int, *inputs: Array | Mapping[str, Array], outputs: Outputs | None = None
     ) -> list[Array]:
         """Run a loaded network, as `Session.run` does."""
         return self.session(network).run(*inputs, outputs=outputs)
 
+    @door
     def unload(self, network: int) -> None:
         """Unload a network; BackendError if a context refuses, and the network stays loaded."""
         self.session(network).close()
@@ -121,6 +126,7 @@ class Runtime:
             self._sessions = {network: s for network, s in self._sessions.items() if not s.is_closed}
             return dict(self._sessions)
 
+    @door
     def close(self) -> None:
         """Unload everything, and drop the contexts and this runtime's own backends.
 

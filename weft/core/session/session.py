@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from weft.core.contract.backend import MemoryMode, Precision
+from weft.core.contract.doors import shortened
 from weft.core.contract.error_context import do_all, is_error
 from weft.core.contract.lowered import PlanAgain
 from weft.core.contract.profile import Profile, Profiled
@@ -56,7 +57,7 @@ from weft.core.session.report import Report, joined
 from weft.core.session.stage_loader import LoadedStages
 from weft.core.session.stage_runner import Rest, Rows, StageRunner, tensor
 from weft.core.session.stages_ahead import foresee
-from weft.errors import BackendError, ClosedError, ConfigError, InputError
+from weft.errors import BackendError, ClosedError, ConfigError, InputError, WeftError, grouped
 
 if TYPE_CHECKING:
     from weft.core.session.runtime import Runtime
@@ -89,6 +90,8 @@ def _alone(method: Callable[Concatenate[Session, P], R]) -> Callable[Concatenate
             session._caller, session._doing = me, name
             try:
                 return method(session, *arguments, **named)
+            except WeftError as e:
+                raise shortened(e) from e.__cause__
             finally:
                 session._caller = None
 
@@ -624,12 +627,12 @@ class Session:
             )
 
     def _warn(self, network: OptimizedNetwork) -> None:
-        """Log the nodes that are not on their wanted device, unless the last resize logged the same."""
+        """Log the nodes that are not on their wanted device, unless the last resize logged the same.
+
+        Those that are alike share a line; `Report.refusals` has each.
+        """
         where = network.placement
-        lines = [
-            f"{r.node!r} ({r.op}) is on {where.get(r.node, 'another')}: {r.device}: {r.reason}"
-            for r in network.refusals
-        ]
+        lines = grouped(r.problem(f" on {where.get(r.node, 'another device')}") for r in network.refusals)
         text = "\n  ".join([f"{self._astray(network)}:", *lines])
         if lines and text != self._warned:
             log.warning("%s", text)

@@ -19,7 +19,7 @@ from weft.core.graph.interpreter import evaluate
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Dim, TensorSpec
-from weft.errors import WeftError
+from weft.errors import WeftError, said_of
 from weft.frontends.builder.layers import OpLayer
 from weft.frontends.builder.slots import ConstantLayer, InputLayer, Layer, OutputSlot
 
@@ -117,8 +117,7 @@ def _step(probe: _Probe, layer: OpLayer) -> None:
     except Errors as e:
         if not unsure:
             shown = ", ".join(f"{s!r}: {probe.specs[s]}" for s in sources if s)
-            why = e.short if isinstance(e, WeftError) else f"{type(e).__name__}: {e}"
-            probe.problems.append(f"{layer.name!r} ({op.type}) does not fit its inputs ({shown}): {why}")
+            probe.problems.append(f"{layer.name!r} ({op.type}) does not fit its inputs ({shown}): {said_of(e)}")
         return
     layer.grow_outputs(len(results))
     slots = list(layer.made_slots)[: len(results)]

@@ -15,6 +15,7 @@ from numbers import Integral
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from weft.core.contract.doors import door
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
@@ -300,6 +301,7 @@ class Network:
         return describe(self)
 
 
+@door
 def parse(
     model: str | os.PathLike[str] | bytes | Graph | onnx.ModelProto | object,
     *,

@@ -17,7 +17,7 @@ from weft.core.graph.graph import Graph, Node, sort_nodes
 from weft.core.graph.layout import Array
 from weft.core.graph.limits import Limits
 from weft.core.graph.tensor import TensorSpec
-from weft.errors import ModelError, listed, listing
+from weft.errors import ModelError, Problem, listed, listing
 from weft.frontends.onnx.attributes import read_attribute
 from weft.frontends.onnx.bodies import expand_bodies
 from weft.frontends.onnx.external import ExternalFiles
@@ -153,7 +153,7 @@ class _Bodies:
             for k, node in enumerate(proto.node)
             if not is_constant(node) and (made := reader.add(node, node.name or f"{node.op_type}_{k}"))
         ]
-        around.problems += [f"{quote(name)}: {problem}" for problem in reader.problems]
+        around.problems += [Problem(name, f": {problem}") for problem in reader.problems]
         around.refused += reader.refused
         graph.name, graph.inputs = name, list(inputs)
         if not reader.problems:
@@ -299,7 +299,7 @@ def _problems(step: Callable[[T], None], items: Iterable[T]) -> list[str]:
         try:
             step(item)
         except ModelError as e:
-            problems.append(str(e).replace("\n ", ";"))
+            problems.append(e.short + (f" [{e.where}]" if e.where else "") + (f": {e.fix}" if e.fix else ""))
     return problems
 
 

@@ -53,7 +53,7 @@ def _file_bytes(path: Path) -> memoryview:
             return data[: file.readinto(data)]
     except OSError as e:
         fix = "name the .onnx file in that folder" if isinstance(e, IsADirectoryError) else PATH_FIX
-        raise ModelError("the model file cannot be read", where=str(path), why=e.strerror or str(e), fix=fix) from e
+        raise ModelError("the model file cannot be read", where=str(path), why=e.strerror or str(e), fix=fix) from None
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -10,7 +10,7 @@ from onnx import AttributeProto, GraphProto, NodeProto
 
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.op import Op, find_op
-from weft.errors import ModelError, UnsupportedOps, WeftError, listed
+from weft.errors import ModelError, Problem, UnsupportedOps, WeftError
 from weft.frontends.onnx.attributes import make_op, op_fields, read_attribute
 from weft.frontends.onnx.external import ExternalFiles
 from weft.frontends.onnx.importers import RENAMED, ImportedNode, Scope, lift
@@ -32,7 +32,6 @@ HARMLESS = ("consumed_inputs", "is_test")
 HARMLESS_FOR = (("BatchNormalization", "momentum"), ("Dropout", "seed"))
 HELD_APART = (AttributeProto.GRAPH, AttributeProto.TYPE_PROTO)
 """Kinds of attributes that are no fields of ops as they are: graphs are read on their own, types follow from values."""
-MOST_LINES = 1000
 STRINGS = "it works on strings, and Weft has no element type for them: do this before the network"
 REFUSED = {
     **dict.fromkeys(("StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch"), STRINGS),
@@ -86,7 +85,7 @@ class NodeReader:
             return self._custom_node(proto, name) if domain_of(proto.domain) else self._node(proto, name)
         except WeftError as e:
             reason = e.short + (f" [{e.where}]" if e.where else "")
-            self.problems.append(self._line(proto, name, reason))
+            self.problems.append(self._problem(proto, name, reason))
             self.refused[quote(proto.op_type)[1:-1]] += 1
             return None
 
@@ -95,18 +94,18 @@ class NodeReader:
         if self.problems:
             raise UnsupportedOps(
                 f"{len(self.problems)} of the {total} nodes of {label} are not supported",
-                tuple(listed(self.problems, MOST_LINES)),
+                self.problems,
                 fix="register the missing ops (weft.register_op), or export the model without them",
                 by_op=self.refused,
                 others=others,
             )
 
-    def _line(self, proto: NodeProto, name: str, reason: str) -> str:
+    def _problem(self, proto: NodeProto, name: str, reason: str) -> Problem:
         domain = domain_of(proto.domain)
         opset = self.opset_of(proto) if not domain else self.opsets.get(domain)
         version = "of no declared opset" if opset is None else f"opset {opset}"
         op_type = quote(proto.op_type)[1:-1]
-        return f"{quote(name)}: {op_type}, domain {quote(domain or 'ai.onnx')}, {version}: {reason}"
+        return Problem(name, f": {op_type}, domain {quote(domain or 'ai.onnx')}, {version}: {reason}")
 
     def _custom_node(self, proto: NodeProto, name: str) -> Node:
         label = f"{domain_of(proto.domain)}::{proto.op_type}"

@@ -82,7 +82,7 @@ def parse(data: memoryview, label: str) -> tuple[ModelProto, Mapping[int, Array]
             where=label,
             why=f"its {len(data):,} bytes are not a protobuf message of an ONNX model ({e})",
             fix=NOT_ONNX,
-        ) from e
+        ) from None
     views = [np.frombuffer(view, np.uint8) for view in without.data.values()]
     return proto, dict(zip(without.data, in_threads(np.copy, views, len(data)), strict=True))
 

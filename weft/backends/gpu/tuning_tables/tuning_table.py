@@ -270,11 +270,11 @@ def read_tables(
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as e:
-        raise ConfigError(f"{path} cannot be read", why=e.strerror or str(e), fix=fix) from e
+        raise ConfigError(f"{path} cannot be read", why=e.strerror or str(e), fix=fix) from None
     try:
         return _decoded(data)
     except ValueError as e:
-        raise ConfigError(f"{path} is no table of `weft tune`", why=str(e), fix=fix) from e
+        raise ConfigError(f"{path} is no table of `weft tune`", why=str(e), fix=fix) from None
 
 
 def write_tables(

@@ -1,0 +1,65 @@
+"""Where a caller's code enters Weft: errors leave with the frames of the caller's own code, and few of Weft's.
+
+A wrong path or shape is the caller's to mend, and frames of Weft say nothing about it. What a callback of the caller
+raises keeps the callback's frames. `WEFT_FULL_TRACEBACKS=1` shows all, for work on Weft.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from weft import config
+from weft.errors import WeftError
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+_OWN = (os.path.join(Path(__file__).parents[2], ""), contextlib.__file__)
+"""Where code lies whose frames are left out: Weft's own, and that of its context managers."""
+
+
+def door(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Return the function, which raises Weft's errors with short tracebacks."""
+
+    @wraps(function)
+    def called(*given: Given.args, **named: Given.kwargs) -> Result:
+        try:
+            return function(*given, **named)
+        except WeftError as e:
+            raise shortened(e) from e.__cause__
+
+    return called
+
+
+def shortened(error: WeftError) -> WeftError:
+    """Return an error of Weft with the frames of others' code, and of Weft the one that raised it.
+
+    So are the errors of Weft that it came from. What others raised keeps all of its frames.
+    """
+    if config.full_tracebacks():
+        return error
+    seen = set[int]()
+    each: BaseException | None = error
+    while isinstance(each, WeftError) and id(each) not in seen:
+        seen.add(id(each))
+        each.__traceback__ = _others(each.__traceback__)
+        each = each.__cause__ or each.__context__
+    return error
+
+
+def _others(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without Weft's own frames, but for the innermost one."""
+    steps = list[TracebackType]()
+    while trace is not None:
+        if trace.tb_next is None or not trace.tb_frame.f_code.co_filename.startswith(_OWN):
+            steps.append(trace)
+        trace = trace.tb_next
+    kept: TracebackType | None = None
+    for step in reversed(steps):
+        kept = TracebackType(kept, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    return kept
