@@ -145,8 +145,10 @@ def load(
         choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options, most, own)
         with _prepared(choices if _is_there(model) else []):
             graph = prefetch.graph()
+        again = partial(_graph, model, most) if not kept and isinstance(model, (str, os.PathLike)) else None
         return Session(
-            graph, choices, options, runtime=held, host=host, progress=progress, profile=profile, prefetch=prefetch
+            graph, choices, options, runtime=held, host=host, progress=progress, profile=profile, prefetch=prefetch,
+            reread=again,
         )
 
 

@@ -14,7 +14,7 @@ from weft.core.contract.backend import Backend, Execution, StorageType
 from weft.core.graph.described import describe, described
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
-from weft.core.graph.layout import Array, Layout, Shape
+from weft.core.graph.layout import Array, Layout, Shape, to_storage
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.lower_network import lower_part, until_settled
 from weft.core.placement.optimized_network import Part
@@ -111,12 +111,16 @@ class Drive:
     def _create(self) -> None:
         backend, graph = self.backend, self.graph
         for name in dict.fromkeys(i for n in graph.nodes for i in n.inputs if i in graph.constants):
+            tensor = describe(graph, name)
+            tensor.backend = backend
             if backend.copies_constants:
-                tensor = describe(graph, name)
-                tensor.backend = backend
                 acquire(backend, tensor, StorageType.STATIC)
                 write(backend, tensor, graph.constants[name])
-                self.constants[name] = tensor
+            elif backend.host_memory:
+                tensor.memory = to_storage(graph.constants[name], tensor.layout)
+            else:
+                continue
+            self.constants[name] = tensor
         for node in graph.nodes:
             execution = self._call("onCreate", node, partial(backend.onCreate, *self._operands(node), node.op))
             if execution is None:
@@ -174,7 +178,7 @@ class Drive:
         for _, execution in tasks:
             execution.close()
         constants, self.constants = self.constants, {}
-        for tensor in constants.values():
+        for tensor in constants.values() if self.backend.copies_constants else ():
             self.backend.onReleaseBuffer(tensor, StorageType.STATIC)
         self.tensors = {}
         self.backend.onClearBuffer()

@@ -74,9 +74,16 @@ class ReferenceExecution(Execution):
 
 
 class CpuBackend(HostBackend):
-    """Numpy on the host."""
+    """Numpy on the host. Constants are the model's own arrays, so that all sessions of a model have one copy."""
 
     takes_open_sizes = True
+    copies_constants = False
+
+    def __init_subclass__(cls, **named: object) -> None:
+        """Give a subclass constants in STATIC memory, as any backend of its own has, unless it says otherwise."""
+        super().__init_subclass__(**named)
+        if "copies_constants" not in vars(cls):
+            cls.copies_constants = True
 
     def __init__(self, info: BackendInfo) -> None:
         super().__init__(info)

@@ -81,7 +81,9 @@ class GpuBackend(Backend):
             self._builds if info.loads else None, bool(runtime.options.get("chains", True)), runtime.verdicts,
         )
         self._kept_plans = KeptPlans(thrifty=self._target.thrifty)
-        self._shared = PipelineContext(self._target, self.slots, self.recording, self._builds, self._kept_plans)
+        self._shared = PipelineContext(
+            self._target, self.slots, self.recording, self._builds, self._kept_plans, runtime.static
+        )
         self.wants_other_sizes = not self.device.reads_all_sizes and FOR_SHAPES not in self.device.caps.without
         self._counters: list[Tensor] = []
         """By which the work-groups of each chain wait for each other."""

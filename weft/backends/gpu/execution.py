@@ -13,6 +13,7 @@ from weft.backends.gpu.lowering.launch_builder import PlannedConstant
 from weft.backends.gpu.lowering.lower import GpuPlan, NodePlan, plan_node, tuned_plan
 from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.memory.slots import Region, Slots, Spot
+from weft.backends.gpu.memory.static_pool import StaticPool
 from weft.backends.gpu.recording.launches import BoundLaunch, PlannedLaunch
 from weft.backends.gpu.recording.pipeline_recording import PipelineRecording
 from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource
@@ -33,6 +34,7 @@ class PipelineContext:
     recording: PipelineRecording
     builds: Builds
     kept: KeptPlans
+    static: StaticPool
     plans: dict[str, Sequence[NodePlan]] = field(default_factory=dict)
     """The plans of the part's nodes, by label, until the end of the resize."""
     undivided: dict[str, NodePlan] = field(default_factory=dict)
@@ -156,12 +158,9 @@ class GpuExecution(Recorded):
         key = constant.key
         self._used.add(key)
         if key not in self._constants:
-            value, layout = constant.take(), constant.tensor.layout
-            tensor = replace(constant.tensor, memory=None)
-            region = self._context.slots.acquire(tensor, StorageType.STATIC)
-            self.target.device.upload(region.slot.buffer, region.slot.offset, to_storage(value, layout))
-            tensor.memory = region
-            self._constants[key] = tensor
+            content = to_storage(constant.take(), constant.tensor.layout)
+            slot = self._context.slots.manager.hold(content.nbytes, *self._context.static.upload(content))
+            self._constants[key] = replace(constant.tensor, memory=Region(slot))
         return self._constants[key]
 
     def close(self) -> None:

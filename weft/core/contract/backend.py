@@ -233,8 +233,8 @@ class Backend(ABC):
     host_memory: ClassVar[bool] = False
     """Whether tensors of this backend are numpy arrays in the storage shape, which the host reads directly."""
     copies_constants: ClassVar[bool] = True
-    """Whether Weft puts constant inputs into this backend's STATIC memory before `onCreate`; if False, executions
-    take what they need from `Tensor.constant`."""
+    """Whether Weft puts constant inputs into this backend's STATIC memory before `onCreate`. If False, executions take
+    what they need from `Tensor.constant`; with `host_memory`, the model's own arrays, read-only, are their memory."""
     wants_other_sizes: bool = False
     """Whether `onOtherSizes` is to be called; planning for the first new shape then takes about twice as long."""
     takes_open_sizes: ClassVar[bool] = False

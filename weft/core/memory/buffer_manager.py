@@ -72,9 +72,7 @@ class BufferManager:
     def acquire(self, nbytes: int, storage: StorageType) -> Slot:
         """Return a slot of at least `nbytes`."""
         if storage is StorageType.STATIC:
-            slot = Slot(nbytes, storage, *self._static_take(max(nbytes, 1)))
-            self._static.add(slot)
-            return slot
+            return self.hold(nbytes, *self._static_take(max(nbytes, 1)))
         if self._recording:
             slot = Slot(nbytes, storage)
             if storage is StorageType.DYNAMIC:
@@ -90,6 +88,12 @@ class BufferManager:
             slot = Slot(nbytes, storage, self._allocate(max(nbytes, 1)))
             self._buffers.append(slot.buffer)
         self._eager.add(slot)
+        return slot
+
+    def hold(self, nbytes: int, buffer: Any, offset: int) -> Slot:
+        """Return a STATIC slot at a place that was taken for it; its release gives the place back."""
+        slot = Slot(nbytes, StorageType.STATIC, buffer, offset)
+        self._static.add(slot)
         return slot
 
     def release(self, slot: Slot) -> None:

@@ -12,6 +12,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.limits import Budget, Limits
 from weft.core.graph.validate import check_declared
+from weft.core.host.shared_arrays import shared_arrays
 from weft.core.passes import PASSES, AnyPass, PassContext, PassManager, PassRecord, arranged
 from weft.core.passes.constants import fold_constants
 from weft.core.passes.identities import remove_identities
@@ -67,7 +68,16 @@ def prepare_network(
             notes += _casts(before, precision)
         elif step is store_as_float16:
             notes += _rounded(before, graph)
+    _share_weights(graph, bound)
     return PreparedNetwork(graph, (*notes, *budget.notes()), tuple(manager.records), manager.journal)
+
+
+def _share_weights(graph: Graph, given: Graph) -> None:
+    """Let the arrays that passes made be those of other sessions, where their bytes are the same."""
+    own = {id(value) for value in given.constants.values()}
+    for name, value in graph.constants.items():
+        if id(value) not in own and isinstance(value, np.ndarray) and value.flags.owndata:
+            graph.constants[name] = shared_arrays.share(value)
 
 
 def _needs_a_run(bound: Graph, stage: Stage) -> ValueNeeded:

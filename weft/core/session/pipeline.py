@@ -375,11 +375,11 @@ class Pipeline:
         return held
 
     def _place_constants(self, names: _Names) -> set[str]:
-        """Copy constants to the backend's STATIC memory, unless its executions do that themselves.
+        """Copy constants to the backend's STATIC memory, unless it reads the model's arrays or copies them itself.
 
         Return the names of constants that are new, have another value, or are there no more.
         """
-        if not self.backend.copies_constants:
+        if not (self.backend.copies_constants or self._borrows):
             return set()
         old, self.constants = self.constants, {}
         values, replaced = self.graph.constants, set[str]()
@@ -398,7 +398,9 @@ class Pipeline:
         tensor = describe(self.graph, name)
         tensor.backend = self.backend
         if self._borrows:
-            tensor.memory = to_storage(value, tensor.layout)
+            # The caller may change an array of his own; in memory mode LIMIT there is no room for a copy.
+            borrowed = self.thrifty or not value.flags.writeable
+            tensor.memory = to_storage(value if borrowed else value.copy(), tensor.layout)
         else:
             self._acquire(tensor, StorageType.STATIC)
             self._do("onCopyBuffer", Tensor.from_numpy(value, tensor.layout, name), tensor)
@@ -407,7 +409,7 @@ class Pipeline:
     @property
     def _borrows(self) -> bool:
         """Whether constants are read from the model's own arrays."""
-        return self.thrifty and self.backend.host_memory
+        return self.backend.host_memory and (self.thrifty or not self.backend.copies_constants)
 
     def _map(
         self,

@@ -49,6 +49,7 @@ from weft.core.session.arguments import (
     take_shapes,
 )
 from weft.core.session.late_refusal import until_taken
+from weft.core.session.left_weights import LeftWeights
 from weft.core.session.loaded_network import LoadedNetwork, close_forgotten, forget
 from weft.core.session.network_cache import NetworkCache
 from weft.core.session.pipeline import NodeRefused, Pipeline, Progress
@@ -134,7 +135,8 @@ class Session:
 
     `choices` are the devices in order of preference; debug nodes run on `host`, which may be among them. `fixed` is a
     network that was optimised before for these devices. `prefetch` is another thread's work: the graph bound to these
-    shapes, and the prepared network with the precision of `options`.
+    shapes, and the prepared network with the precision of `options`. `reread` reads the model's file again: then the
+    session leaves the weights to the devices.
     """
 
     def __init__(
@@ -150,17 +152,22 @@ class Session:
         profile: Profiled = False,
         fixed: OptimizedNetwork | None = None,
         prefetch: Prefetch | None = None,
+        reread: Callable[[], Graph] | None = None,
     ) -> None:
         close_forgotten()
         if prefetch is None and (fixed is None or fixed.tail is None):  # a first stage does not make all outputs
             validate(graph)
         self.graph = graph
-        """The network as it was given, before shapes are bound and passes run."""
+        """The network as it was given, before shapes are bound and passes run.
+
+        In memory mode LIMIT it may lack the weights that devices have; after `close` it is inputs and outputs alone.
+        """
         self._bound = bind(graph, take_shapes(shapes or {})) if prefetch is None else prefetch.bound()
         self.options = options or OptimizerOptions()
         self.config = self.options.config
         self.runtime = runtime
         self._choices, self._fixed, self._prefetch = list(choices), fixed, prefetch
+        self._weights = LeftWeights(reread)
         self._host = host.device if host else choices[-1].device
         self._lock = threading.RLock()
         self._caller: int | None = None
@@ -448,10 +455,12 @@ class Session:
         do_all([self._loaded.close, self._close_rest])
 
     def _close_rest(self) -> None:
-        """Free all but the network itself, if that is closed."""
+        """Free all but the loaded network itself, if that is closed."""
         if self._loaded.is_closed:
             self._cache.clear()
-            self._open = None
+            self._open = self._fixed = self._prefetch = None
+            self._plan, self._fed, self._submitted = _Plan(), {}, (None, [])
+            self.graph, self._bound = _interface(self.graph), _interface(self._bound)
             self._stages.close()
 
     def end(self, patience: float) -> bool:
@@ -494,6 +503,7 @@ class Session:
         of a run, later stages are planned and loaded as far as they can be foreseen.
         """
         wanted = self._plan.wanted if wanted is None else wanted
+        self.graph, bound = self._weights.taken(self.graph, bound)
         if bound.symbols():
             self._loaded.drop()
         elif self._loaded.notices is None:
@@ -506,6 +516,8 @@ class Session:
                 self._loaded.drop()
                 raise
         self._bound = bound
+        if self._loaded.network is not None and self._plan.tail is None:
+            self.graph, self._bound = self._weights.left(self.graph, bound)
 
     def _place(self, bound: Graph, wanted: frozenset[str], *, ahead: bool) -> None:
         """Optimise and load."""
@@ -677,6 +689,13 @@ class Session:
         for name in halves - self._plan.narrowable:
             arrays[name] = tensors[name].astype(np.float32)
         return arrays
+
+
+def _interface(graph: Graph) -> Graph:
+    """Return a graph's inputs and outputs, without its nodes and weights."""
+    ends = (*graph.inputs, *graph.outputs)
+    specs = {name: graph.specs[name] for name in ends if name in graph.specs}
+    return Graph(graph.name, list(graph.inputs), list(graph.outputs), specs=specs, declared=dict(graph.declared))
 
 
 def _narrowable(network: OptimizedNetwork) -> frozenset[str]:

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
 from weft.core.graph.layout import Array
+from weft.core.host.shared_arrays import shared_arrays
 from weft.core.host.threads import in_threads
 from weft.errors import ModelError, listing
 from weft.frontends.onnx.files import LARGEST_FILE, ModelFile
@@ -63,7 +64,7 @@ def read(model: object) -> Source:
 
 
 def parse(data: memoryview, label: str) -> tuple[ModelProto, Mapping[int, Array]]:
-    """Return the parsed bytes, and copies of what `cut` took out; ModelError if they are no protobuf of a model."""
+    """Return the parsed bytes and the large data that `cut` took out; ModelError if they are no protobuf of a model."""
     if not data:
         raise ModelError("the model file is empty", where=label, fix=NOT_ONNX)
     if len(data) > LARGEST_FILE:
@@ -84,7 +85,7 @@ def parse(data: memoryview, label: str) -> tuple[ModelProto, Mapping[int, Array]
             fix=NOT_ONNX,
         ) from None
     views = [np.frombuffer(view, np.uint8) for view in without.data.values()]
-    return proto, dict(zip(without.data, in_threads(np.copy, views, len(data)), strict=True))
+    return proto, dict(zip(without.data, in_threads(shared_arrays.copy, views, len(data)), strict=True))
 
 
 def check_text(proto: ModelProto, label: str) -> None:

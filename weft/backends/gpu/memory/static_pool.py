@@ -1,4 +1,4 @@
-"""STATIC memory of a device, which its sessions share: pieces of a few large buffers."""
+"""STATIC memory of a device, which its sessions share: pieces of a few large buffers, and equal constants once."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from weft.backends.gpu.device.device import GpuBuffer
 from weft.backends.gpu.memory.heap import DeviceHeap
+from weft.backends.gpu.memory.slots import SMALLEST
+from weft.core.graph.layout import Array
+from weft.core.host.shared_arrays import SHARED_FROM, Key, sample_key
 from weft.errors import OutOfMemory
 
 CHUNK = 16 << 20
+COMPARED_AT_ONCE = 16 << 20
+"""How many bytes of a constant are read back at once, to be compared."""
+Piece = tuple[GpuBuffer, int]
+"""A buffer and an offset in it."""
 
 
 @dataclass(eq=False)
@@ -20,16 +29,116 @@ class _Chunk:
     """(offset, size) of the gaps, by offset."""
 
 
+@dataclass(eq=False)
+class _Shared:
+    """A constant that several holders may use: its piece, and how many hold it."""
+
+    key: Key
+    holders: int = 1
+    piece: Piece | None = None
+    """None until it is uploaded, and for good if that fails."""
+    ready: threading.Event = field(default_factory=threading.Event)
+
+
 @dataclass
 class StaticPool:
-    """Sub-allocates constants from few large buffers, first fit: drivers allow few allocations."""
+    """Sub-allocates constants from few large buffers, first fit: drivers allow few allocations.
+
+    A constant with the bytes of one that another session, another shape or another node uploaded takes no memory.
+    """
 
     heap: DeviceHeap
     _chunks: list[_Chunk] = field(default_factory=list)
     _sizes: dict[tuple[int, int], int] = field(default_factory=dict)
+    _alike: dict[Key, list[_Shared]] = field(default_factory=dict)
+    """The shared constants, by their size and a digest of samples."""
+    _by_place: dict[tuple[int, int], _Shared] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def take(self, nbytes: int) -> tuple[GpuBuffer, int]:
+    def upload(self, content: Array) -> Piece:
+        """Return a piece that holds the bytes of a contiguous array; nobody may write to it. `give` takes it back.
+
+        The bytes of a candidate are read back from the device and compared, so that no digest of all weights is needed
+        in the first session, which has none to share.
+        """
+        if content.nbytes < SHARED_FROM:
+            return self._uploaded(content)
+        data = content.reshape(-1).view(np.uint8)
+        key = sample_key(data)
+        with self._lock:
+            candidates = list(self._alike.get(key, ()))
+            for each in candidates:
+                each.holders += 1
+            made = None if candidates else self._noted(key)
+        while candidates:
+            each = candidates.pop()
+            try:
+                each.ready.wait()
+                is_same = each.piece is not None and self._holds(each.piece, data)
+            except BaseException:
+                self._leave(each, *candidates)
+                raise
+            if is_same:
+                self._leave(*candidates)
+                assert each.piece is not None
+                return each.piece
+            self._leave(each)
+        if made is None:
+            with self._lock:
+                made = self._noted(key)
+        try:
+            piece = made.piece = self._uploaded(content)
+            with self._lock:
+                self._by_place[_place(piece)] = made
+        except BaseException:
+            self._leave(made)
+            raise
+        finally:
+            made.ready.set()
+        return piece
+
+    def _noted(self, key: Key) -> _Shared:
+        made = _Shared(key)
+        self._alike.setdefault(key, []).append(made)
+        return made
+
+    def _uploaded(self, content: Array) -> Piece:
+        buffer, offset = self.take(max(content.nbytes, SMALLEST))
+        try:
+            self.heap.device.upload(buffer, offset, content)
+        except BaseException:
+            self._free(buffer, offset)
+            raise
+        return buffer, offset
+
+    def _holds(self, piece: Piece, data: Array) -> bool:
+        """Tell whether a piece holds these bytes."""
+        buffer, offset = piece
+        found = np.empty(min(data.size, COMPARED_AT_ONCE), np.uint8)
+        for start in range(0, data.size, COMPARED_AT_ONCE):
+            wanted = data[start : start + COMPARED_AT_ONCE]
+            self.heap.device.download(buffer, offset + start, found[: wanted.size])
+            if not np.array_equal(found[: wanted.size], wanted):
+                return False
+        return True
+
+    def _leave(self, *left: _Shared) -> None:
+        """Hold these constants no more; the last holder of each frees it."""
+        for shared in left:
+            with self._lock:
+                shared.holders -= 1
+                if shared.holders:
+                    continue
+                alike = self._alike[shared.key]
+                alike.remove(shared)
+                if not alike:
+                    del self._alike[shared.key]
+                if shared.piece is not None:
+                    self._by_place.pop(_place(shared.piece), None)
+            if shared.piece is not None:
+                self._free(*shared.piece)
+
+    def take(self, nbytes: int) -> Piece:
         """Return a buffer and an aligned offset in it with room for `nbytes`."""
         a = self.heap.device.caps.offset_alignment
         size = -(-nbytes // a) * a
@@ -52,12 +161,20 @@ class StaticPool:
                 return self.heap.allocate(wished)
         return self.heap.allocate(size)
 
-    def _note(self, chunk: _Chunk, offset: int, size: int) -> tuple[GpuBuffer, int]:
+    def _note(self, chunk: _Chunk, offset: int, size: int) -> Piece:
         self._sizes[id(chunk.buffer), offset] = size
         return chunk.buffer, offset
 
     def give(self, buffer: GpuBuffer, offset: int) -> None:
-        """Take a piece back; a chunk without pieces is freed."""
+        """Take a piece back; others may hold it, too. A chunk without pieces is freed."""
+        with self._lock:
+            shared = self._by_place.get((id(buffer), offset))
+        if shared is None:
+            self._free(buffer, offset)
+        else:
+            self._leave(shared)
+
+    def _free(self, buffer: GpuBuffer, offset: int) -> None:
         with self._lock:
             chunk = next(c for c in self._chunks if c.buffer is buffer)
             size = self._sizes.pop((id(buffer), offset))
@@ -73,3 +190,8 @@ class StaticPool:
             if merged == [(0, buffer.nbytes)]:
                 self._chunks.remove(chunk)
                 self.heap.free(buffer)
+
+
+def _place(piece: Piece) -> tuple[int, int]:
+    buffer, offset = piece
+    return id(buffer), offset

@@ -107,7 +107,8 @@ class NodeBench:
         self._slots = Slots(self._memory)
         recording, builds = PipelineRecording(runtime.heap), Builds(device)
         target = target or Target(device)
-        context = PipelineContext(target, self._slots, recording, builds, KeptPlans(thrifty=target.thrifty))
+        kept = KeptPlans(thrifty=target.thrifty)
+        context = PipelineContext(target, self._slots, recording, builds, kept, runtime.static)
         self._execution = GpuExecution(op, context, label)
         self._rng = np.random.default_rng(0)
         copies: dict[int, Tensor] = {}

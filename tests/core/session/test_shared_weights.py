@@ -1,0 +1,237 @@
+"""Weights exist once: on the host for all sessions of a file, and on each device for all that read the same bytes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+import weft
+from tests.helpers.null_gpu import NullDevice, null_gpu
+from tests.helpers.opened import stats
+from tests.helpers.waits import ended
+from weft.backends.gpu.device.device import GpuBuffer
+from weft.backends.gpu.memory.heap import DeviceHeap
+from weft.backends.gpu.memory.static_pool import Piece, StaticPool
+from weft.core.graph.layout import Array
+from weft.errors import DeviceError, ModelError
+
+SIZE, LAYERS = 256, 4
+BYTES = LAYERS * SIZE * SIZE * 4
+GPUS = ("opencl", "vulkan")
+
+
+def write(path: Path, seed: int = 0, rows: int | str = 1) -> Path:
+    """Write a model of four products."""
+    rng = np.random.default_rng(seed)
+    values = [rng.standard_normal((SIZE, SIZE), dtype=np.float32) / 16 for _ in range(LAYERS)]
+    weights = [numpy_helper.from_array(value, f"w{k}") for k, value in enumerate(values)]
+    nodes = [helper.make_node("MatMul", [f"v{k}", f"w{k}"], [f"v{k + 1}"], name=f"m{k}") for k in range(LAYERS)]
+    ends = [helper.make_tensor_value_info(f"v{k}", TensorProto.FLOAT, [rows, SIZE]) for k in (0, LAYERS)]
+    graph = helper.make_graph(nodes, "products", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def x(rows: int = 1) -> Array:
+    return np.linspace(-1, 1, rows * SIZE, dtype=np.float32).reshape(rows, SIZE)
+
+
+def wanted(path: Path, rows: int = 1) -> Array:
+    out = x(rows).astype(np.float64)
+    for weight in onnx.load(path).graph.initializer:
+        out = out @ numpy_helper.to_array(weight).astype(np.float64)
+    return out
+
+
+def check(session: weft.Session, path: Path, rows: int = 1, rtol: float = 1e-4) -> None:
+    """Fail unless the session computes the file's network on one device alone."""
+    expected = wanted(path, rows)
+    np.testing.assert_allclose(session.run(x(rows))[0], expected, rtol=rtol, atol=rtol * np.abs(expected).max())
+    assert len(session.report.nodes_by_device) == 1
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write(tmp_path / "model.onnx")
+
+
+def host_weights(session: weft.Session) -> list[Array]:
+    return [session.graph.constants[f"w{k}"] for k in range(LAYERS)]
+
+
+# -- the host ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cpu", *GPUS])
+def test_sessions_of_one_file_share_the_hosts_weights(device: str, file: Path) -> None:
+    with weft.load(file, device) as first, weft.load(file, device, precision="normal") as second:
+        assert all(a is b or np.shares_memory(a, b) for a, b in zip(*map(host_weights, (first, second)), strict=True))
+        check(first, file)
+        check(second, file)
+
+
+def test_the_cpu_computes_with_the_weights_that_were_read(file: Path) -> None:
+    with weft.load(file, "cpu") as session:
+        check(session, file)
+        held = session.pipelines[0].constants
+        assert all(np.shares_memory(held[f"w{k}"].memory, w) for k, w in enumerate(host_weights(session)))
+
+
+def test_a_file_that_was_written_anew_is_read_anew(file: Path) -> None:
+    """Also where its size and its time tell nothing."""
+    with weft.load(file, "cpu") as before:
+        times = os.stat(file)
+        old = wanted(file)
+        write(file, seed=1)
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+        with weft.load(file, "cpu") as after:
+            check(after, file)
+        np.testing.assert_allclose(before.run(x())[0], old, rtol=1e-4, atol=1e-3)
+
+
+def test_an_array_of_the_users_may_change_after_the_load() -> None:
+    weight = np.ones((64, 300), np.float32)
+    net = weft.Network()
+    net.add_output("y", net.add_layer("MatMul", net.add_input("x", (1, 64)), net.add_constant(weight)))
+    with weft.load(net, "cpu") as session:
+        weight[:] = 7
+        assert (session.run(np.ones((1, 64), np.float32))[0] == 64).all()
+
+
+@pytest.mark.parametrize("device", ["cpu", *GPUS])
+def test_a_closed_session_keeps_no_weights(device: str, file: Path) -> None:
+    session = weft.load(file, device)
+    check(session, file)
+    weights = [weakref.ref(w if w.base is None else w.base) for w in host_weights(session)]
+    session.close()
+    gc.collect()
+    assert [w for w in weights if w() is not None] == []
+    assert session.inputs == {"v0": (1, SIZE)} and session.outputs == [f"v{LAYERS}"]
+
+
+# -- devices -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=GPUS)
+def gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Give a device that is open and has run, so that what it keeps for itself is there."""
+    device: str = request.param
+    with weft.load(write(tmp_path_factory.mktemp("warm") / "warm.onnx", seed=2), device) as session:
+        session.run(x())
+    yield device
+
+
+def live(device: str) -> int:
+    found = stats(device)
+    assert found is not None
+    return found.live_bytes
+
+
+def test_sessions_on_a_device_share_its_weights(gpu: str, file: Path) -> None:
+    before = live(gpu)
+    first = weft.load(file, gpu)
+    check(first, file)
+    one = live(gpu) - before
+    second = weft.load(file, gpu)
+    check(second, file)
+    assert live(gpu) - before < one + BYTES // 8, "the second has only its own activations"
+    first.close()
+    check(second, file)
+    second.close()
+    assert live(gpu) == before
+
+
+def test_other_weights_of_the_same_names_are_not_shared(gpu: str, file: Path) -> None:
+    other = write(file.parent / "other.onnx", seed=1)
+    with weft.load(file, gpu) as first, weft.load(other, gpu) as second:
+        check(first, file)
+        check(second, other)
+
+
+def test_threads_that_load_one_file_share_its_weights(gpu: str, file: Path) -> None:
+    before = live(gpu)
+    with weft.load(file, gpu) as alone:
+        check(alone, file)
+        one = live(gpu) - before
+    sessions: list[weft.Session] = []
+    threads = [threading.Thread(target=lambda: sessions.append(weft.load(file, gpu))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    ended(*threads)
+    assert len(sessions) == 4 and live(gpu) - before < one + BYTES // 2
+    for session in sessions:
+        check(session, file)
+        session.close()
+    assert live(gpu) == before
+
+
+# -- memory="limit" ------------------------------------------------------------------------------------------
+
+
+def test_with_memory_limit_the_weights_are_on_the_gpu_alone(gpu: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "open.onnx", rows="rows")
+    with weft.load(file, gpu, memory="limit") as session:
+        for rows in (1, 3, 1):
+            check(session, file, rows)
+            assert not session.graph.constants.keys() & {f"w{k}" for k in range(LAYERS)}
+        write(file, seed=1, rows="rows")
+        with pytest.raises(ModelError, match="the model's file has changed"):
+            session.run(x(5))
+
+
+# -- the pool ------------------------------------------------------------------------------------------------
+
+KINDS = st.sampled_from([0, 3, 100_000, 70_000, 70_001])
+
+
+@given(st.lists(st.tuples(KINDS, st.integers(0, 2), st.booleans()), max_size=24))
+def test_pieces_hold_what_was_uploaded_until_they_are_given_back(steps: list[tuple[int, int, bool]]) -> None:
+    """Constants differ in one byte, which no sample need show."""
+    device = NullDevice()
+    pool = StaticPool(DeviceHeap(device))
+    held: list[tuple[Array, Piece]] = []
+    for size, different, gives in steps:
+        content = np.zeros(size, np.uint8)
+        content[size // 3 : size // 3 + 1] = different
+        piece = pool.upload(content)
+        assert all(piece == other or not np.array_equal(content, value) or size < 64 << 10 for value, other in held)
+        held.append((content, piece))
+        if gives:
+            pool.give(*held.pop(0)[1])
+        for value, (buffer, offset) in held:
+            found = np.empty(value.size, np.uint8)
+            device.download(buffer, offset, found)
+            np.testing.assert_array_equal(found, value)
+    for _, piece in held:
+        pool.give(*piece)
+    assert device.stats.live_buffers == 0
+
+
+def test_an_upload_that_fails_leaves_nothing_that_others_would_take(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with null_gpu() as device:
+        broken = True
+
+        def upload(buffer: GpuBuffer, offset: int, data: Array) -> None:
+            if broken:
+                raise DeviceError("no")
+            NullDevice.upload(device, buffer, offset, data)
+
+        monkeypatch.setattr(device, "upload", upload)
+        with pytest.raises(weft.WeftError):
+            weft.load(file, "null", fallback="error")
+        broken = False
+        weft.load(file, "null", fallback="error").close()
+        assert device.stats.live_buffers == 0
