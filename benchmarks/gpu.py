@@ -80,7 +80,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     known = words(networks, library_networks.LIBRARIES)
     parser.add_argument("--networks", type=known, default=networks, help="by name, or LIBRARY/NAME@SIZE:OPTION=VALUE")
     parser.add_argument("--batch", type=numbers, help="sizes of batches; by default 1,16 and 32, in a trial 1,2")
-    parser.add_argument("--devices", type=words(APIS), default=["vulkan", "opencl"], help="Weft's, in order")
+    parser.add_argument("--devices", type=words((*APIS, own.GLSL)), default=list(APIS), help="Weft's, in order")
     precisions, peers = list(own.PRECISIONS), list(PEERS)
     parser.add_argument("--precision", type=words(precisions), default=precisions, help="and of the peers")
     parser.add_argument("--peers", type=words(peers), default=peers, help=f"some of {','.join(peers)}; '' for none")
@@ -123,8 +123,7 @@ def main() -> None:
     """Run what the command line asks for."""
     options = parse(sys.argv[1:])
     if options.gpu:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(options.gpu)  # heeded by NVIDIA's OpenCL, too
-        options.devices = [f"vulkan:{options.gpu}" if name == "vulkan" else name for name in options.devices]
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(options.gpu)  # Weft heeds it on both APIs
     counts = Counts(5, options.iterations, options.seconds, options.warm)
     if options.quick:
         counts = Counts(1, 2, options.seconds, 0.0)
@@ -284,9 +283,9 @@ def _weft_devices(wanted: Sequence[str], record: Record) -> list[str]:
     """Return the devices of Weft that are there, each as id and index."""
     known = {d.id: d for d in reversed(weft.devices())}
     for name in wanted:
-        if name.split(":")[0] not in known:
+        if own.device_of(name) not in known:
             record.miss(f"weft {name}", "weft.devices() does not list it; `weft doctor` says why")
-    return [name for name in wanted if name.split(":")[0] in known]
+    return [name for name in wanted if own.device_of(name) in known]
 
 
 def _facts() -> dict[str, Any]:

@@ -32,8 +32,15 @@ from benchmarks.measure import Array, Counts, Row, Workload, file_stem, middle, 
 
 PRECISIONS = {"high": "fp32", "normal": "normal", "low": "fp16"}
 """Weft's names of precisions, and what the rows call them."""
+GLSL = "glsl"
+"""What the rows call Vulkan with kernels in GLSL, where it would run OpenCL's as PTX (on Hopper): `vulkan.ptx=no`."""
 TRANSFERS = ("upload ", "download ")
 """How the events of transfers begin."""
+
+
+def device_of(name: str) -> str:
+    """Return the device of a name on the command line."""
+    return "vulkan" if name == GLSL else name
 
 
 def row(case: Workload, device: str, precision: str, counts: Counts, *, tables: bool = True) -> Row:
@@ -61,15 +68,16 @@ def prepared(
     `beside` names the row "untuned", because there is one with the tables as well. A file in the folder `launches` gets
     the name and the median microseconds of each launch, taken with timestamps.
     """
-    api = device.partition(":")[0]
+    api = device_of(device)
     queued = device_times and api == "opencl"
-    who = f"weft {api}{' untuned' if beside else ''}"
+    who = f"weft {device}{' untuned' if beside else ''}"
     found = Row(case.network, case.batch, who, PRECISIONS[precision])
     if case.flops:
         found.more["gflop"] = case.flops / 1e9
-    load = partial(weft.load, case.model, device, precision=precision, fallback="error")
-    if not tables:
-        load = partial(load, backend_options={api: {"tuning": False}})
+    options = ({} if tables else {"tuning": False}) | ({"ptx": False} if device == GLSL else {})
+    load = partial(
+        weft.load, case.model, api, precision=precision, fallback="error", backend_options={api: options}
+    )
     with ExitStack() as opened:
         start = time.perf_counter()
         plain = opened.enter_context(load())
