@@ -2,7 +2,8 @@
 
 - CVE-2022-25882: a location with `..` reads files outside of the model's folder.
 - CVE-2024-27318: the same through a path that a filter on its beginning lets pass.
-- CVE-2026-27489: a symbolic link (or a second name of a file) in the folder leads out of it.
+- CVE-2026-27489: a symbolic link (or a second name of a file) in the folder leads out of it. Links that stay inside, and
+  those of a cache that keeps a model and its data in one folder of blobs, are followed.
 - CVE-2026-34445: keys and numbers of an entry are believed: attributes of objects are overwritten, and
   offsets and lengths beyond the file make the reader allocate what they say.
 """
@@ -163,20 +164,87 @@ def test_an_absolute_path_into_the_folder(folder: Path) -> None:
     refused(save(folder, external(location=folder / "w.bin")), "the path is absolute")
 
 
-@pytest.mark.parametrize("target", ["../secret", "w.bin", "nothing"])
-def test_cve_2026_27489_a_symbolic_link_as_the_file(folder: Path, target: str) -> None:
-    (folder / "link").symlink_to(target)
-    refused(save(folder, external(dims=(4,), location="link")), "it is a symbolic link")
+@pytest.mark.parametrize("target", ["../secret", "sub/../../secret", "out/secret", "twice", "/etc/passwd"])
+@pytest.mark.parametrize("inside", ["", "deep/"])
+def test_cve_2026_27489_a_symbolic_link_out_of_the_folder(
+    folder: Path, tmp_path: Path, target: str, inside: str
+) -> None:
+    (folder / "deep" / "sub").mkdir(parents=True)
+    (folder / "sub").mkdir()
+    (folder / inside / "out").symlink_to(tmp_path)
+    (folder / inside / "twice").symlink_to("out/secret")
+    (folder / inside / "link").symlink_to("../" + target if inside and target[0] in ".s" else target)
+    refused(save(folder, external(dims=(4,), location=f"{inside}link")), "a link leads out of the model's folder")
+    refused(save(folder, external(dims=(4,), location=f"{inside}out/secret")), "a link leads out of the model's folder")
 
 
-def test_cve_2026_27489_a_symbolic_link_on_the_way(folder: Path, tmp_path: Path) -> None:
-    (folder / "sub").symlink_to(tmp_path)
-    refused(save(folder, external(dims=(16,), location="sub/secret")), "the folder 'sub' is a symbolic link")
-    (folder / "deep").mkdir()
-    (folder / "deep" / "sub").symlink_to(tmp_path)
-    refused(
-        save(folder, external(dims=(16,), location="deep/sub/secret")), "the folder 'sub' is a symbolic link"
-    )
+def test_links_that_stay_in_the_folder_are_followed(folder: Path) -> None:
+    (folder / "sub" / "deep").mkdir(parents=True)
+    (folder / "sub" / "up").symlink_to("../w.bin")
+    (folder / "sub" / "whole").symlink_to(folder / "w.bin")
+    (folder / "dir").symlink_to("sub/deep")
+    (folder / "sub" / "deep" / "self").symlink_to("../../w.bin")
+    ways = ["sub/up", "sub/whole", "dir/self", "sub/../w.bin", "dir/../up", "sub/deep/../../w.bin"]
+    graph = load(save(folder, *(external(f"w{k}", location=way, offset=16) for k, way in enumerate(ways))))
+    for k in range(len(ways)):
+        np.testing.assert_array_equal(graph.constants[f"w{k}"], WEIGHTS)
+
+
+def test_links_that_lead_nowhere(folder: Path) -> None:
+    (folder / "gone").symlink_to("nothing")
+    (folder / "round").symlink_to("round")
+    (folder / "here").symlink_to(".")
+    refused(save(folder, external(location="gone")), "No such file")
+    refused(save(folder, external(location="round")), "symbolic links")
+    refused(save(folder, external(location="here")), "it is not a regular file")
+
+
+def blobs(folder: Path, *names: str) -> Path:
+    """Move files of a folder to where Hugging Face's cache keeps them, leave links, and return the new folder."""
+    snapshot, kept = folder / "models--a--b" / "snapshots" / "0f0f" / "onnx", folder / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    kept.mkdir()
+    for k, name in enumerate(names):
+        (folder / name).rename(kept / (f"{k}f" * 20))
+        (snapshot / name).symlink_to(f"../../../blobs/{f'{k}f' * 20}")
+    return snapshot
+
+
+def test_a_model_and_its_data_are_links_into_one_folder_of_blobs(folder: Path, tmp_path: Path) -> None:
+    save(folder, external(location="w.bin", offset=16))
+    snapshot = blobs(folder, "model.onnx", "w.bin")
+    np.testing.assert_array_equal(load(snapshot / "model.onnx").constants["w"], WEIGHTS)
+    (tmp_path / "model.onnx").symlink_to(snapshot / "model.onnx")  # its data is beside neither end of this link
+    refused(tmp_path / "model.onnx", "No such file")
+
+
+def test_data_beside_the_file_that_a_link_names(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.onnx").symlink_to(save(folder, external(location="w.bin", offset=16)))
+    np.testing.assert_array_equal(load(tmp_path / "other.onnx").constants["w"], WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    "target", ["../../../../secret", "../../../refs/main", "../../../../models--c--d/blobs/x", "/etc/passwd"]
+)
+def test_cve_2026_27489_a_link_out_of_the_blobs(folder: Path, target: str) -> None:
+    (folder / "secret").write_bytes(SECRET)
+    snapshot = blobs(folder, save(folder, external(dims=(4,), location="w.bin")).name)
+    for other in ("models--a--b/refs/main", "models--c--d/blobs/x"):
+        (folder / other).parent.mkdir(parents=True)
+        (folder / other).write_bytes(SECRET)
+    (snapshot / "w.bin").symlink_to(target)
+    refused(snapshot / "model.onnx", "a link leads out of the model's folder")
+
+
+def test_a_model_without_a_name_has_only_the_folder_of_its_path(folder: Path) -> None:
+    """A descriptor of memory is a link to a name in the root folder that is none."""
+    path = save(folder, external(dims=(4,), location="etc/passwd"))
+    descriptor = os.memfd_create("model")
+    try:
+        os.write(descriptor, path.read_bytes())
+        refused(Path(f"/proc/self/fd/{descriptor}"), "it cannot be opened")
+    finally:
+        os.close(descriptor)
 
 
 def test_cve_2026_27489_a_hard_link(folder: Path, tmp_path: Path) -> None:
@@ -205,16 +273,16 @@ def test_cve_2026_27489_a_link_put_in_after_the_check(
     try:
         assert load(path).constants["w"].tobytes() == b"0" * 64
     except ModelError as e:
-        assert swapped and "leads elsewhere, or changed" in str(e)
+        assert swapped and any(why in str(e) for why in ("leads elsewhere, or changed", "it cannot be opened"))
     if look == ("stat" if external_files.BY_DESCRIPTORS else "lstat"):
         assert swapped
 
 
 def test_cve_2026_34445_keys_of_an_entry_are_no_attributes() -> None:
     hostile: dict[str, Any] = dict.fromkeys(
-        ("folder", "_maps", "view", "__class__", "__dict__", "basepath"), "/etc"
+        ("folders", "_maps", "view", "__class__", "__dict__", "basepath"), "/etc"
     )
-    files = ExternalFiles(None)
+    files = ExternalFiles()
     before = dict(vars(files))
     with pytest.raises(ModelError, match="given as bytes"):
         files.view(external(location="passwd", **hostile), 24)

@@ -50,7 +50,7 @@ def build(source: Source, name: str | None, limits: Limits) -> Graph:
     expanded = expand_bodies(expand(source, limits), limits, label)
     model, proto = expanded.model, expanded.model.graph
     check_structure(proto, label)
-    files = ExternalFiles(source.folder)
+    files = ExternalFiles(source.folders)
     values = Values(proto)
     _read_constants(proto, values, files, source, limits, expanded.opset_of)
     _read_inputs(proto, values, label)

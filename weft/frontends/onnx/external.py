@@ -1,17 +1,20 @@
 """External data: tensors that lie in files beside the model, mapped into memory, never read at once.
 
-A model names the files that it wants, so a model from a stranger may name any file of the user's.
-Only regular files below the model's own folder are opened, and no link of any kind is followed. Each
-folder on the way is opened from the one before it, so that nothing can be exchanged in between. Where the
-system cannot do that, the file that was opened is compared with the one that was checked.
-(Published attacks on other readers: CVE-2022-25882, CVE-2024-27318, CVE-2026-27489 on the path and
-CVE-2026-34445 on the entries.)
+A model names the files that it wants, so a model from a stranger may name any file of the user's, and an archive may
+bring links to any. A file is opened only if it really lies, all links resolved, below the model's folder, or below the
+folder in which the model's own file really lies: Hugging Face's cache keeps the files of a repository in one folder of
+blobs, and a model and its data are links into it. After that no link is followed: each folder on the way is opened from
+the one before it, so that nothing can be exchanged in between. Where the system cannot do that, the file that was
+opened is compared with the one that was checked. (Published attacks on other readers: CVE-2022-25882, CVE-2024-27318,
+CVE-2026-27489 on the path and CVE-2026-34445 on the entries.)
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path, PureWindowsPath
 
 import numpy as np
@@ -33,8 +36,8 @@ LONGEST_NUMBER = 19
 class ExternalFiles:
     """The external files of one model, each mapped once."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+    def __init__(self, folders: Sequence[Path] = ()) -> None:
+        self.folders = folders
         self._maps: dict[str, Array] = {}
 
     def view(self, tensor: TensorProto, nbytes: int) -> Array:
@@ -56,13 +59,13 @@ class ExternalFiles:
 
     def _map(self, location: str, where: str) -> Array:
         if location not in self._maps:
-            if self.folder is None:
+            if not self.folders:
                 raise _refusal(
                     where,
                     "the model was given as bytes or as a ModelProto, so there is no folder to look in",
                     "load the model by its path, or put the data into the model first (onnx.load does)",
                 )
-            descriptor = open_below(self.folder, location, where)
+            descriptor = open_below(self.folders, location, where)
             with os.fdopen(descriptor, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 # An empty file cannot be mapped, but a tensor without elements may well be in one.
@@ -70,28 +73,50 @@ class ExternalFiles:
         return self._maps[location]
 
 
-def open_below(folder: Path, location: str, where: str) -> int:
-    """Return a descriptor of the regular file at `location` below `folder`; ModelError if it is none."""
-    parts = _parts(location, where)
+def open_below(folders: Sequence[Path], location: str, where: str) -> int:
+    """Return a descriptor of the regular file at `location` in the first folder that has it; ModelError if none has.
+
+    The file may lie below any of the folders, whichever links lead there.
+    """
+    root, parts = _resolved(folders, _parts(location, where), where)
     if not BY_DESCRIPTORS:
-        return _open_by_path(folder, parts, where)
+        return _open_by_path(root, parts, where)
     try:
-        parent = os.open(folder, FOLDER)
+        parent = os.open(root, FOLDER)
     except OSError as e:
-        raise _refusal(where, f"the model's folder {folder} cannot be opened: {e.strerror}") from e
+        raise _refusal(where, f"the model's folder {root} cannot be opened: {e.strerror}") from e
     try:
         for part in parts[:-1]:
-            parent = _step(parent, part, where)
+            parent = _step(parent, part)
         return _open_file(parent, parts[-1], where)
     except OSError as e:
-        raise _refusal(where, f"it cannot be opened in {folder}: {e.strerror}") from e
+        raise _refusal(where, f"it cannot be opened in {root}: {e.strerror}") from e
     finally:
         os.close(parent)
 
 
-def _step(parent: int, part: str, where: str) -> int:
-    if stat.S_ISLNK(os.stat(part, dir_fd=parent, follow_symlinks=False).st_mode):
-        raise _refusal(where, f"the folder {quote(part)} is a symbolic link")
+def _resolved(folders: Sequence[Path], parts: Sequence[str], where: str) -> tuple[Path, Sequence[str]]:
+    """Return one of the folders, without links, and the way from there to the file, without links as well."""
+    problems = []
+    for folder in folders:
+        try:
+            real = Path(os.path.realpath(folder.joinpath(*parts), strict=True))
+            roots = [Path(os.path.realpath(each, strict=True)) for each in folders]
+        except OSError as e:
+            problems.append(f"it cannot be opened in {folder}: {e.strerror}")
+            continue
+        for root in roots:
+            if real.is_relative_to(root):
+                return root, real.relative_to(root).parts or (".",)
+        raise _refusal(
+            where,
+            f"a link leads out of the model's folder, to {real}",
+            "replace the link by the file itself, if you trust the model with that file",
+        )
+    raise _refusal(where, problems[0])
+
+
+def _step(parent: int, part: str) -> int:
     child = os.open(part, FOLDER | NO_LINK, dir_fd=parent)
     os.close(parent)
     return child
@@ -109,28 +134,21 @@ def _open_file(parent: int, part: str, where: str) -> int:
     return descriptor
 
 
-def _open_by_path(folder: Path, parts: list[str], where: str) -> int:
+def _open_by_path(root: Path, parts: Sequence[str], where: str) -> int:
     """Do as `open_below` where folders cannot be held open, as on Windows."""
-    path = folder.joinpath(*parts)
+    path = root.joinpath(*parts)
     if any(":" in part for part in parts):
         raise _refusal(where, "the path has ':' in it, which leads to other data of a file on Windows")
     try:
-        real = folder.resolve(strict=True)
-        for part in parts[:-1]:
-            folder = folder / part
-            if stat.S_ISLNK(os.lstat(folder).st_mode):
-                raise _refusal(where, f"the folder {quote(part)} is a symbolic link")
         seen = os.lstat(path)
         _check_regular(seen, where)
         descriptor = os.open(path, READ | NO_LINK)
     except OSError as e:
-        raise _refusal(where, f"it cannot be opened in {folder}: {e.strerror}") from e
+        raise _refusal(where, f"it cannot be opened in {root}: {e.strerror}") from e
     try:
         opened = os.fstat(descriptor)
         _check_regular(opened, where)
-        # A junction is no symbolic link, but may also lead out of the folder.
-        reached = os.path.normcase(os.path.realpath(path))
-        if reached != os.path.normcase(real.joinpath(*parts)) or not os.path.samestat(seen, opened):
+        if os.path.realpath(path) != str(path) or not os.path.samestat(seen, opened):
             raise _refusal(where, "the path leads elsewhere, or changed while it was opened")
     except BaseException:
         os.close(descriptor)
@@ -139,8 +157,6 @@ def _open_by_path(folder: Path, parts: list[str], where: str) -> int:
 
 
 def _check_regular(status: os.stat_result, where: str) -> None:
-    if stat.S_ISLNK(status.st_mode):
-        raise _refusal(where, "it is a symbolic link", "replace the link by the file itself")
     if not stat.S_ISREG(status.st_mode):
         raise _refusal(where, "it is not a regular file")
     if status.st_nlink > 1:
@@ -156,8 +172,9 @@ def _parts(location: str, where: str) -> list[str]:
     if location.startswith("/") or windows.drive or windows.root:
         raise _refusal(where, "the path is absolute; it must be relative to the model's folder")
     parts = [part for part in location.split("/") if part not in ("", ".")]
-    if not parts or ".." in windows.parts or "\\" in location:
-        raise _refusal(where, "the path has '..' or '\\' in it; it must stay in the model's folder")
+    depths = list(accumulate(-1 if part == ".." else 1 for part in parts))
+    if not parts or min(depths) < 0 or not depths[-1] or "\\" in location:
+        raise _refusal(where, "the path has '\\' in it or leaves by '..'; it must stay in the model's folder")
     return parts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -33,8 +34,8 @@ class Source:
     """A parsed model and where it came from."""
 
     proto: ModelProto
-    folder: Path | None
-    """The folder of external data; None if the model did not come from a path."""
+    folders: tuple[Path, ...]
+    """Where external data may lie: the folder of the path, and that of the file behind its links; () without a path."""
     label: str
     opset: int
     data: Mapping[int, Array]
@@ -43,7 +44,7 @@ class Source:
 
 def read(model: object) -> Source:
     """Return the parsed model of a file, bytes or a ModelProto, with its header checked."""
-    folder: Path | None = None
+    folders: tuple[Path, ...] = ()
     label = "(bytes)"
     data: Mapping[int, Array] = {}
     if isinstance(model, ModelProto):
@@ -51,7 +52,7 @@ def read(model: object) -> Source:
     elif isinstance(model, (bytes, bytearray, memoryview)):
         proto, data = parse(memoryview(bytes(model)), label)
     elif isinstance(model, ModelFile):
-        folder, label = model.path.absolute().parent, str(model.path)
+        folders, label = _folders(model.path.absolute()), str(model.path)
         proto, data = parse(model.data, label)
     else:
         raise ModelError(
@@ -60,7 +61,15 @@ def read(model: object) -> Source:
             fix="pass one of these, or to weft.load a weft.Network or an optimised network (weft.optimize)",
         )
     check_text(proto, label)
-    return Source(proto, folder, label, check_header(proto, label), data)
+    return Source(proto, folders, label, check_header(proto, label), data)
+
+
+def _folders(path: Path) -> tuple[Path, ...]:
+    try:
+        real = Path(os.path.realpath(path, strict=True))
+    except OSError:  # it has gone since, or never had a name: a descriptor of memory leads to none
+        return (path.parent,)
+    return tuple(dict.fromkeys((path.parent, real.parent)))
 
 
 def parse(data: memoryview, label: str) -> tuple[ModelProto, Mapping[int, Array]]:

@@ -134,7 +134,7 @@ def defaults(op_type: str, opset: int) -> Mapping[str, object]:
     """Return the values that the opset gives to attributes of an ONNX op which a node leaves out."""
     schema = schema_of(op_type, opset)
     declared = (a.default_value for a in schema.attributes.values()) if schema else ()
-    return {value.name: read_attribute(value, ExternalFiles(None)) for value in declared if value.name}
+    return {value.name: read_attribute(value, ExternalFiles()) for value in declared if value.name}
 
 
 def is_optional_output(schema: Schema, index: int) -> bool:
