@@ -6,6 +6,7 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 from PIL import Image
@@ -68,6 +69,19 @@ def test_a_shape_that_contradicts_the_array(cli: Cli, tmp_path: Path) -> None:
     said = cli(*given, "x=3,4", status=2).err
     assert "--shape x=3,4, and" in said and "x.npy has the shape 2,4" in said and "next: leave --shape" in said
     assert "float32[2x4]" in cli(*given, "x=2,4").out
+
+
+def test_an_input_without_a_shape_needs_one_or_a_file(cli: Cli, tmp_path: Path) -> None:
+    path = double(tmp_path / "m.onnx")
+    model = onnx.load(path)
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    onnx.save(model, path)
+    said = cli("run", path, "-d", "cpu", status=2).err
+    assert "how many dimensions 'x' has" in said and "--shape x=1,3,224,224" in said
+    assert "float32[2x1x4]" in cli("run", path, "-d", "cpu", "--shape", "x=2,1,4").out
+    np.save(tmp_path / "x.npy", np.zeros((3, 1, 4), np.float32))
+    assert "float32[3x1x4]" in cli("run", path, "-d", "cpu", "-i", f"x={tmp_path / 'x.npy'}").out
+    assert "x: float32[...]" in cli("inspect", path, "-d", "cpu", "--shape", "x=2,1,4").out
 
 
 def two_inputs(path: Path) -> Path:

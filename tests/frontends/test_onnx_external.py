@@ -2,8 +2,8 @@
 
 - CVE-2022-25882: a location with `..` reads files outside of the model's folder.
 - CVE-2024-27318: the same through a path that a filter on its beginning lets pass.
-- CVE-2026-27489: a symbolic link (or a second name of a file) in the folder leads out of it. Links that stay inside, and
-  those of a cache that keeps a model and its data in one folder of blobs, are followed.
+- CVE-2026-27489: a symbolic link (or a second name of a file) in the folder leads out of it. Links that stay inside,
+  and those of a cache that keeps a model and its data in one folder of blobs, are followed.
 - CVE-2026-34445: keys and numbers of an entry are believed: attributes of objects are overwritten, and
   offsets and lengths beyond the file make the reader allocate what they say.
 """

@@ -14,7 +14,7 @@ from weft.cli.parsing import parse_shapes
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.tensor import SequenceSpec, TensorSpec
+from weft.core.graph.tensor import OPEN_RANK, SequenceSpec, TensorSpec
 from weft.errors import ConfigError, InputError, WeftError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def collect(
 
 def shaped(graph: Graph, given: Sequence[str] | None) -> tuple[Graph, dict[str, Shape]]:
     """Return the network with the sizes of dimensions that `--shape` names, and the shapes that it gives inputs."""
-    shapes, names = parse_shapes(given), graph.symbols()
+    shapes, names = parse_shapes(given), graph.symbols() - {OPEN_RANK}
     _check_names(graph, [name for name in shapes if name not in graph.inputs and name not in names])
     sizes = {name: shapes.pop(name) for name in [*shapes] if name not in graph.inputs}
     if not sizes:
@@ -113,7 +113,7 @@ def _check_names(graph: Graph, unknown: Sequence[str]) -> None:
     """Raise InputError if there are names that the network does not know."""
     if not unknown:
         return
-    dims = sorted(graph.symbols())
+    dims = sorted(graph.symbols() - {OPEN_RANK})
     why = f"its inputs are {', '.join(graph.inputs)}" if graph.inputs else "it has none"
     fix = "name one of these in --input and --shape" if graph.inputs else "leave --input and --shape out"
     raise InputError(
@@ -143,7 +143,7 @@ def named_sizes(graph: Graph, given: Mapping[str, Shape]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for name in graph.inputs:
         for dim, size in zip(graph.specs[name].shape, given.get(name, ()), strict=False):
-            if isinstance(dim, str):
+            if isinstance(dim, str) and dim != OPEN_RANK:
                 sizes.setdefault(dim, size)
     return sizes
 
@@ -152,6 +152,12 @@ def fill_shapes(graph: Graph, given: Mapping[str, Shape]) -> dict[str, Shape]:
     """Return the given shapes, and for every other input one with the sizes that these tell, or else 1."""
     sizes = named_sizes(graph, given)
     filled = dict(given)
+    if open_rank := [i for i in graph.inputs if graph.specs[i].has_open_rank and i not in given]:
+        raise InputError(
+            f"the model does not say how many dimensions {', '.join(map(repr, open_rank))} has",
+            why="the shape of this input is not declared, so there is nothing to fill in",
+            fix=f"give its shape, for instance --shape {open_rank[0]}=1,3,224,224, or its values by --input",
+        )
     for name in graph.inputs:
         if name not in given:
             filled[name] = tuple(d if isinstance(d, int) else sizes.get(d, 1) for d in graph.specs[name].shape)

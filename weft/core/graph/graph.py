@@ -30,14 +30,16 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a file declares about an output; None where it declares no type, shape or size.
-
-    It is `firm` if the file leaves no input size open: then a size that differs is certainly a mistake.
-    """
+    """What a file declares about an output; None where it declares no type, shape or size."""
 
     dtype: DType | None
     shape: tuple[int | None, ...] | None
-    firm: bool = True
+
+    def fits(self, shape: Shape) -> bool:
+        """Tell whether a shape is what is declared."""
+        if self.shape is None:
+            return True
+        return len(self.shape) == len(shape) and all(d in (None, n) for d, n in zip(self.shape, shape, strict=True))
 
     def __str__(self) -> str:
         sizes = " of any shape"
@@ -106,7 +108,7 @@ class Graph:
         return Names(self).fresh(base)
 
     def symbols(self) -> set[str]:
-        """Return the names of the symbolic dimensions of the inputs."""
+        """Return the names of the symbolic dimensions of the inputs, `OPEN_RANK` among them."""
         return {d for i in self.inputs for d in self.specs[i].shape if isinstance(d, str)}
 
     def __iter__(self) -> Iterator[Node]:
@@ -153,7 +155,8 @@ def bind(graph: Graph, shapes: Mapping[str, Shape], like: Graph | None = None) -
         if name not in known:
             problems.append(f"there is no input {name!r}")
             continue
-        declared = graph.specs[name].shape
+        spec = graph.specs[name]
+        declared = shape if spec.has_open_rank else spec.shape
         problem = _bind_one(declared, tuple(shape), sizes)
         if problem:
             problems.append(f"{name!r} cannot have shape {tuple(shape)}: {problem}")
@@ -163,7 +166,8 @@ def bind(graph: Graph, shapes: Mapping[str, Shape], like: Graph | None = None) -
     for name in graph.inputs:
         spec = graph.specs[name]
         if not spec.is_static:
-            dims = tuple([sizes.get(d, d) if isinstance(d, str) else d for d in spec.shape])
+            open_dims = shapes.get(name, spec.shape) if spec.has_open_rank else spec.shape
+            dims = tuple([sizes.get(d, d) if isinstance(d, str) else d for d in open_dims])
             out.specs[name] = replace(spec, shape=dims)
     if like is not None:
         out.nodes = list(like.nodes)

@@ -27,10 +27,13 @@ Dim = int | str
 """A size, or the name of a symbolic dimension that a session binds. While a network is prepared for open sizes, a
 `SymbolicInt` stands for a size that will be a number."""
 
+OPEN_RANK = "..."
+"""The only entry of a shape that leaves even its number of dimensions open."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Shape and element type of a value in a graph; a str in the shape is a symbolic dimension."""
+    """Shape and element type of a value in a graph; a str in the shape is a symbolic dimension, or `OPEN_RANK`."""
 
     shape: tuple[Dim, ...]
     dtype: DType
@@ -42,6 +45,11 @@ class TensorSpec:
             if isinstance(d, str):
                 return False
         return True
+
+    @property
+    def has_open_rank(self) -> bool:
+        """Tell whether a session binds the number of dimensions, too."""
+        return self.shape == (OPEN_RANK,)
 
     @property
     def dims(self) -> Shape:

@@ -74,30 +74,31 @@ def wrong_specs(graph: Graph, known: InferredSpecs | None = None) -> list[str]:
     return problems
 
 
-def check_declared(graph: Graph) -> list[str]:
-    """Return notes on outputs whose sizes differ from what the file declares; the graph has all specs.
-
-    Raise ModelError with every output whose type or rank differs and, if all inputs have fixed sizes, whose sizes
-    differ. If some input sizes are open, a fixed output size is mostly that of the exporter's example.
-    """
-    problems, notes = [], []
-    for name, declared in graph.declared.items():
-        spec = graph.specs[name]
-        same_type = declared.dtype in (None, spec.dtype)
-        shape = declared.shape
-        same_rank = shape is None or len(shape) == len(spec.dims)
-        same = shape is None or (same_rank and all(d in (None, n) for d, n in zip(shape, spec.dims, strict=True)))
-        if not (same_type and same_rank and (same or not declared.firm)):
-            problems.append(f"{name!r} is declared as {declared} and is {spec}")
-        elif not same:
-            notes.append(f"output {name!r} is declared as {declared} and is {spec}")
+def check_declared_types(graph: Graph) -> None:
+    """Raise ModelError with every output whose type is not the declared one; the graph has all specs."""
+    problems = [
+        f"{name!r} is declared as {declared} and is {graph.specs[name]}"
+        for name, declared in graph.declared.items()
+        if declared.dtype not in (None, graph.specs[name].dtype)
+    ]
     if problems:
         raise ModelError(
             "outputs of the model are not what it declares",
             why="; ".join(problems),
             fix="export the model again, or mend its declarations (onnx.shape_inference)",
         )
-    return notes
+
+
+def misdeclared(graph: Graph) -> dict[str, str]:
+    """Return a note on each output whose shape is not the declared one, by its name; the graph has all specs.
+
+    It is no error: nothing is computed from the declaration, and files in use have that of the exporter's example.
+    """
+    return {
+        name: f"output {name!r} is declared as {declared} and has the shape {list(graph.specs[name].dims)}"
+        for name, declared in graph.declared.items()
+        if not declared.fits(graph.specs[name].dims)
+    }
 
 
 def _origins(graph: Graph) -> list[str]:

@@ -17,7 +17,7 @@ from weft.core.contract.error_context import blame, callback_of
 from weft.core.contract.lowered import Lowered, PlanAgain, difference
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Layout
-from weft.core.graph.validate import graph_problems
+from weft.core.graph.validate import graph_problems, misdeclared
 from weft.core.placement.optimized_network import OptimizedNetwork, Part
 from weft.errors import BackendError, listing
 
@@ -44,7 +44,7 @@ def lower_network(network: OptimizedNetwork, backends: Mapping[str, Backend]) ->
     """Return the network with each part lowered by a backend of its device.
 
     A part whose device has no backend here stays as it is: debug nodes on the host. If the network listed other
-    launches before, as a file from another device does, a note says so.
+    launches before, as a file from another device does, a note says so; so does one if outputs are declared otherwise.
     """
     parts = tuple(
         lower_part(part, backends[part.device]) if part.device in backends else part for part in network.parts
@@ -52,7 +52,8 @@ def lower_network(network: OptimizedNetwork, backends: Mapping[str, Backend]) ->
     notes = [_note(before, now) for before, now in zip(network.parts, parts, strict=True)]
     steps = [step for part in parts if part.lowered is not None for step in part.lowered.steps]
     journal = network.journal.lowered(steps)
-    return replace(network, parts=parts, notes=(*network.notes, *filter(None, notes)), journal=journal)
+    told = dict.fromkeys((*network.notes, *misdeclared(network.graph).values(), *filter(None, notes)))
+    return replace(network, parts=parts, notes=tuple(told), journal=journal)
 
 
 def lower_part(part: Part, backend: Backend) -> Part:

@@ -22,7 +22,7 @@ from weft.core.graph.layout import Array
 from weft.core.graph.limits import Limits
 from weft.core.graph.op import Op
 from weft.core.graph.symbolic import LaterConstant, OpenSizes, SymbolicInt, Terms, has_open_size, is_symbolic
-from weft.core.graph.tensor import TensorSpec
+from weft.core.graph.tensor import OPEN_RANK, TensorSpec
 from weft.core.passes import AnyPass
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.prepare import PreparedNetwork, prepare_network
@@ -208,8 +208,9 @@ class OpenNetworks:
     ) -> None:
         self._graph, self._precision, self._limits, self._own = graph, precision, limits, own
         self._held: list[OpenNetwork] = []
-        self._left = 0 if own or not graph.symbols() else tries
-        """How often it may still prepare the graph with open sizes; not at all with passes of the user."""
+        symbols = graph.symbols()
+        self._left = 0 if own or not symbols or OPEN_RANK in symbols else tries
+        """How often it may still prepare the graph with open sizes; not at all with a user's passes or open ranks."""
 
     def find(self, bound: Graph) -> tuple[OpenNetwork, Sized] | None:
         """Return a network with open sizes, and what changes for these; None if they must be prepared for alone."""

@@ -11,7 +11,7 @@ from weft.core.contract.backend import Precision
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.limits import Budget, Limits
-from weft.core.graph.validate import check_declared
+from weft.core.graph.validate import check_declared_types
 from weft.core.host.shared_arrays import shared_arrays
 from weft.core.passes import PASSES, AnyPass, PassContext, PassManager, PassRecord, arranged
 from weft.core.passes.constants import fold_constants
@@ -63,7 +63,7 @@ def prepare_network(
         before = graph
         graph = manager.run(graph, step)
         if k == 0:
-            notes += check_declared(graph)
+            check_declared_types(graph)
         if step is store_as_float32:
             notes += _casts(before, precision)
         elif step is store_as_float16:

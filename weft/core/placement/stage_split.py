@@ -209,9 +209,8 @@ class _Split:
         rest.specs = {v: graph.specs[v] for v in rest.constants}
         rest.inputs = [v for v in sorted(read) if v not in made and v not in rest.constants]
         graph.outputs = list(dict.fromkeys(fetched))
-        graph.declared = {
-            v: replace(d, firm=False) for v, d in graph.declared.items() if v in set(graph.outputs)
-        }
+        rest.declared = {v: d for v, d in graph.declared.items() if v in made}
+        graph.declared = {v: d for v, d in graph.declared.items() if v in set(graph.outputs)}
         graph.nodes = alive(graph)
         used = {i for node in graph.nodes for i in node.inputs}
         graph.inputs = [i for i in graph.inputs if i in used]

@@ -260,7 +260,7 @@ def spec_json(spec: TensorSpec) -> Json:
 
 def _declared_json(declared: Declared) -> Json:
     dtype, shape = declared.dtype, declared.shape
-    return [None if dtype is None else dtype.name, None if shape is None else list(shape), declared.firm]
+    return [None if dtype is None else dtype.name, None if shape is None else list(shape)]
 
 
 @cache
@@ -450,9 +450,9 @@ def parse_input_spec(value: Json) -> TensorSpec:
     return SequenceSpec((), spec.dtype)
 
 
-def _declared(dtype: Json, shape: Json, firm: Json) -> Declared:
+def _declared(dtype: Json, shape: Json) -> Declared:
     sizes = None if shape is None else tuple(None if d is None else expect(d, int) for d in expect(shape, list))
-    return Declared(None if dtype is None else DType[dtype], sizes, expect(firm, bool))
+    return Declared(None if dtype is None else DType[dtype], sizes)
 
 
 # -- what a device launches ----------------------------------------------------------------------------------

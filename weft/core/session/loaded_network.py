@@ -22,6 +22,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.core.graph.validate import misdeclared
 from weft.core.host import shutdown
 from weft.core.host.parallel_copy import copy_into
 from weft.core.host.result_memory import KEPT, ResultMemory, is_large
@@ -99,6 +100,8 @@ class LoadedNetwork:
         self._large: dict[str, Pipeline] = {}
         """The pipelines of the outputs for which there may be result memory that backends reach."""
         self._results = ResultMemory(0 if config.memory is MemoryMode.LIMIT else KEPT)
+        self._warned = set[str]()
+        """The outputs of which it was said that they are declared with another shape."""
         self._passed: dict[str, Array] | None = None
         """The inputs of the last run that are outputs too; None if there is no run to wait for."""
 
@@ -154,6 +157,10 @@ class LoadedNetwork:
             network.parts,
         )
         self.network = network.without_constants() if self.config.memory is MemoryMode.LIMIT else network
+        for name, note in misdeclared(network.graph).items():
+            if name not in self._warned:
+                self._warned.add(name)
+                log.warning("%s", note)
 
     @property
     def wants_other_sizes(self) -> bool:

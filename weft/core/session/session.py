@@ -23,7 +23,7 @@ from weft.core.graph.control_op import Value
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.tensor import SequenceSpec, TensorSpec
+from weft.core.graph.tensor import OPEN_RANK, SequenceSpec, TensorSpec
 from weft.core.graph.validate import validate
 from weft.core.host import shutdown
 from weft.core.placement.assign import Assignment, Backends
@@ -486,11 +486,12 @@ class Session:
 
     def _kept(self, given: Mapping[str, Shape]) -> dict[str, Shape]:
         """Return the shapes of the inputs that are not given, with symbols that they share with a given one rebound."""
-        declared = {i: self.graph.specs[i].shape for i in self.graph.inputs}
+        specs = {i: self.graph.specs[i] for i in self.graph.inputs}
+        declared = {i: spec.shape for i, spec in specs.items() if not spec.has_open_rank}
         sizes = {d: n for i, shape in given.items() for d, n in zip(declared.get(i, ()), shape, strict=False)}
         kept = {}
         for name, old in self.inputs.items():
-            dims = tuple(sizes.get(d, now) for d, now in zip(declared[name], old, strict=True))
+            dims = tuple(sizes.get(d, now) for d, now in zip(declared.get(name, old), old, strict=True))
             whole = tuple(d for d in dims if isinstance(d, int))
             if name not in given and len(whole) == len(dims):
                 kept[name] = whole
@@ -567,6 +568,8 @@ class Session:
         They are twice as large, which fits where a network halves them; where that does not fit, as in a table of fixed
         length, they are half as large. None if neither fits. What holds for the new shape does not depend on it.
         """
+        if OPEN_RANK in self.graph.symbols():
+            return None
         declared = {i: self.graph.specs[i].shape for i in bound.inputs}
         now: dict[int | str, int] = {}
         for i, shape in declared.items():

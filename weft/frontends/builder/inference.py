@@ -18,7 +18,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.interpreter import evaluate
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Op
-from weft.core.graph.tensor import Dim, TensorSpec
+from weft.core.graph.tensor import OPEN_RANK, Dim, TensorSpec
 from weft.errors import WeftError, said_of
 from weft.frontends.builder.layers import OpLayer
 from weft.frontends.builder.slots import ConstantLayer, InputLayer, Layer, OutputSlot
@@ -55,6 +55,7 @@ class _Probe:
 def infer(inputs: Sequence[InputLayer], constants: Sequence[ConstantLayer], layers: Sequence[OpLayer]) -> Inference:
     """Return what follows from the inputs; report only problems that no size of a symbol removes."""
     symbols = list(dict.fromkeys(d for i in inputs for d in i.spec.shape if isinstance(d, str)))
+    symbols = [s for s in symbols if s != OPEN_RANK]
     order = _ordered(layers)
     choices: list[Sizes] = [{s: first * (k + 1) + second for k, s in enumerate(symbols)} for first, second in PROBES]
     probes = [_probe(inputs, constants, order, sizes) for sizes in (choices if symbols else [{}])]
@@ -63,7 +64,7 @@ def infer(inputs: Sequence[InputLayer], constants: Sequence[ConstantLayer], laye
         for slot in probe.specs:
             counts[slot.layer] = max(counts.get(slot.layer, 0), slot.index + 1)
     if not symbols:
-        return Inference(probes[0].specs, counts, probes[0].problems)
+        return Inference({i.outputs[0]: i.spec for i in inputs} | probes[0].specs, counts, probes[0].problems)
     out = Inference({i.outputs[0]: i.spec for i in inputs}, counts)
     names: dict[tuple[int | None, ...], str] = {tuple(c[s] for c in choices): s for s in symbols}
     for slot in dict.fromkeys(slot for probe in probes for slot in probe.specs):
@@ -90,7 +91,7 @@ def _probe(
     inputs: Sequence[InputLayer], constants: Sequence[ConstantLayer], order: Sequence[OpLayer], sizes: Sizes
 ) -> _Probe:
     probe = _Probe()
-    for given in inputs:
+    for given in (each for each in inputs if not each.spec.has_open_rank):
         shape = tuple(sizes[d] if isinstance(d, str) else d for d in given.spec.shape)
         probe.specs[given.outputs[0]] = TensorSpec(shape, given.spec.dtype)
     for constant in constants:

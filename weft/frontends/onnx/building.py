@@ -142,7 +142,7 @@ class _Bodies:
         here = defined(proto)
         captured = tuple(sorted(v for v in _captured(proto) if v and v not in here))
         inputs = {v.name: v for v in proto.input if v.name not in values.graph.constants}
-        known = {v: declared_output(i, False).dtype for v, i in inputs.items() if i.type.HasField("tensor_type")}
+        known = {v: declared_output(i).dtype for v, i in inputs.items() if i.type.HasField("tensor_type")}
         known |= {v: around.scope.dtype(v) for v in captured}
         known |= {k: spec.dtype for k, spec in values.graph.specs.items()}
         values.types = ElementTypes({k: t for k, t in known.items() if t is not None}, nodes, around.opset_of)
@@ -161,7 +161,7 @@ class _Bodies:
             read = [replace_name(node, unique(node.name, names)) for node in read]
             graph.nodes = sort_nodes(read, {*inputs, *captured, *graph.constants})
         graph.outputs = [o.name for o in proto.output]
-        graph.declared = {o.name: declared_output(o, False) for o in proto.output if o.type.HasField("tensor_type")}
+        graph.declared = {o.name: declared_output(o) for o in proto.output if o.type.HasField("tensor_type")}
         _name_outputs(graph, values)
         return Body(graph, captured)
 
@@ -347,10 +347,9 @@ def _outputs(proto: GraphProto, values: Values, label: str) -> list[str]:
     graph = values.graph
     made = {o for node in graph.nodes for o in node.outputs} | graph.specs.keys()
     problems = [f"{quote(o.name)} is made by nothing" for o in proto.output if o.name not in made]
-    firm = not graph.symbols()
 
     def declare(value: ValueInfoProto) -> None:
-        declared = declared_output(value, firm)
+        declared = declared_output(value)
         dtype = values.dtype(value.name)
         if dtype is not None and declared.dtype not in (None, dtype):
             problems.append(f"{quote(value.name)} is declared as {declared} and is {dtype.value}")

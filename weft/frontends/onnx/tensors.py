@@ -16,7 +16,7 @@ from onnx import TensorProto, ValueInfoProto
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Declared
 from weft.core.graph.layout import Array
-from weft.core.graph.tensor import Dim, SequenceSpec, TensorSpec
+from weft.core.graph.tensor import OPEN_RANK, Dim, SequenceSpec, TensorSpec
 from weft.errors import ModelError
 from weft.frontends.onnx.external import ExternalFiles
 from weft.frontends.onnx.wording import quote
@@ -27,7 +27,7 @@ HIGHEST_RANK = 32
 MOST_ELEMENTS = 2**40
 """More elements than any machine holds: a shape that declares them is a mistake or an attack."""
 
-NO_NAME = ("", "None", "?", "-1")
+NO_NAME = ("", "None", "?", "-1", OPEN_RANK)
 """What exporters write as the name of a dimension that has none; two of them need not be equal."""
 
 _NAMES = {"FLOAT": DType.FLOAT32, "DOUBLE": DType.FLOAT64}
@@ -206,12 +206,7 @@ def input_spec(value: ValueInfoProto, taken: set[str]) -> TensorSpec:
     declared = value.type.tensor_type
     dtype = element_type(declared.elem_type, where)
     if not declared.HasField("shape"):
-        raise ModelError(
-            "an input does not say how many dimensions it has",
-            where=where,
-            why="its shape is not declared at all; single sizes may be left open, the rank may not",
-            fix="declare the shape when exporting, or set it with the onnx package",
-        )
+        return TensorSpec((OPEN_RANK,), dtype)
     if len(declared.shape.dim) > HIGHEST_RANK:
         raise ModelError(
             "an input has too many dimensions",
@@ -221,7 +216,7 @@ def input_spec(value: ValueInfoProto, taken: set[str]) -> TensorSpec:
         )
     shape: list[Dim] = []
     for axis, dim in enumerate(declared.shape.dim):
-        if dim.HasField("dim_value"):
+        if dim.HasField("dim_value") and dim.dim_value >= 0:  # some exporters write -1 for a size that they do not know
             shape.append(dim.dim_value)
         elif dim.dim_param not in NO_NAME:
             shape.append(dim.dim_param)
@@ -238,11 +233,11 @@ def input_spec(value: ValueInfoProto, taken: set[str]) -> TensorSpec:
     return TensorSpec(tuple(shape), dtype)
 
 
-def declared_output(value: ValueInfoProto, firm: bool) -> Declared:
+def declared_output(value: ValueInfoProto) -> Declared:
     """Return what is declared of an output, which may be nothing; ModelError for what no output of Weft's can be."""
     kind = value.type.WhichOneof("value")
     if kind in (None, "sequence_type", "optional_type"):
-        return Declared(None, None, firm)
+        return Declared(None, None)
     where = f"output {quote(value.name)}"
     if kind != "tensor_type":
         why = f"it is declared as {kind.removesuffix('_type')}"
@@ -255,10 +250,9 @@ def declared_output(value: ValueInfoProto, firm: bool) -> Declared:
     declared = value.type.tensor_type
     dtype = element_type(declared.elem_type, where) if declared.elem_type else None
     if not declared.HasField("shape"):
-        return Declared(dtype, None, firm)
-    # Some exporters write -1 for a size that they do not know.
+        return Declared(dtype, None)
     sizes = (d.dim_value if d.HasField("dim_value") else -1 for d in declared.shape.dim)
-    return Declared(dtype, tuple(n if n >= 0 else None for n in sizes), firm)
+    return Declared(dtype, tuple(n if n >= 0 else None for n in sizes))
 
 
 def _fresh_symbol(base: str, taken: set[str]) -> str:
