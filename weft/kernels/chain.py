@@ -27,7 +27,8 @@ CHAIN = "chain"
 """The name of the kernel, and of the kind in self-tests.
 
 It has as many work-groups as a device runs at once, and they wait for each other. So no two may run side by side: some
-groups of both might wait for ever.
+groups of both might wait for others that have no room. Nor is there room where another program fills the device, so
+that a group gives up after MOST_ROUNDS.
 """
 WARPGROUP_CHAIN = "chain_warpgroups"
 """The kind of chains with a level that needs warpgroups; `DeviceCaps.without` names it where they are wrong."""
@@ -48,6 +49,13 @@ SHARED_VECTORS = "SHARED_VECTORS"
 _BARRIER = re.compile(r"^(?!\s*#define BARRIER\b).*\bBARRIER\b", re.MULTILINE)
 LEAST_PREFETCHED = 1 << 18
 """Bytes of the smallest constant that is prefetched; for a smaller one that takes longer than it saves."""
+MOST_ROUNDS = 1 << 21
+"""Rounds in which a work-group of a chain looks for the others before it gives up: on a GPU about a second, since each
+is a load from the memory that all units share. A level takes a thousandth of that."""
+LEAST_WAIT = 0.2
+"""Seconds below which no work-group of a GPU has given up: so many loads in turn take longer."""
+COUNTER_WORDS = 2
+"""The arrivals, and whether a group has given up: then what the launch computed is of no use."""
 COUNTER = Arg("counter", DType.UINT32, "linear", written=True)
 
 

@@ -59,7 +59,7 @@ class DeviceCaps:
     resident_groups: int = 0
     """Work-groups of any kernel that surely run at once, so that they may wait for each other; 0: unknown.
 
-    A chain waits without a bound: where fewer run at once, it never ends.
+    Where fewer run at once, a chain gives up (`weft.kernels.chain.MOST_ROUNDS`), and the run is an error.
     """
     partial_barriers: bool = False
     """Whether a part of a work-group, whole subgroups, can wait for each other while the rest does something else."""

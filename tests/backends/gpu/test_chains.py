@@ -333,3 +333,62 @@ def test_chains_are_saved_and_shown(tmp_path: Path) -> None:
     text = str(listing(found))
     assert "its levels are conv_gemm for" in text
     assert "in the chain of" in text
+
+
+# -- groups that do not come -----------------------------------------------------------------------------------
+
+TOO_MANY = ONE_GROUP | {"resident_groups": 1 << 12, "compute_units": 1 << 12}
+"""It is said to run more work-groups at once than any CPU does, so that those which run wait for others in vain."""
+
+
+def wide_block() -> Graph:
+    """Return launches of many work-groups that share one."""
+    net = Net()
+    x = net.add("Relu", net.input("x", 1, 8, 192, 160), name="a")
+    for side in (3, 5):
+        x = net.add("MaxPool", x, kernel_shape=(side, side), strides=(1, 1), pads=(side // 2,) * 4, name=f"p{side}")
+    return net.finish(x)
+
+
+def test_a_group_that_never_comes_is_an_error_and_the_next_run_is_right() -> None:
+    graph = wide_block()
+    fed = feeds(graph)
+    (want,) = outputs(graph, fed)
+    with emulated_gpu("opencl", **TOO_MANY), weft.load(graph, "emulated", fallback="error") as session:
+        assert any(prod(chain.grid) > 100 for chain in chains(session))
+        with pytest.raises(weft.WeftError, match="the run has no results") as caught:
+            session.run(fed)
+        said = str(caught.value)
+        assert "emulated:0" in said and "chains" in said and "another program may keep the device busy" in said
+        for _ in range(2):
+            np.testing.assert_array_equal(session.run(fed)[0], want)
+        assert chains(session) == [] and any("run separately since" in note for note in session.report.notes)
+        with weft.load(graph, "emulated") as later:
+            np.testing.assert_array_equal(later.run(fed)[0], want)
+            assert chains(later) == []
+
+
+def test_a_run_that_gave_up_is_told_to_whoever_waits_for_it_and_once() -> None:
+    graph = wide_block()
+    fed = feeds(graph)
+    with emulated_gpu("opencl", **TOO_MANY), weft.load(graph, "emulated", fallback="error") as session:
+        session.submit(fed)
+        with pytest.raises(weft.WeftError, match="the run has no results"):
+            session.submit(fed)  # it waits for the first one
+        session.submit(fed)
+        np.testing.assert_array_equal(session.wait()[0], outputs(graph, fed)[0])
+
+
+def test_a_session_whose_run_gave_up_can_be_resized_and_closed() -> None:
+    net = Net()
+    x = net.add("MaxPool", net.input("x", 1, 8, "h", 160), kernel_shape=(3, 3), name="p")
+    graph = net.finish(net.add("MaxPool", x, kernel_shape=(3, 3), name="q"))
+    with (
+        emulated_gpu("opencl", **TOO_MANY),
+        weft.load(graph, "emulated", shapes={"x": (1, 8, 192, 160)}, fallback="error") as session,
+    ):
+        assert chains(session)
+        with pytest.raises(weft.WeftError, match="the run has no results"):
+            session.run(np.ones((1, 8, 192, 160), np.float32))
+        session.resize({"x": (1, 8, 96, 160)})
+        np.testing.assert_array_equal(session.run(np.ones((1, 8, 96, 160), np.float32))[0], 1)

@@ -44,6 +44,7 @@ from weft.core.host.tensor_copy import copy_tensor
 from weft.core.memory.buffer_manager import BufferManager
 from weft.core.passes.fuse import fuse_epilogues, fuse_groups
 from weft.errors import BackendError
+from weft.kernels.chain import COUNTER_WORDS
 from weft.kernels.gpu_op import find_gpu_op
 from weft.kernels.launch import FOR_SHAPES
 from weft.ops.relayout import Relayout
@@ -78,7 +79,7 @@ class GpuBackend(Backend):
         self._builds = Builds(self.device, runtime.varying(info.same_nodes))
         self._target = Target(
             self.device, runtime.tuning, info.config, self._is_custom, info.profiling is not None,
-            self._builds if info.loads else None, bool(runtime.options.get("chains", True)), runtime.verdicts,
+            self._builds if info.loads else None, runtime.chains, runtime.verdicts,
         )
         self._kept_plans = KeptPlans(thrifty=self._target.thrifty)
         self._shared = PipelineContext(
@@ -88,7 +89,7 @@ class GpuBackend(Backend):
         self._counters: list[Tensor] = []
         """By which the work-groups of each chain wait for each other."""
         self._refused: tuple[str, ...] = ()
-        """Notes on chains whose kernels the compiler refused."""
+        """Notes on chains that do not run as planned."""
         self._makers: dict[str, Node] = {}
         """The nodes of this part, by their first outputs."""
         self._read: frozenset[str] = frozenset()
@@ -338,13 +339,31 @@ class GpuBackend(Backend):
 
     def _join_launches(self) -> None:
         """Let launches share one as planned, or not where the compiler refuses the kernel of a chain."""
-        chains = [self._bound_chain(chain, levels) for chain, levels in self.recording.run.unchained()]
+        planned = self.recording.run.unchained()
+        if not self.runtime.chains:
+            self._build_alone([level for _, levels in planned for level in levels])
+            return
+        chains = [self._bound_chain(chain, levels) for chain, levels in planned]
         errors = self._builds.attempt([chain.build for chain in chains])
         self._refused = tuple(f"{_refusal(chain)}: {e.what}" for chain, e in zip(chains, errors, strict=True) if e)
         for chain, error in zip(chains, errors, strict=True):
-            for level in chain.levels if error else ():
-                self._builds.add(level.owner, [level.build])
+            self._build_alone(chain.levels if error else ())
         self.recording.chain([chain for chain, error in zip(chains, errors, strict=True) if error is None])
+
+    def _build_alone(self, levels: Sequence[BoundLaunch]) -> None:
+        for level in levels:
+            self._builds.add(level.owner, [level.build])
+
+    def _part_chains(self) -> None:
+        """Launch the levels of chains one by one, here and in all sessions to come, since a chain has given up."""
+        self.runtime.chains = False
+        self._build_alone([level for chain in self.recording.chains for level in chain.levels])
+        self._builds.finish(self._blame)
+        self.recording.unchain()
+        self._refused = (
+            "the launches that are listed as one run separately since work-groups that wait for each other did not all "
+            "run at once",
+        )
 
     def _bound_chain(self, chain: PlannedChain, levels: Sequence[BoundLaunch]) -> BoundChain:
         """Return a chain in the memory of its levels, with a counter of its own."""
@@ -355,11 +374,11 @@ class GpuBackend(Backend):
                 (*level.plan.reads, *level.plan.writes), (*level.reads, *level.writes), strict=True
             )
         }
-        counter = Tensor(f"{chain.launches[0].owner}.counter", (1,), DType.UINT32)
+        counter = Tensor(f"{chain.launches[0].owner}.counter", (COUNTER_WORDS,), DType.UINT32)
         counter.memory = self.slots.acquire(counter, StorageType.STATIC)
         self._counters.append(counter)
         binding = counter.memory.binding()
-        self.device.upload(binding.buffer, binding.offset, np.zeros(1, np.uint32))
+        self.device.upload(binding.buffer, binding.offset, np.zeros(COUNTER_WORDS, np.uint32))
         reads, writes = (tuple(tensors[id(t)] for t in each) for each in (chain.reads, chain.writes))
         return BoundChain(chain, self._builds.build(chain), reads, (counter, *writes), tuple(levels))
 
@@ -371,6 +390,8 @@ class GpuBackend(Backend):
     def onExecuteBegin(self) -> None:
         """Wait for the run before, because this one writes the same memory."""
         self.recording.begin()
+        if self.recording.gave_up:
+            self._part_chains()
 
     def onExecuteEnd(self) -> None:
         """Submit the recording; the device works on while the caller goes on."""

@@ -32,10 +32,13 @@ class GpuRuntime:
     users: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     """The users that keep the device open: open backends, and leases of backends being made."""
     closed: bool = False
+    chains: bool = field(init=False)
+    """Whether launches may share one: the option says so, and no chain of a session has given up."""
     verdicts: Verdicts = field(default_factory=Verdicts)
     """The verdicts of the self-test; `weft.backends.gpu.selftest.verdict_store` finds them."""
 
     def __post_init__(self) -> None:
+        self.chains = bool(self.options.get("chains", True))
         pretended = self.device.profile.memory if self.device.profile is not None else 0
         self.heap = DeviceHeap(self.device, int(self.options.get("memory_limit", 0)), pretended)
         self.static = StaticPool(self.heap)

@@ -11,7 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.errors import BackendError
-from weft.kernels.chain import CHAIN, COUNTER, GRID, SHARED_VECTORS, SPREAD, Level, constant, prefetched_bytes
+from weft.kernels.chain import (
+    CHAIN,
+    COUNTER,
+    GRID,
+    MOST_ROUNDS,
+    SHARED_VECTORS,
+    SPREAD,
+    Level,
+    constant,
+    prefetched_bytes,
+)
 from weft.kernels.source import LOCAL_SIZE, Arg
 
 LATE = "#ifndef LATE_CONSTANTS\n#define LATE_CONSTANTS\n#endif\n"
@@ -30,6 +40,11 @@ _WAITING = """\
 #define ARRIVE(counter, n) asm volatile("red.release.gpu.global.add.u32 [%0], %1;" :: "l"(counter), "r"(n) : "memory")
 #define COUNTED(now, counter) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory")
 #define SEEN
+#define MISSING_PLACE
+#define MISSING_AT 0
+// The barrier of the whole group, which tells each item whether `mine` of any was set.
+#define AGREE(any, mine, at) asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; bar.red.popc.u32 %0, 0, p; }" \
+  : "=r"(any) : "r"(mine) : "memory")
 // Fetch constants into the cache that all units share, while the first subgroup waits.
 void prefetch_l2(__global const uchar* from, const int bytes) {
   const int items = (int)get_local_size(0) - 32, item = (int)get_local_id(0) - 32;
@@ -41,6 +56,10 @@ void prefetch_l2(__global const uchar* from, const int bytes) {
 #define ARRIVE(counter, n) mem_fence(CLK_GLOBAL_MEM_FENCE); atomic_add(counter, n)
 #define COUNTED(now, counter) now = *counter
 #define SEEN mem_fence(CLK_GLOBAL_MEM_FENCE)
+#define MISSING_PLACE __local uint missing[1];
+#define MISSING_AT missing
+#define AGREE(any, mine, at) if (get_local_id(0) == 0) *(at) = mine; \
+  barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE); any = *(at)
 #define prefetch_l2(from, bytes)
 #endif
 // Say that this work-group is here. Together they add 2^31 to the counter, which begins with 0: its highest bit
@@ -52,15 +71,22 @@ void arrive(volatile __global uint* counter) {
     ARRIVE(counter, n);
   }
 }
-// Wait until all work-groups are here. `turn` is the highest bit of the counter before, where item 0 keeps it.
-void await(volatile __global uint* counter, uint* turn) {
+// Wait until all work-groups are here. `turn` is the highest bit of the counter before, where item 0 keeps it. Return
+// whether some did not come in time: then the word behind the counter is set, and all groups that read it leave.
+uint await(volatile __global uint* counter, uint* turn, __local uint* at) {
+  uint late = 0u, any;
   if (get_local_id(0) == 0) {
-    uint now;
-    do { COUNTED(now, counter); } while (((now ^ *turn) & 0x80000000u) == 0u);
+    uint now, rounds = 0u;
+    do {
+      COUNTED(now, counter);
+      if ((++rounds & 1023u) == 0u) late = rounds >= MOST_ROUNDS || counter[1] != 0u;
+    } while (((now ^ *turn) & 0x80000000u) == 0u && late == 0u);
     SEEN;
     *turn ^= 0x80000000u;
+    if (late != 0u) counter[1] = 1u;
   }
-  barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+  AGREE(any, late, at);
+  return any;
 }
 """
 
@@ -108,9 +134,10 @@ def chain_text(levels: Sequence[Level], args: Sequence[Arg], items: int) -> str:
     calls = "".join(_call(i, level, own, args, items, prefetches.get(i, ())) for i, (level, own) in pairs)
     params = ", ".join(f"{'volatile __global uint' if a is COUNTER else '__global uchar'}* {a.name}" for a in args)
     return (
-        f"{prelude}{given}{_WAITING}{functions}"
+        f"{prelude}{given}{_WAITING.replace('MOST_ROUNDS', f'{MOST_ROUNDS}u')}{functions}"
         f"__kernel __attribute__((reqd_work_group_size({items}, 1, 1)))\nvoid {CHAIN}({params}) {{\n"
         f"  __local uint4 group_memory[{SHARED_VECTORS}] __attribute__((aligned(1024)));\n"
+        f"  MISSING_PLACE\n"
         f"  const int item = (int)get_local_id(0), all = (int)get_num_groups(0);\n"
         f"  uint turn = item == 0 ? *{COUNTER.name} & 0x80000000u : 0u;\n{calls}}}\n"
     )
@@ -171,7 +198,7 @@ def _call(
     before = "  barrier(CLK_LOCAL_MEM_FENCE);\n" if number else ""
     if level.waits:
         fetched = "".join(f"prefetch_l2({each}); " for each in prefetches)
-        before = f"  arrive({COUNTER.name}); {fetched}await({COUNTER.name}, &turn);\n"
+        before = f"  arrive({COUNTER.name}); {fetched}if (await({COUNTER.name}, &turn, MISSING_AT)) return;\n"
     types = [p.rpartition("* ")[0].strip() for p in parts.params.split(", ")]
     named = [a.name for a in args if a is not COUNTER]
     given = ", ".join(f"({t.replace(' restrict', '')}*){named[a]}" for t, a in zip(types, level.args, strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -78,6 +78,8 @@ class LoadedNetwork:
         self.network: OptimizedNetwork | None = None
         """The network that is loaded, or was at the close; in memory mode LIMIT only with weights that are outputs."""
         self.report: Report | None = None
+        """As of the load."""
+        self._reported: Callable[[], Report] | None = None
         self.notices: Notices | None = None
         """The id and the notices to contexts; None before the first load."""
         self.is_closed = False
@@ -152,15 +154,21 @@ class LoadedNetwork:
         self._large = {o: p for o, p in mapped.items() if o not in self._kept and is_large(p.mapped[o])}
         records = [self._record(t) for transfers in self._pipeline_copies.values() for t in transfers]
         user = [self._choices[d] for d in network.devices if d in self._choices]
-        self.report = make_report(
-            user, self.pipelines, by_node(network.refusals), records, self.config, network.notes, network.journal,
-            network.parts,
+        self._reported = partial(
+            make_report, user, self.pipelines, by_node(network.refusals), records, self.config, network.notes,
+            network.journal, network.parts,
         )
+        self.report = self._reported()
         self.network = network.without_constants() if self.config.memory is MemoryMode.LIMIT else network
         for name, note in misdeclared(network.graph).items():
             if name not in self._warned:
                 self._warned.add(name)
                 log.warning("%s", note)
+
+    @property
+    def report_now(self) -> Report | None:
+        """Return the report with what the backends say now: a run may have changed it."""
+        return None if self._reported is None else self._reported()
 
     @property
     def wants_other_sizes(self) -> bool:
@@ -417,7 +425,7 @@ class LoadedNetwork:
         self._made, self._pipeline_copies, self._waits, self._passed = {}, {}, {}, None
         self._kept, self._stored, self._large = set(), {}, {}
         self._results.clear()
-        self.report = None
+        self.report = self._reported = None
 
     def close(self) -> None:
         """Close everything and release the memory managers; a second close does nothing.

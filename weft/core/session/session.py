@@ -235,7 +235,7 @@ class Session:
         Where sizes follow from values, it tells of the first stage until a run, and then of all stages of that run.
         """
         self._check_open()
-        report = self._loaded.report
+        report = self._loaded.report_now
         if report is None:
             open_dims = {i: s for i, s in self.inputs.items() if not all(isinstance(d, int) for d in s)}
             raise InputError(

@@ -8,7 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from math import prod
+from time import perf_counter
 from typing import Any, TypeVar
+
+import numpy as np
 
 from weft.backends.gpu.device import fork_guard
 from weft.backends.gpu.device.device import (
@@ -32,6 +36,7 @@ from weft.core.contract.profile import SPAN, ProfilingContext, Work
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
 from weft.errors import DeviceError
+from weft.kernels.chain import COUNTER_WORDS, LEAST_WAIT, MOST_ROUNDS
 
 log = logging.getLogger("weft.gpu")
 
@@ -89,6 +94,12 @@ class PipelineRecording:
     """The work of each owner of launches, for profiles."""
     tuned: int = 0
     """How many launches' kernels a tuning table chose."""
+    gave_up: bool = False
+    """Whether work-groups of a chain have given up waiting for each other (`weft.kernels.chain`)."""
+    chains: Sequence[BoundChain] = ()
+    """The chains that take the place of their launches."""
+    _submitted: float = 0.0
+    """When the last run with chains was submitted, by `perf_counter`."""
     _inputs: dict[str, Port] = field(default_factory=dict)
     _outputs: dict[str, Port] = field(default_factory=dict)
     _chosen: dict[str, _Memory] = field(default_factory=dict)
@@ -138,6 +149,7 @@ class PipelineRecording:
     def chain(self, chains: Sequence[BoundChain]) -> None:
         """Let chains take the place of their launches, and their work for profiles."""
         self.run.chain(chains)
+        self.chains = chains
         for chain in chains if self.profiling is not None else ():
             name = chain.owner
             known = (self.work[node] for node in chain.plan.whole_nodes if node in self.work)
@@ -339,6 +351,15 @@ class PipelineRecording:
         if self._chosen:
             self._chosen = {name: lent for name, lent in self._chosen.items() if name not in self._outputs}
 
+    def unchain(self) -> None:
+        """Launch the levels of chains one by one from now on; their kernels must be built."""
+        with self._keeping:
+            replays, self._replays = list(self._replays.values()), {}
+        for replay in replays:
+            self.device.release(replay.handle)
+        self.run.chain(())
+        self.chains, self.gave_up, self._current = (), False, None
+
     def _choose(self, name: str, memory: _Memory | None) -> None:
         if memory is not None:
             self._chosen[name] = memory
@@ -360,6 +381,8 @@ class PipelineRecording:
                 stream.finish()
             self._running = True  # before the call: an interrupt during it must not leave the run without a wait
             self._current = replay
+            if self.chains:
+                self._submitted = perf_counter()
             self.device.submit(replay.handle)
         except Exception as e:
             if is_error(e):
@@ -375,6 +398,8 @@ class PipelineRecording:
         try:
             fork_guard.check(*self._place)
             self.device.wait(self._current.handle)
+            if self.chains:
+                self._check_chains()
         except Exception as e:
             if is_error(e):  # after an interrupt the run must still be waited for
                 self._end()
@@ -384,6 +409,26 @@ class PipelineRecording:
                 self._report(self.profiling, self._current)
         finally:
             self._end()
+
+    def _check_chains(self) -> None:
+        """Raise DeviceError if work-groups of a chain gave up in the last run. On a GPU that takes a while."""
+        if not self.device.info.software and perf_counter() - self._submitted < LEAST_WAIT:
+            return
+        words = np.zeros(COUNTER_WORDS, np.uint32)
+        for chain in self.chains:
+            counter = chain.writes[0].memory.binding()
+            self.device.download(counter.buffer, counter.offset, words)
+            if words[1]:
+                self.gave_up = True
+                id_, index = self._place
+                raise DeviceError(
+                    "the run has no results: work-groups that wait for each other did not all run at once",
+                    where=f"{id_}:{index} ({self.device.info.name}), launch {chain.label!r}",
+                    why=f"one of its {prod(chain.grid)} work-groups looked {MOST_ROUNDS:,} times for the others; "
+                    "another program may keep the device busy",
+                    fix="run again: launches that shared one are separate from now on; for that from the start, pass "
+                    f'backend_options={{"{id_}": {{"chains": False}}}}',
+                )
 
     def _end(self) -> None:
         for stream in self._streams.values():
@@ -411,7 +456,7 @@ class PipelineRecording:
             log.warning("a run was given up when its session was closed or resized: %s", e)
         with self._keeping:
             replays, self._replays = list(self._replays.values()), {}
-        self._current, self._chosen = None, {}
+        self._current, self._chosen, self.chains = None, {}, ()
         for replay in replays:
             self.device.release(replay.handle)
         for stream in streams:
