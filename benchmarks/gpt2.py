@@ -18,6 +18,8 @@ from benchmarks.minilm import LOWEST, Encoder, Sizes
 
 TWO_LAYERS = Sizes(layers=2, hidden=128, heads=4, inner=512, vocabulary=1000, positions=1024)
 """A small one, of which a token costs little arithmetic: its time is what surrounds the kernels."""
+WIDE = Sizes(layers=2, hidden=900, heads=12, inner=3600, vocabulary=150_000, positions=1024)
+"""A small one with the vocabulary of a large one, 270 MB in fp16, of which a new length must touch nothing."""
 GPT2 = Sizes(layers=12, hidden=768, heads=12, inner=3072, vocabulary=50257, positions=1024)
 
 
@@ -119,8 +121,13 @@ class _Decoder(Encoder):
         return self.node("Add", [x, self.projection(inner, s.inner, s.hidden, f"{scope}/mlp/c_proj")], scope)
 
 
-def gpt2(sizes: Sizes = TWO_LAYERS, *, opset: int = 17, seed: int = 0) -> onnx.ModelProto:
-    """Build the decoder with open numbers of batch, new words and cached words."""
+def gpt2(
+    sizes: Sizes = TWO_LAYERS, *, opset: int = 17, seed: int = 0, tied: bool = False, half: bool = False
+) -> onnx.ModelProto:
+    """Build the decoder with open numbers of batch, new words and cached words.
+
+    If it is `tied`, the logits are products with the embeddings of the words. If `half`, all floats are fp16.
+    """
     net = _Decoder(sizes, opset, seed)
     triangle = np.tril(np.ones((1, 1, sizes.positions, sizes.positions), np.bool_))
     net.weights.append(numpy_helper.from_array(triangle, "triangle"))
@@ -128,7 +135,10 @@ def gpt2(sizes: Sizes = TWO_LAYERS, *, opset: int = 17, seed: int = 0) -> onnx.M
     for layer in range(sizes.layers):
         x = net.block(x, mask, layer)
     x = net.layer_norm(x, "/transformer/ln_f")
-    head = net.weight("lm_head.weight", net.normal(sizes.hidden, sizes.vocabulary, deviation=sizes.hidden**-0.5))
+    if tied:
+        head = net.node("Transpose", ["transformer.wte.weight"], "/lm_head", perm=(1, 0))
+    else:
+        head = net.weight("lm_head.weight", net.normal(sizes.hidden, sizes.vocabulary, deviation=sizes.hidden**-0.5))
     net.nodes.append(helper.make_node("MatMul", [x, head], ["logits"], name="/lm_head/MatMul"))
     width = sizes.hidden // sizes.heads
     caches = [f"{layer}.{kind}" for layer in range(sizes.layers) for kind in ("key", "value")]
@@ -149,6 +159,24 @@ def gpt2(sizes: Sizes = TWO_LAYERS, *, opset: int = 17, seed: int = 0) -> onnx.M
     )
     opsets = [helper.make_opsetid("", opset)]
     version = helper.find_min_ir_version_for(opsets)
+    if half:
+        _store_as_half(graph)
     model = helper.make_model(graph, opset_imports=opsets, ir_version=version, producer_name="weft")
     onnx.checker.check_model(model)
     return model
+
+
+def _store_as_half(graph: onnx.GraphProto) -> None:
+    """Make all floats of a graph fp16."""
+    attributes = [a for node in graph.node for a in node.attribute]
+    for tensor in (*graph.initializer, *(a.t for a in attributes if a.type == onnx.AttributeProto.TENSOR)):
+        if tensor.data_type == TensorProto.FLOAT:
+            most = np.finfo(np.float16).max
+            values = np.clip(numpy_helper.to_array(tensor), -most, most).astype(np.float16)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    for attribute in attributes:
+        if attribute.name == "to" and attribute.i == TensorProto.FLOAT:
+            attribute.i = TensorProto.FLOAT16
+    for value in (*graph.input, *graph.output):
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT16

@@ -1,10 +1,13 @@
-"""Times what a new shape costs: a resize of ResNet-50, and each token of a two-layer GPT-2 whose cache grows by one.
+"""Times what a new shape costs: a resize of ResNet-50, a token of a GPT-2 whose cache grows, and shapes in turns.
 
     python -m benchmarks.resizes --devices cpu,opencl,vulkan --json resizes.json
 
-A resize counts planning and binding, not the run; a token counts both. Each time is the median of shapes that the
-session had not seen, after some others. Beside wall time stands the processor time of the process: on a machine that
-others use it says more. `built` is how many programs or pipelines the device built for one new shape.
+A resize counts planning and binding, not the run; a token counts both, and beside it stands a run of the same length
+again. `gpt2` has 128 channels and 1,000 words, `wide` 900 channels and 150,000 words in fp16 (270 MB; it needs 5 GB).
+`turns` runs SqueezeNet with batches of 1, 2 and 4 in turns, beside runs of each batch by itself. Each time is the
+median of shapes that the session had not seen, after some others; in turns, of shapes that it has. Beside wall time
+stands the processor time of the process: on a machine that others use it says more. `built` is how many programs or
+pipelines the device built for one call. To time an older tree, run this file with its `weft` on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -21,15 +24,19 @@ from typing import Any
 import numpy as np
 
 import weft
-from benchmarks.gpt2 import TWO_LAYERS, gpt2
+from benchmarks.gpt2 import TWO_LAYERS, WIDE, gpt2
 from benchmarks.minilm import Sizes
-from benchmarks.models import resnet50
+from benchmarks.models import resnet50, squeezenet1_1
 from benchmarks.options import output, words
 
 DEVICES = ("cpu", "opencl", "vulkan")
+NETWORKS = ("resnet50", "gpt2", "wide", "turns")
 BATCHES_AND_SIZES = ((2, 96, 96), (3, 64, 64), (1, 128, 96), (2, 64, 128), (4, 96, 64), (1, 160, 160), (5, 64, 64))
 FIRST_WORDS = 20
 """Words in the cache before the first token that counts."""
+BATCHES, PICTURE = (1, 2, 4), 64
+ROUNDS = 10
+"""How often each batch has its turn."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +83,12 @@ def resnet_resizes(device: str) -> Times:
         return timed([lambda s=shape: session.resize(s) for shape in shapes[1:]], "ResNet-50, resize", device)  # type: ignore[misc]
 
 
-def feeds(sizes: Sizes, past: int) -> Mapping[str, np.ndarray]:
+def feeds(sizes: Sizes, past: int, float_type: type[np.floating[Any]] = np.float32) -> Mapping[str, np.ndarray]:
     """Return a word, a mask of ones, and random caches of `past` words."""
     rng = np.random.default_rng(past)
     shape = (1, sizes.heads, past, sizes.hidden // sizes.heads)
     caches = {
-        f"past.{layer}.{kind}": rng.standard_normal(shape, dtype=np.float32)
+        f"past.{layer}.{kind}": rng.standard_normal(shape, dtype=np.float32).astype(float_type)
         for layer in range(sizes.layers)
         for kind in ("key", "value")
     }
@@ -89,17 +96,47 @@ def feeds(sizes: Sizes, past: int) -> Mapping[str, np.ndarray]:
     return {**given, **caches}
 
 
-def gpt2_tokens(device: str, tokens: int) -> Times:
-    """Return what a token takes, the run included, while the cache grows by one at each."""
-    sizes = TWO_LAYERS
-    first = feeds(sizes, FIRST_WORDS - 2)
-    with weft.load(
-        gpt2(sizes), device, shapes={n: a.shape for n, a in first.items()}, fallback="error"
-    ) as session:
-        for past in (FIRST_WORDS - 2, FIRST_WORDS - 1):
-            session.run(feeds(sizes, past))
-        inputs = [feeds(sizes, FIRST_WORDS + k) for k in range(tokens)]
-        return timed([lambda i=each: session.run(i) for each in inputs], "GPT-2, token", device)  # type: ignore[misc]
+def gpt2_tokens(device: str, tokens: int, precision: str) -> list[Times]:
+    """Return what a token takes while the cache grows by one at each, and what a run of the last length takes."""
+    return _tokens(gpt2(TWO_LAYERS), TWO_LAYERS, "GPT-2", device, tokens, precision)
+
+
+def wide_tokens(device: str, tokens: int, precision: str) -> list[Times]:
+    """Return the same for a network of 900 channels and 150,000 words in fp16."""
+    model = gpt2(WIDE, tied=True, half=True)
+    return _tokens(model, WIDE, "wide GPT-2", device, tokens, precision, float_type=np.float16)
+
+
+def _tokens(
+    model: Any, sizes: Sizes, what: str, device: str, tokens: int, precision: str,
+    *, float_type: type[np.floating[Any]] = np.float32,
+) -> list[Times]:
+    begun = FIRST_WORDS - 2
+    shapes = {n: a.shape for n, a in feeds(sizes, begun).items()}
+    with weft.load(model, device, shapes=shapes, fallback="error", precision=precision) as session:
+        for past in (begun, begun + 1):
+            session.run(feeds(sizes, past, float_type))
+        inputs = [feeds(sizes, FIRST_WORDS + k, float_type) for k in range(tokens)]
+        grown = timed([lambda i=each: session.run(i) for each in inputs], f"{what}, token", device)  # type: ignore[misc]
+        again = timed([lambda: session.run(inputs[-1])] * tokens, f"{what}, same length again", device)
+        return [grown, again]
+
+
+def batches_in_turns(device: str, precision: str) -> list[Times]:
+    """Return what a run takes whose batch is another than that of the run before, and one whose batch is the same."""
+    model = squeezenet1_1("n", image=PICTURE)
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal((n, 3, PICTURE, PICTURE), dtype=np.float32) for n in BATCHES]
+    with weft.load(model, device, fallback="error", precision=precision) as session:
+        for each in (*inputs, *inputs, *inputs):
+            session.run(each)
+        turns = timed([lambda i=i: session.run(i) for i in inputs * ROUNDS], "SqueezeNet, batches in turns", device)  # type: ignore[misc]
+        alone = []
+        for each in inputs:
+            session.run(each)
+            alone += [timed([lambda i=each: session.run(i)] * ROUNDS, "", device)]  # type: ignore[misc]
+        wall, cpu = (statistics.median(getattr(t, kind) for t in alone) for kind in ("wall_ms", "cpu_ms"))
+        return [turns, Times("SqueezeNet, same batch again", device, wall, cpu, alone[0].built)]
 
 
 def table(rows: Sequence[Times]) -> str:
@@ -115,8 +152,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--devices", type=words(DEVICES), default=list(DEVICES), help="with commas between them")
-    parser.add_argument("--networks", type=words(("resnet50", "gpt2")), default=["resnet50", "gpt2"])
+    parser.add_argument("--networks", type=words(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--tokens", type=int, default=40)
+    parser.add_argument("--precision", default="high", help="of the decoders and of SqueezeNet")
     parser.add_argument("--json", type=output, help="a file for the figures")
     given = parser.parse_args(arguments)
     rows: list[Times] = []
@@ -124,7 +162,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if "resnet50" in given.networks:
             rows.append(resnet_resizes(device))
         if "gpt2" in given.networks:
-            rows.append(gpt2_tokens(device, given.tokens))
+            rows += gpt2_tokens(device, given.tokens, given.precision)
+        if "wide" in given.networks:
+            rows += wide_tokens(device, given.tokens, given.precision)
+        if "turns" in given.networks:
+            rows += batches_in_turns(device, given.precision)
     print(table(rows))
     if given.json is not None:
         Path(given.json).write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n")

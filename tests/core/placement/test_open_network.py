@@ -99,6 +99,19 @@ def test_batch_and_picture_of_a_convolutional_network() -> None:
         assert_serves(network, graph, {"x": shape})
 
 
+@pytest.mark.parametrize("precision", [Precision.HIGH, Precision.LOW])
+@pytest.mark.parametrize("half", [False, True])
+def test_masks_that_follow_from_sizes_are_stored_in_the_precision(half: bool, precision: Precision) -> None:
+    """Of fp16 files, and at precision LOW: the conversion waits for the sizes, as the mask does."""
+    graph = load_onnx(gpt2(SIZES, half=half, tied=half))
+    network = prepare_open(graph, bind(graph, caches(5)), precision, Limits())
+    assert network is not None
+    for past in (5, 6, 20):
+        sized = network.sized(bind(graph, caches(past)))
+        assert sized is not None
+        assert_same(network.prepared(sized).graph, prepare_network(bind(graph, caches(past)), precision).graph)
+
+
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 def test_scales_and_sizes_of_a_resize(mode: str) -> None:
     """Twice, a half, three halves, and the size of another value."""

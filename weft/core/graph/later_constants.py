@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -78,12 +78,33 @@ class _NamedOp:
             ) from e
 
 
+@dataclass(frozen=True)
+class _Conversion:
+    """Converts each element of a constant by itself."""
+
+    convert: Callable[[Array], Array]
+
+    def reference(self, value: Array) -> Array:
+        """Return the converted elements."""
+        return self.convert(value)
+
+
+def converted(value: Any, convert: Callable[[Array], Array], dtype: DType) -> Any:
+    """Return a constant with each element converted to another type: now, or when sizes tell its elements."""
+    if not isinstance(value, LaterConstant):
+        return convert(value)
+    return LaterConstant(value._sizes, _Conversion(convert), [value], 0, replace(value.spec, dtype=dtype))
+
+
 def only_element(value: Any) -> Array | None:
     """Return the number that all elements of a constant are, as a scalar, whatever its open sizes; None if they differ.
 
     Numbers with other bits, such as two zeros, differ. Nothing is said of constants without elements.
     """
     if isinstance(value, LaterConstant):
+        if isinstance(value.op, _Conversion):
+            found = only_element(value.inputs[0])
+            return None if found is None else value.op.convert(found)
         op = value.op.op
         if op.type == "Expand":
             return only_element(value.inputs[0])

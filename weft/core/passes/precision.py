@@ -8,8 +8,10 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node, infer_node
+from weft.core.graph.later_constants import converted
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Op, new_op
+from weft.core.graph.symbolic import is_symbolic
 from weft.core.host.threads import in_threads
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.properties import Property
@@ -82,8 +84,9 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
     renamed = inside | outside
     out.nodes = [_cast(out, f"{i}.{dtype.value}", i, new, dtype, names) for i, new in inside.items()]
     held = {name: value for name, value in graph.constants.items() if graph.specs[name].dtype in others}
-    nbytes = sum(value.nbytes for value in held.values())
-    stored_values = in_threads(to_float16 if dtype is DType.FLOAT16 else _wide, list(held.values()), nbytes)
+    nbytes = sum(value.nbytes for value in held.values() if not is_symbolic(value))
+    convert = to_float16 if dtype is DType.FLOAT16 else _wide
+    stored_values = in_threads(lambda value: converted(value, convert, dtype), list(held.values()), nbytes)
     for name, array in zip(held, stored_values, strict=True):
         stored = renamed.get(name, name)
         out.constants[stored] = array

@@ -11,6 +11,7 @@ from weft.core.contract.backend import Precision
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.limits import Budget, Limits
+from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.validate import check_declared_types
 from weft.core.host.shared_arrays import shared_arrays
 from weft.core.passes import PASSES, AnyPass, PassContext, PassManager, PassRecord, arranged
@@ -110,6 +111,8 @@ def _rounded(wide: Graph, narrow: Graph) -> list[str]:
     most, least = float(np.finfo(np.float16).max), float(np.finfo(np.float16).smallest_subnormal) / 2
     clamped, lost = [], []
     for name, value in wide.constants.items():
+        if is_symbolic(value):  # its elements follow from sizes, so a note would hold for some of them
+            continue
         half = narrow.constants.get(name)
         if value.dtype != np.float32 or not value.size or half is None or half.dtype != np.float16:
             continue
