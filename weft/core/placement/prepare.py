@@ -77,7 +77,7 @@ def _share_weights(graph: Graph, given: Graph) -> None:
     """Let the arrays that passes made be those of other sessions, where their bytes are the same."""
     own = {id(value) for value in given.constants.values()}
     for name, value in graph.constants.items():
-        if id(value) not in own and isinstance(value, np.ndarray) and value.flags.owndata:
+        if id(value) not in own and not is_symbolic(value) and value.flags.owndata:
             graph.constants[name] = shared_arrays.share(value)
 
 
