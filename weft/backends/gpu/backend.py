@@ -76,6 +76,7 @@ class GpuBackend(Backend):
         )
         self.slots = Slots(self._memory)
         self.recording = PipelineRecording(runtime.heap, info.profiling)
+        self.recording.submissions.longest = runtime.longest_submission
         self._builds = Builds(self.device, runtime.varying(info.same_nodes))
         self._target = Target(
             self.device, runtime.tuning, info.config, self._is_custom, info.profiling is not None,
@@ -195,6 +196,8 @@ class GpuBackend(Backend):
         self.slots.follow(lowered.graph, lowered.views, plan.micro_batches.depth)
         self.recording.run.micro_batches = plan.micro_batches
         self.recording.run.plan_chains(plan.chains)
+        if self.recording.submissions.longest:
+            self.recording.expected = plan.expected(lowered.graph, self.device.caps)
 
     def onOtherSizes(self, lowered: Lowered) -> None:
         """Learn which constants of kernels vary."""
@@ -470,13 +473,20 @@ class GpuBackend(Backend):
             "arena_live_peak": arena.live_peak(),
             "staging_bytes": self.recording.staging_bytes,
             "launches": len(self.recording.run.planned),
+            "submissions": self.recording.submitted_parts,
         }
 
     def notes(self) -> Sequence[str]:
         """Return notes on refused settings and kernels, the cache, and how many kernels tuning chose."""
         tuned = self.recording.tuned
         chosen = [f"{tuned} kernels tuned for this device"] if tuned else []
-        return [*super().notes(), *self.runtime.notes, *disk_cache.remarks(), *chosen, *self._refused]
+        longest = self.recording.submissions.longest
+        long = [
+            f"{label} alone takes about {seconds:.2g} s, and a submission should take {longest:g} s: it cannot be "
+            "divided, so a driver's watchdog may end it; give it a smaller batch"
+            for label, seconds in self.recording.too_long
+        ]
+        return [*super().notes(), *self.runtime.notes, *disk_cache.remarks(), *chosen, *self._refused, *long]
 
     def close(self) -> None:
         """Free everything of this pipeline; the device stays open."""

@@ -55,6 +55,10 @@ class GpuCreator(BackendCreator):
         BackendOption("tuning", True, "Choose kernels by the tables of `weft tune`."),
         PROFILE,
         BackendOption("memory_limit", 0, "The most bytes that all sessions on the device hold; 0: no limit.", least=0),
+        BackendOption(
+            "submit_seconds", -1.0, "About the longest that one submission of a run takes, so that no watchdog resets "
+            "the device; 0: no limit; -1: 0.5 on a GPU, no limit on a CPU.", least=-1,
+        ),
         BackendOption("kernels_kept", KERNELS_KEPT, "Built kernels that are held beside those in use.", least=0),
     )
 

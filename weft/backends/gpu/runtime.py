@@ -12,10 +12,14 @@ from weft.backends.gpu.device.device import GpuDevice
 from weft.backends.gpu.device.varying import Varying
 from weft.backends.gpu.memory.heap import DeviceHeap
 from weft.backends.gpu.memory.static_pool import StaticPool
+from weft.backends.gpu.recording.submissions import LONGEST
 from weft.backends.gpu.tuning_tables.tuning_table import TuningTable
 from weft.core.contract.backend import SameNodes
 from weft.core.contract.backend_options import NO_OPTIONS, Options
 from weft.kernels.verdict import Verdicts
+
+SUBMIT_SECONDS = "submit_seconds"
+"""The option that sets `GpuRuntime.longest_submission`."""
 
 
 @dataclass
@@ -52,6 +56,12 @@ class GpuRuntime:
     def varying(self, nodes: SameNodes | None) -> Varying:
         """Return what is known of how the shapes of nodes vary that several pipelines run; nothing yet for None."""
         return Varying() if nodes is None else self._varying.setdefault(nodes, Varying())
+
+    @property
+    def longest_submission(self) -> float:
+        """Return about the most seconds of a submission; 0: no limit, as on a CPU, which has no watchdog."""
+        given = float(self.options.get(SUBMIT_SECONDS, -1.0))
+        return given if given >= 0 else 0.0 if self.device.info.software else LONGEST
 
     def trust(self) -> None:
         """Use whatever the hardware claims, without a self-test."""

@@ -81,7 +81,7 @@ class OpenCLDevice(GpuDevice):
 
     def _learn(self) -> None:
         """Set what pays on such a device: on a CPU, overlap takes cores from the copies."""
-        self.uploads_directly = True
+        self.uploads_directly = self.divides = True
         self.sends_ahead = self.computes_ahead = not self.caps.software
 
     def pretend(self, profile: DeviceProfile) -> None:
@@ -229,10 +229,14 @@ class OpenCLDevice(GpuDevice):
 
     def record(self, commands: Sequence[Command], profile: Profiled = False) -> Recording:
         """Return the commands with everything bound; with `profile`, a submit takes timestamps and waits."""
+        return self.record_divided(commands, (), profile)
+
+    def record_divided(self, commands: Sequence[Command], cuts: Sequence[int], profile: Profiled = False) -> Recording:
+        """Return the commands with everything bound; a submit flushes its queue before each command in `cuts`."""
         self._need_open()
         recorder = Recorder(self._context, self._where, self.caps, self._native)
         try:
-            recording = recorder.record(commands, profile)
+            recording = recorder.record(commands, cuts, profile)
         except cl.Error as e:
             raise failure(e.code, "the commands cannot be recorded", self._where) from e
         recording.prepare(self._native)
@@ -370,7 +374,7 @@ class OpenCLDevice(GpuDevice):
                 raise failure(e.code, "the device takes no more work", self._where) from e
             raise
         with self._lock:
-            self.stats.submits += 1
+            self.stats.submits += 1 + len(recording.cuts)
 
     def _submit_profiled(self, recording: Recording) -> None:
         """Run on the profiling queue, between the calling thread's earlier and later work."""

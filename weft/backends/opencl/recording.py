@@ -128,6 +128,8 @@ class Recording:
     labels: tuple[str, ...]
     chained: bool = False
     """Whether one of its launches is a chain."""
+    cuts: tuple[int, ...] = ()
+    """The commands before which the device is told to start: what was enqueued by then is a submission."""
     pieces: list[cl.Buffer] = field(default_factory=list)
     """The sub-buffers bound to kernels: clSetKernelArg does not keep its memory object alive."""
     events: dict[int, cl.Event] = field(default_factory=dict)
@@ -170,7 +172,8 @@ class Recording:
         queue = ctypes.c_void_p(None)
         calls = [step.native(api, queue) for step in self.steps]
         labels = [step.label for step in self.steps]
-        for position in sorted({min(FLUSH_AFTER, len(calls)), len(calls) + (len(calls) > FLUSH_AFTER)}):
+        ends = {min(FLUSH_AFTER, len(calls)), *self._cut_steps, len(calls)}
+        for position in (end + k for k, end in enumerate(sorted(ends))):
             calls.insert(position, api.flush(queue))
             labels.insert(position, "flush")
 
@@ -183,12 +186,18 @@ class Recording:
 
         return start
 
+    @property
+    def _cut_steps(self) -> set[int]:
+        """Return the steps before which the queue is flushed, besides the first few."""
+        return {sum(step.index < cut for step in self.steps) for cut in self.cuts}
+
     def _with_end_events(self, api: NativeCalls) -> Start:
         """Return what starts the steps by direct calls, but for the first and the last launch, which have events."""
         handle = ctypes.c_void_p(None)
         launches = [position for position, step in enumerate(self.steps) if isinstance(step, LaunchStep)]
         ends = {*launches[:1], *launches[-1:]}
         calls = [None if p in ends else step.native(api, handle) for p, step in enumerate(self.steps)]
+        flushed = self._cut_steps | {FLUSH_AFTER}
 
         def start(queue: cl.CommandQueue) -> None:
             handle.value = queue.int_ptr
@@ -198,17 +207,17 @@ class Recording:
                     self.events[position] = self._enqueued(step, queue)
                 elif code := call():
                     raise self._refused(code, step.label)
-                if position + 1 == FLUSH_AFTER:
+                if position + 1 in flushed:
                     self._flushed(queue, step.label)
             self._flushed(queue)
 
         return start
 
     def _start_with_events(self, queue: cl.CommandQueue) -> None:
-        self.events = {}
+        self.events, flushed = {}, self._cut_steps | {FLUSH_AFTER}
         for position, step in enumerate(self.steps):
             self.events[position] = self._enqueued(step, queue)
-            if len(self.events) == FLUSH_AFTER:
+            if len(self.events) in flushed:
                 self._flushed(queue, step.label)
         self._flushed(queue)
 
@@ -235,7 +244,7 @@ class Recorder:
         self._context, self._where, self._caps, self._api = context, where, caps, api
         self._pieces: dict[tuple[int, int, int], cl.Buffer] = {}
 
-    def record(self, commands: Sequence[Command], profile: Profiled) -> Recording:
+    def record(self, commands: Sequence[Command], cuts: Sequence[int], profile: Profiled) -> Recording:
         """Return the commands with kernels created, arguments set and sub-buffers made."""
         steps: list[Step] = []
         for index, command in enumerate(commands):
@@ -245,7 +254,8 @@ class Recorder:
                 steps += self._copy(index, command)
         labels = tuple(step.label for step in steps)
         chained = any(isinstance(c, LaunchCommand) and c.kernel.entry == CHAIN for c in commands)
-        return Recording(self._where, len(commands), steps, profile, labels, chained, list(self._pieces.values()))
+        pieces = list(self._pieces.values())
+        return Recording(self._where, len(commands), steps, profile, labels, chained, tuple(cuts), pieces)
 
     def _launch(self, index: int, command: LaunchCommand) -> list[Step]:
         built: OpenCLKernel = command.kernel

@@ -38,7 +38,7 @@ class CommandsNow:
         record(self._commands)
         check(lib.vkEndCommandBuffer(self._commands), self._failed)
         try:
-            context.submit(self._info, self._fence, self._fences)
+            context.submit((self._info,), self._fence, self._fences)
             self._running = True
         except BaseException as e:
             if not is_error(e):  # such as Ctrl-C, which leaves unknown whether it runs

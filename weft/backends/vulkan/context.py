@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from math import inf
 from time import perf_counter
 from typing import Any
@@ -133,13 +134,19 @@ class Context:
         info = Arena().new("VkFenceCreateInfo")
         return create(lib.vkCreateFence, self.device, info, "VkFence", "a fence cannot be made")
 
-    def submit(self, info: Any, fence: Any, fences: Any, *, counted: bool = False) -> None:
-        """Reset the fence and submit prebuilt work; locks the queue, which only one thread may use at a time."""
+    def submit(self, infos: Sequence[Any], fence: Any, fences: Any, *, counted: bool = False) -> None:
+        """Reset the fence and submit prebuilt work, piece by piece; the fence tells of the last one.
+
+        It locks the queue, which only one thread may use at a time.
+        """
+        *first, last = infos
         result = lib.vkResetFences(self.device, 1, fences)
         if result == 0:
             with self._queue_lock:
-                result = lib.vkQueueSubmit(self.queue, 1, info, fence)
-                self.stats.submits += counted
+                for info in first:
+                    result = result or lib.vkQueueSubmit(self.queue, 1, info, NULL)
+                result = result or lib.vkQueueSubmit(self.queue, 1, last, fence)
+                self.stats.submits += counted and len(infos)
         if result != 0:
             raise failure(result, "work cannot be submitted", self.physical.name)
 

@@ -93,7 +93,7 @@ class VulkanDevice(GpuDevice):
         caps = parts.context.physical.caps() if ptx is None else ptx.caps
         super().__init__(info, caps, dialect if ptx is None else DIALECT, parts.context.stats)
         self._held = parts
-        self.stores_to_host = True
+        self.stores_to_host = self.divides = True
         if ptx is not None:
             self.tuned_as = "vulkan-ptx"
             self.remarks = ("kernels are OpenCL's, as PTX; the option vulkan.ptx=no keeps those in GLSL",)
@@ -196,9 +196,13 @@ class VulkanDevice(GpuDevice):
 
     def record(self, commands: Sequence[Command], profile: Profiled = False) -> Recording:
         """Return the commands as a command buffer that can be submitted many times."""
+        return self.record_divided(commands, (), profile)
+
+    def record_divided(self, commands: Sequence[Command], cuts: Sequence[int], profile: Profiled = False) -> Recording:
+        """Return the commands as command buffers, of which one begins with each command in `cuts`."""
         parts = self.parts
         parts.pipelines.settle()
-        recording = Recording(parts.context, parts.memory, parts.ptx, self.caps, commands, profile)
+        recording = Recording(parts.context, parts.memory, parts.ptx, self.caps, commands, profile, cuts)
         with parts.lock:
             parts.recordings.add(recording)
         parts.context.count(live_recordings=1)

@@ -29,7 +29,7 @@ _NO_RECORDING = "a recording cannot be made"
 
 
 class Recording:
-    """A command buffer with its descriptor sets, its fence and the prebuilt data of its submit."""
+    """One or several command buffers with their descriptor sets, a fence and the prebuilt data of their submits."""
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class Recording:
         caps: DeviceCaps,
         commands: Sequence[Command],
         profile: Profiled,
+        cuts: Sequence[int] = (),
     ) -> None:
         self._context = context
         self._memory, self._ptx = memory, ptx
@@ -61,7 +62,7 @@ class Recording:
             self._write_sets(
                 [c for c in commands if isinstance(c, LaunchCommand) and not isinstance(c.kernel, PtxKernel)]
             )
-            self._record(commands)
+            self._record(commands, frozenset(cuts))
             self._prepare_submit(commands)
         except BaseException:  # an interrupt, too: nobody else has these objects
             self.destroy()
@@ -79,7 +80,7 @@ class Recording:
     def _create_objects(self) -> None:
         context = self._context
         self._pool = context.command_pool(0)
-        self._commands = context.command_buffer(self._pool)
+        self._buffers: list[Any] = []
         self._fence = context.fence()
         self._fences = self._arena.array("VkFence", [self._fence])
         if self._stamps:
@@ -129,14 +130,28 @@ class Recording:
                 at += 1
         lib.vkUpdateDescriptorSets(device, len(unique), writes, 0, NULL)
 
-    def _record(self, commands: Sequence[Command]) -> None:
-        target = self._commands
+    def _begin(self) -> Any:
+        """Begin another command buffer, and return it."""
+        self._commands = target = self._context.command_buffer(self._pool)
+        self._buffers.append(target)
         check(lib.vkBeginCommandBuffer(target, Arena().new("VkCommandBufferBeginInfo")), _NO_RECORDING)
+        return target
+
+    def _end(self) -> None:
+        """End the command buffer: what comes later sees its results."""
+        self._context.last_barrier(self._commands)
+        check(lib.vkEndCommandBuffer(self._commands), _NO_RECORDING)
+
+    def _record(self, commands: Sequence[Command], cuts: frozenset[int]) -> None:
+        target = self._begin()
         if self._stamps:
             lib.vkCmdResetQueryPool(target, self._queries, 0, len(self._stamps))
         bound, met = None, False
         copies = _barriers_by_copies(commands)
         for place, command in enumerate(commands):
+            if place in cuts:
+                self._end()
+                target, bound, met = self._begin(), None, False
             if isinstance(command, BarrierCommand):
                 self._context.barrier(target, launches_only=place not in copies)
                 met = False
@@ -156,8 +171,7 @@ class Recording:
                     lib.vkCmdBindPipeline(target, vk.VK_PIPELINE_BIND_POINT_COMPUTE, bound)
                 self._launch(command)
             self._timestamp(place, behind=True)
-        self._context.last_barrier(target)
-        check(lib.vkEndCommandBuffer(target), _NO_RECORDING)
+        self._end()
 
     def _timestamp(self, command: int, *, behind: bool) -> None:
         """Write the time at which everything so far is finished, if it is wanted there."""
@@ -193,9 +207,9 @@ class Recording:
 
     def _prepare_submit(self, commands: Sequence[Command]) -> None:
         """Build what a submit passes to the driver, and find the buffers to flush before it and invalidate after it."""
-        self._submit_info = self._arena.new(
-            "VkSubmitInfo", commandBufferCount=1, pCommandBuffers=[self._commands]
-        )
+        self._submits = [
+            self._arena.new("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=[buffer]) for buffer in self._buffers
+        ]
         self._written = _incoherent(commands, (MemoryKind.UPLOAD, MemoryKind.STREAM))
         self._read = _incoherent(commands, (MemoryKind.DOWNLOAD,))
 
@@ -212,11 +226,11 @@ class Recording:
         if self._written:
             self._memory.flush(self._written)
         try:
-            self._context.submit(self._submit_info, self._fence, self._fences, counted=True)
+            self._context.submit(self._submits, self._fence, self._fences, counted=True)
             self._submitted = perf_counter()
             self.pending = self._ran = True
         except BaseException as e:
-            if not is_error(e):  # such as Ctrl-C, which leaves unknown whether it runs
+            if not is_error(e) or len(self._submits) > 1:  # Ctrl-C, or a refused piece: others may be running
                 self._context.idle()
                 self.pending = False
             raise

@@ -141,6 +141,8 @@ class GpuDevice(ABC):
     longest_chained: float = field(default=8.0, init=False)
     """Microseconds of the longest launches that share one: the longer it is, the more a launch loses in a chain, whose
     groups are few and do not run beside other launches. Those by warpgroups may be half as long again."""
+    divides: bool = field(default=False, init=False)
+    """Whether `record_divided` divides a recording into several submissions."""
     reads_all_sizes: bool = field(default=False, init=False)
     """Whether kernels read all constants but the local size when they run, whatever shapes there were."""
     remarks: tuple[str, ...] = field(default=(), init=False)
@@ -232,6 +234,13 @@ class GpuDevice(ABC):
         device allows it (`computes_on_uploads`, `computes_on_streams`, `stores_to_host`). If commands run in
         order, one after the other, barriers may be ignored.
         """
+
+    def record_divided(self, commands: Sequence[Command], cuts: Sequence[int], profile: Profiled = False) -> Any:
+        """Return what `record` does, of which another submission begins with each command in `cuts`.
+
+        By default it is one, whatever the cuts.
+        """
+        return self.record(commands, profile)
 
     @abstractmethod
     def submit(self, recording: Any) -> None:

@@ -34,6 +34,7 @@ from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource, Taken
 from weft.backends.gpu.tuning_tables.tuning_table import TableSource
 from weft.core.contract.error_context import at_node, blame
 from weft.core.contract.lowered import Launch, Lowered, ValueView, root_of
+from weft.core.contract.profile import Work
 from weft.core.graph.described import describe
 from weft.core.graph.graph import Graph, Node, depths
 from weft.core.graph.layout import Layout
@@ -81,6 +82,21 @@ class GpuPlan:
     """Which launches share one."""
     undivided: Mapping[str, NodePlan] = field(default_factory=dict)
     """For nodes on micro-batches: the plan on the whole batch, for runs that begin when all of it is there."""
+
+    def expected(self, graph: Graph, caps: DeviceCaps) -> dict[int, float]:
+        """Return the microseconds that each planned launch is expected to take, by its `id`.
+
+        A node takes what the cost model says, but no less than its products at the device's best; its launches share
+        that by the bytes that they move.
+        """
+        ops = {label_of(node): node.op for node in graph.nodes}
+        found: dict[int, float] = {}
+        for label, plan in ((k, p) for k, plans in self.nodes.items() for p in (*plans, self.undivided.get(k)) if p):
+            flops = Work.of(label, ops[label], plan.inputs, plan.outputs).flops
+            us = max(plan.microseconds(caps), flops / 2 / (caps.model.unit_products * caps.likely_units))
+            moved = [x.read + x.written + 1 for x in plan.launches]
+            found |= {id(x): us * n / sum(moved) for x, n in zip(plan.launches, moved, strict=True)}
+        return found
 
     @property
     def launches(self) -> Iterator[PlannedLaunch]:

@@ -88,6 +88,11 @@ class BoundLaunch:
         return [self.plan.kernel]
 
     @property
+    def plans(self) -> Sequence[PlannedLaunch]:
+        """Return the launches that it is, as they were planned."""
+        return (self.plan,)
+
+    @property
     def accessed(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Return all tensors that it reads, and all that it writes."""
         return self.reads, self.writes
@@ -104,6 +109,11 @@ class BoundChain(BoundLaunch):
     def templates(self) -> list[str]:
         """Return the templates of its kernel: that of chains, and those of its levels."""
         return [self.plan.kernel, *(name for level in self.levels for name in level.templates)]
+
+    @property
+    def plans(self) -> Sequence[PlannedLaunch]:
+        """Return the launches of its levels."""
+        return self.plan.launches
 
     @property
     def accessed(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:

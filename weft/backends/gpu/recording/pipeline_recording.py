@@ -18,6 +18,7 @@ from weft.backends.gpu.device import fork_guard
 from weft.backends.gpu.device.device import (
     BarrierCommand,
     Binding,
+    Command,
     CopyCommand,
     GpuBuffer,
     GpuDevice,
@@ -30,6 +31,7 @@ from weft.backends.gpu.recording.chunked_upload import LEAST_DIRECT, Job, Stream
 from weft.backends.gpu.recording.launches import BoundChain, BoundLaunch
 from weft.backends.gpu.recording.run_launches import RunLaunches
 from weft.backends.gpu.recording.schedule import Access, KeptLevels, schedule
+from weft.backends.gpu.recording.submissions import WHOLE, Division, Submissions, weigh
 from weft.core.contract.backend import StorageType
 from weft.core.contract.error_context import is_error
 from weft.core.contract.profile import SPAN, ProfilingContext, Work
@@ -64,6 +66,8 @@ class _Replay:
     """The owners of launches, by label."""
     launched: list[int]
     """The indices of the launches among the commands."""
+    division: Division = WHOLE
+    """Into which submissions it is divided."""
 
 
 class Uploaded(Enum):
@@ -94,12 +98,16 @@ class PipelineRecording:
     """The work of each owner of launches, for profiles."""
     tuned: int = 0
     """How many launches' kernels a tuning table chose."""
+    submissions: Submissions = field(default_factory=Submissions)
+    """How runs are divided."""
+    expected: Mapping[int, float] = field(default_factory=dict)
+    """The microseconds that the model expects of planned launches, by `id`."""
     gave_up: bool = False
     """Whether work-groups of a chain have given up waiting for each other (`weft.kernels.chain`)."""
     chains: Sequence[BoundChain] = ()
     """The chains that take the place of their launches."""
     _submitted: float = 0.0
-    """When the last run with chains was submitted, by `perf_counter`."""
+    """When the last run with chains, or one whose time is noted, was submitted, by `perf_counter`."""
     _inputs: dict[str, Port] = field(default_factory=dict)
     _outputs: dict[str, Port] = field(default_factory=dict)
     _chosen: dict[str, _Memory] = field(default_factory=dict)
@@ -196,6 +204,7 @@ class PipelineRecording:
             self._stream(name, None)
         self._direct = frozenset(name for name in self._inputs if self._uploads_directly(name))
         self._usual = dict.fromkeys(self._direct - self._staged, Uploaded.UPLOADED)
+        self.submissions.begin()
         self._usual_key = self._key(self._usual)
         self._replay(self._usual)
 
@@ -278,11 +287,37 @@ class PipelineRecording:
             before += [_inside(source, target) for source, target in self.imports]
             launches = self.run.joined if begun else self.run.at_once
             known: dict[object, Binding] = {}
-            commands = schedule([*before, *(access(launch, known) for launch in launches), *after], self._levels)
+            accesses = [access(launch, known) for launch in launches]
+            commands = schedule([*before, *accesses, *after], self._levels)
         labels = ["" if isinstance(c, BarrierCommand) else c.label for c in commands]
         launched = [i for i, c in enumerate(commands) if isinstance(c, LaunchCommand) and 0 not in c.grid]
-        handle = self.device.record(commands, profile=self.profiling is not None and self.profiling.timed)
-        return _Replay(handle, labels, {launch.label: launch.owner for launch in launches}, launched)
+        profile = self.profiling is not None and self.profiling.timed
+        division = self._division(commands, {id(a.command): x for a, x in zip(accesses, launches, strict=True)})
+        handle = self.device.record_divided(commands, division.cuts, profile=profile)
+        owners = {launch.label: launch.owner for launch in launches}
+        return _Replay(handle, labels, owners, launched, division)
+
+    def _division(self, commands: Sequence[Command], launches: Mapping[int, BoundLaunch]) -> Division:
+        """Return how a run is divided; `launches` are those of its commands, by `id`."""
+        if not self.submissions.longest or not self.device.divides:
+            return WHOLE
+        expected = {key: sum(self.expected.get(id(plan), 0.0) for plan in x.plans) for key, x in launches.items()}
+        return self.submissions.divide([weigh(command, expected) for command in commands])
+
+    @property
+    def submitted_parts(self) -> int:
+        """Return into how many submissions a run is divided, work before it left out."""
+        known = self._replays.get(self._usual_key)
+        return 1 if known is None else len(known.division.cuts) + 1
+
+    @property
+    def too_long(self) -> list[tuple[str, float]]:
+        """Return the launches that take longer than a submission should, and cannot be divided, with their seconds."""
+        known = self._replays.get(self._usual_key)
+        if known is None:
+            return []
+        found = self.submissions.too_long(known.division)
+        return [(known.labels[at], seconds) for at, seconds in found if at in known.launched]
 
     def _drop_streams(self, keys: Iterable[tuple[str, LentBuffer | None]]) -> None:
         for key in keys:
@@ -353,12 +388,16 @@ class PipelineRecording:
 
     def unchain(self) -> None:
         """Launch the levels of chains one by one from now on; their kernels must be built."""
+        self._forget_replays()
+        self.run.chain(())
+        self.chains, self.gave_up = (), False
+
+    def _forget_replays(self) -> None:
+        """Release the commands of runs, which are done; the next run records them anew."""
         with self._keeping:
             replays, self._replays = list(self._replays.values()), {}
         for replay in replays:
             self.device.release(replay.handle)
-        self.run.chain(())
-        self.chains, self.gave_up, self._current = (), False, None
 
     def _choose(self, name: str, memory: _Memory | None) -> None:
         if memory is not None:
@@ -381,7 +420,7 @@ class PipelineRecording:
                 stream.finish()
             self._running = True  # before the call: an interrupt during it must not leave the run without a wait
             self._current = replay
-            if self.chains:
+            if self.chains or self.submissions.watches:
                 self._submitted = perf_counter()
             self.device.submit(replay.handle)
         except Exception as e:
@@ -397,7 +436,10 @@ class PipelineRecording:
             return
         try:
             fork_guard.check(*self._place)
+            asked = perf_counter() if self.submissions.watches else 0.0
             self.device.wait(self._current.handle)
+            if asked:
+                self._learn(self._current, asked)
             if self.chains:
                 self._check_chains()
         except Exception as e:
@@ -409,6 +451,16 @@ class PipelineRecording:
                 self._report(self.profiling, self._current)
         finally:
             self._end()
+
+    def _learn(self, run: _Replay, asked: float) -> None:
+        """Learn from a run's time, which is known if the host `asked` before it ended; record anew if it was too long.
+
+        What other replays are, they follow when they are recorded again.
+        """
+        now = perf_counter()
+        took = now - self._submitted
+        if self.submissions.learn(run.division, took, waited=now - asked > took / 10):
+            self._forget_replays()
 
     def _check_chains(self) -> None:
         """Raise DeviceError if work-groups of a chain gave up in the last run. On a GPU that takes a while."""

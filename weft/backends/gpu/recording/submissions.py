@@ -1,0 +1,100 @@
+"""How a run is divided into submissions, so that no watchdog takes a long one for a hang.
+
+Drivers reset a device whose work does not end in time: after two seconds on Windows, on some phones after one or less.
+They count each submission by itself. A run is divided by what its launches are expected to take, and anew if runs turn
+out to take longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from weft.backends.gpu.device.device import BarrierCommand, Command, CopyCommand
+
+LONGEST = 0.5
+"""About the seconds of the longest submission to a GPU. One more submission costs some 10 us."""
+CAUTION = 8.0
+"""How many times longer than expected launches may take on a device on which nothing has run yet."""
+SLACK = 1.25
+"""A run is divided anew if a submission takes more than so many times the limit."""
+TRIALS = 3
+"""Runs of which the time is taken, even if they are short."""
+COPIED = 1e4
+"""Bytes that are copied in a microsecond."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """How the commands of a run are divided."""
+
+    weights: tuple[float, ...] = ()
+    """The microseconds that the model expects of each command."""
+    cuts: tuple[int, ...] = ()
+    """The commands with which another submission begins."""
+
+    @property
+    def parts(self) -> list[float]:
+        """Return the microseconds that the model expects of each submission."""
+        ends = zip((0, *self.cuts), (*self.cuts, len(self.weights)), strict=True)
+        return [sum(self.weights[begin:end]) for begin, end in ends]
+
+
+WHOLE = Division()
+
+
+@dataclass
+class Submissions:
+    """Divides the runs of a pipeline, and learns from the time that they take."""
+
+    longest: float = 0.0
+    """About the most seconds of a submission; 0: no limit."""
+    watches: bool = False
+    """Whether the time of the next run is to be noted."""
+    _pace: float | None = None
+    """Seconds of the device for a microsecond of the model; None before the first run."""
+    _took: float = inf
+    _trials: int = TRIALS
+
+    def begin(self) -> None:
+        """Note that the pipeline has other launches now."""
+        self._took, self._trials, self.watches = inf, TRIALS, self.longest > 0
+
+    def divide(self, weights: Sequence[float]) -> Division:
+        """Return where commands are cut of which the model expects these microseconds."""
+        if not self.longest:
+            return WHOLE
+        most = self.longest / (CAUTION * 1e-6 if self._pace is None else self._pace)
+        cuts, now = list[int](), 0.0
+        for at, us in enumerate(weights):
+            if now and us and now + us > most:
+                cuts.append(at)
+                now = 0.0
+            now += us
+        return Division(tuple(weights), tuple(cuts))
+
+    def learn(self, division: Division, took: float, *, waited: bool) -> bool:
+        """Note the seconds of a run, at most `took` if nobody `waited`; tell whether it must be divided further."""
+        parts = division.parts
+        total = sum(parts)
+        self._took = took if waited else min(took, self._took)
+        self._trials -= waited
+        self.watches = self._trials > 0 or self._took > self.longest / 4
+        if not total:
+            return False
+        self._pace = max(self._took / total, 1e-12)
+        too_long = max(parts) * self._pace > self.longest * SLACK
+        return too_long and len(self.divide(division.weights).cuts) > len(division.cuts)
+
+    def too_long(self, division: Division) -> list[tuple[int, float]]:
+        """Return the commands that take longer than a submission should, with their seconds."""
+        seconds = [us * (1e-6 if self._pace is None else self._pace) for us in division.weights]
+        return [(at, took) for at, took in enumerate(seconds) if took > self.longest * SLACK]
+
+
+def weigh(command: Command, launches: Mapping[int, float]) -> float:
+    """Return the microseconds that the model expects of a command; `launches` has those of launches, by `id`."""
+    if isinstance(command, BarrierCommand):
+        return 0.0
+    return command.source.nbytes / COPIED if isinstance(command, CopyCommand) else launches.get(id(command), 0.0)
