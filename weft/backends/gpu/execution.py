@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import ref
 
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.lowering.find_micro_batches import micro_batch_of
@@ -19,7 +20,7 @@ from weft.backends.gpu.recording.pipeline_recording import PipelineRecording
 from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource
 from weft.core.contract.backend import Recorded, StorageType
 from weft.core.contract.profile import Work
-from weft.core.graph.layout import to_storage
+from weft.core.graph.layout import Array, to_storage
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.memory.buffer_manager import Slot
@@ -54,12 +55,12 @@ class PipelineContext:
 class GpuExecution(Recorded):
     """A node whose launches become part of the backend's recording."""
 
-    any_shape = True
+    any_shape = any_constant = True
 
     def __init__(self, op: Op, context: PipelineContext, label: str) -> None:
         self.op, self.label = op, label
         self._context = context
-        self._constants: dict[str, Tensor] = {}
+        self._constants: dict[str, _Held] = {}
         self._used: set[str] = set()
         self.choices: list[Choice] = []
         """The choices that the op left to tuning at the last resize."""
@@ -93,7 +94,7 @@ class GpuExecution(Recorded):
         run = (choice for plan in plans for choice in plan.choices)
         self._context.recording.tuned += sum(len(choice.launches) for choice in run if choice.made)
         for key in self._constants.keys() - self._used:
-            self._context.slots.release(self._constants.pop(key), StorageType.STATIC)
+            self._context.slots.release(self._constants.pop(key).tensor, StorageType.STATIC)
 
     def _recorded(
         self, plans: Sequence[NodePlan], number: int, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
@@ -154,20 +155,40 @@ class GpuExecution(Recorded):
         return made
 
     def _uploaded(self, constant: PlannedConstant) -> Tensor:
-        """Return a constant in device memory; a constant that a resize does not use is freed after it."""
+        """Return a constant in device memory: what is there, if it was made of the same arrays.
+
+        A constant that a resize does not use is freed after it.
+        """
         key = constant.key
         self._used.add(key)
-        if key not in self._constants:
+        held = self._constants.get(key)
+        if held is None or not held.is_of(constant):
             content = to_storage(constant.take(), constant.tensor.layout)
             slot = self._context.slots.manager.hold(content.nbytes, *self._context.static.upload(content))
-            self._constants[key] = replace(constant.tensor, memory=Region(slot))
-        return self._constants[key]
+            made = _Held(replace(constant.tensor, memory=Region(slot)), tuple(map(ref, constant.sources)))
+            if held is not None:
+                self._context.slots.release(held.tensor, StorageType.STATIC)
+            held = self._constants[key] = made
+        return held.tensor
 
     def close(self) -> None:
         """Free the constants."""
-        for tensor in self._constants.values():
-            self._context.slots.release(tensor, StorageType.STATIC)
+        for held in self._constants.values():
+            self._context.slots.release(held.tensor, StorageType.STATIC)
         self._constants = {}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Held:
+    """A constant in device memory, and the arrays that it was made of."""
+
+    tensor: Tensor
+    sources: tuple[ref[Array], ...]
+
+    def is_of(self, constant: PlannedConstant) -> bool:
+        """Tell whether it is what a node makes now."""
+        same = len(self.sources) == len(constant.sources)
+        return same and all(held() is now for held, now in zip(self.sources, constant.sources, strict=True))
 
 
 class _Binder:

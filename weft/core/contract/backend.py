@@ -71,7 +71,7 @@ of the device, and may return a `Lowered`.
 1.2 added `Backend.onLendInput`, `onLendOutput`, `onStoreOutput`, `onReachMemory`, `wants_other_sizes` and
 `onOtherSizes`, and `BackendInfo.same_nodes`.
 
-1.3 added `DeviceInfo.uuid` and `pci`, `BackendInfo.named` and `BackendCreator.hidden`."""
+1.3 added `DeviceInfo.uuid` and `pci`, `BackendInfo.named`, `BackendCreator.hidden` and `Execution.any_constant`."""
 
 
 def is_compatible(backend: tuple[int, int], ours: tuple[int, int] = API_VERSION) -> bool:
@@ -122,11 +122,14 @@ class BackendInfo:
 class Execution(ABC):
     """One node on one backend, for the shapes and types that `onCreate` saw.
 
-    When they change, `onCreate` is called again, and its result replaces this execution, unless `any_shape` is set.
+    When they change, `onCreate` is called again, and its result replaces this execution, unless `any_shape` is set; so
+    it is when a constant input has another value, unless `any_constant` is set.
     """
 
     any_shape: bool = False
     """Whether it serves all shapes and layouts that the backend takes; then a resize only calls its `onResize`."""
+    any_constant: bool = False
+    """Whether it serves any values of constant inputs, of which `onResize` is to look which are other arrays."""
 
     def __init__(self, *arguments: Any) -> None:
         """Accept the arguments of creators, (inputs, outputs, op, backend), for classes that need none of them."""

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.contract.error_context import is_error
 from weft.core.graph.dtypes import DType
-from weft.core.graph.graph import OTHER_SHAPES, Graph, Node
+from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.limits import Budget
 from weft.core.graph.op import Op
@@ -25,7 +24,6 @@ from weft.core.graph.symbolic import (
     is_symbolic,
     whole,
 )
-from weft.errors import LESS_MEMORY, ModelError, OutOfMemory, WeftError, said_of
 
 MOST_INTEGERS = 64
 """Most integers of a value that are kept as polynomials."""
@@ -52,8 +50,8 @@ MOVES = frozenset("Concat Expand Gather Reshape Slice Split Squeeze Tile Transpo
 
 
 @dataclass(frozen=True)
-class _NamedOp:
-    """The op of a node, whose errors name the node: it is gone when its sizes are known and the constant is computed.
+class NamedOp:
+    """The op of a node, and its name, for errors: the node is gone when the constant is computed.
 
     Equal ops are equal whatever their nodes are called, so that what two nodes compute is computed once.
     """
@@ -62,20 +60,8 @@ class _NamedOp:
     node: str = field(compare=False)
 
     def reference(self, *inputs: Array | None) -> Array | tuple[Array, ...]:
-        """Return what the op computes; ModelError, or OutOfMemory, if it fails."""
-        try:
-            return self.op.reference(*inputs)
-        except Exception as e:  # the reference of a foreign op may raise anything
-            if not is_error(e):
-                raise
-            memory = isinstance(e, (MemoryError, OutOfMemory))
-            usual = LESS_MEMORY if memory else OTHER_SHAPES
-            why, fix = said_of(e), (e.fix if isinstance(e, WeftError) else "") or usual
-            given = [f"{DType.of(a.dtype).value}{list(a.shape)}" for a in inputs if a is not None]
-            raise (OutOfMemory if memory else ModelError)(
-                f"node {self.node!r} ({self.op.type}) cannot be computed for these sizes",
-                where=f"its inputs {', '.join(given)}", why=why, fix=fix,
-            ) from e
+        """Return what the op computes."""
+        return self.op.reference(*inputs)
 
 
 @dataclass(frozen=True)
@@ -138,7 +124,7 @@ def fold_symbolic(graph: Graph, node: Node, budget: Budget | None = None) -> lis
     if integers is not None:
         return integers
     given = [graph.specs[node.inputs[0]]] if node.op.reads_shape else values
-    later = _NamedOp(node.op, node.name)
+    later = NamedOp(node.op, node.name)
     return [LaterConstant(sizes, later, given, k, spec) for k, spec in enumerate(specs)]
 
 

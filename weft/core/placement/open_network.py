@@ -16,8 +16,10 @@ import numpy as np
 
 from weft.core.contract.backend import Backend, Precision
 from weft.core.contract.error_context import is_error
-from weft.core.graph.graph import Graph, Node
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import OTHER_SHAPES, Graph, Node
 from weft.core.graph.interpreter import evaluate
+from weft.core.graph.later_constants import NamedOp
 from weft.core.graph.layout import Array
 from weft.core.graph.limits import Limits
 from weft.core.graph.op import Op
@@ -27,6 +29,7 @@ from weft.core.passes import AnyPass
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.prepare import PreparedNetwork, prepare_network
 from weft.core.placement.stage_split import is_staged
+from weft.errors import LESS_MEMORY, ModelError, OutOfMemory, WeftError, said_of
 
 T = TypeVar("T")
 TRIES = 8
@@ -358,5 +361,22 @@ class _Later:
         """Return all constants by name."""
         done: list[tuple[Array, ...]] = []
         for op, given in self._steps:
-            done.append(evaluate(op, [each(done, numbers) for each in given]))
+            done.append(_computed(op, [each(done, numbers) for each in given]))
         return {name: done[step][output] for name, step, output in self._named}
+
+
+def _computed(op: Any, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
+    """Return the outputs of an op; ModelError, or OutOfMemory, that names its node, if it has one and fails."""
+    try:
+        return evaluate(op, inputs)
+    except Exception as e:  # the reference of a foreign op may raise anything
+        if not is_error(e) or not isinstance(op, NamedOp):
+            raise
+        memory = isinstance(e, (MemoryError, OutOfMemory))
+        usual = LESS_MEMORY if memory else OTHER_SHAPES
+        why, fix = said_of(e), (e.fix if isinstance(e, WeftError) else "") or usual
+        given = [f"{DType.of(a.dtype).value}{list(a.shape)}" for a in inputs if a is not None]
+        raise (OutOfMemory if memory else ModelError)(
+            f"node {op.node!r} ({op.op.type}) cannot be computed for these sizes",
+            where=f"its inputs {', '.join(given)}", why=why, fix=fix,
+        ) from e

@@ -97,7 +97,7 @@ def _serves(
         return False
     if (len(old.inputs), len(old.outputs)) != (len(inputs), len(outputs)):
         return False
-    for before, now in zip(old.inputs, inputs, strict=True):
+    for before, now in zip(old.inputs, inputs, strict=True) if not old.execution.any_constant else ():
         held, wanted = before.constant if before else None, now.constant if now else None
         if held is not wanted and not same_value(held, wanted):
             return False

@@ -11,6 +11,7 @@ from math import prod
 import numpy as np
 
 from weft.backends.gpu.device.device import GpuDevice
+from weft.backends.gpu.lowering.layouts import base_inputs
 from weft.backends.gpu.memory.slots import Spot, is_packed, place_constants
 from weft.backends.gpu.recording.launches import PlannedLaunch
 from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource, Taken, problem_key
@@ -45,14 +46,18 @@ class WrongKernel(ExecutionError):
 
 
 class PlannedConstant:
-    """An array that an op wants in device memory for all runs: its key, and the function that makes it."""
+    """An array that an op wants in device memory for all runs: its key, and the function that makes it.
 
-    __slots__ = ("_made", "_make", "key", "tensor")
+    It is made of `sources`: from the same arrays, a node makes the same constant of this key.
+    """
+
+    __slots__ = ("_made", "_make", "key", "sources", "tensor")
 
     def __init__(
-        self, label: str, key: str, make: Callable[[], Array], layout: Layout, spec: TensorSpec | None
+        self, label: str, key: str, make: Callable[[], Array], layout: Layout, spec: TensorSpec | None,
+        sources: Sequence[Array],
     ) -> None:
-        self.key, self._make = key, make
+        self.key, self._make, self.sources = key, make, sources
         self._made: Array | None = None
         if spec is None:
             self._made = make()
@@ -182,6 +187,8 @@ class NodeBuilder(KernelBuilder):
             self.caps = replace(device.caps, without=device.caps.without | {SUM_PARTS})
         self._device, self._op, self._label, self._node = device, op, label, node or label
         self._inputs, self._source, self._known = inputs, source, known or {}
+        own = base_inputs(op, inputs)
+        self._constants = tuple(t.constant for t in own if t is not None and t.constant is not None)
         seconds = zip(op.second_outputs, outputs[1:], strict=True) if isinstance(op, Fused) else ()
         self._second_outputs = dict(seconds)
         self.stores_second_outputs = bool(self._second_outputs)
@@ -292,10 +299,19 @@ class NodeBuilder(KernelBuilder):
     def constant(
         self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW, spec: TensorSpec | None = None
     ) -> Tensor:
-        """Return the constant of that key, which is made and uploaded when the node is prepared to run."""
+        """Return the constant of that key, which is made and uploaded when the node is prepared to run.
+
+        `make` may read the constants that the op itself has as inputs.
+        """
+        return self._made_of(self._constants, key, make, layout, spec)
+
+    def _made_of(
+        self, sources: Sequence[Array], key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW,
+        spec: TensorSpec | None = None,
+    ) -> Tensor:
         key = f"{self._key_prefix}{key}.{layout.value}"
         if key not in self.constants:
-            made = PlannedConstant(self._label, key, make, layout, spec or self._known.get(key))
+            made = PlannedConstant(self._label, key, make, layout, spec or self._known.get(key), sources)
             self.constants[key] = made
             if spec is None:
                 self.undeclared[key] = TensorSpec(made.tensor.shape, made.tensor.dtype)
@@ -470,7 +486,7 @@ class NodeBuilder(KernelBuilder):
         if tensor.constant is None or tensor.memory is not None:
             return tensor
         value = tensor.constant
-        return self.constant(f"{tensor.name}.{tensor.layout.value}", lambda: value, tensor.layout)
+        return self._made_of([value], f"{tensor.name}.{tensor.layout.value}", lambda: value, tensor.layout)
 
     def _prologue(self, prologue: Prologue) -> _Steps:
         out, texts = _Steps(), []
@@ -491,7 +507,9 @@ class NodeBuilder(KernelBuilder):
             out.reads[name] = tensor
             return Operand("pixel", name)
         value = tensor.constant
-        out.reads[name] = self.constant(f"prologue{position}", lambda: value.reshape(1, -1, 1), Layout.NC4HW4)
+        out.reads[name] = self._made_of(
+            [value], f"prologue{position}", lambda: value.reshape(1, -1, 1), Layout.NC4HW4
+        )
         return Operand("channel", name)
 
     def _epilogue(self, target: Tensor, fours: bool) -> _Steps:
@@ -521,16 +539,18 @@ class NodeBuilder(KernelBuilder):
         value = tensor.constant
         if target.layout.packed:
             shape = (1, value.size, *[1] * (len(target.shape) - 2))
-            out.reads[name] = self.constant(f"epilogue{position}", lambda: value.reshape(shape), Layout.NC4HW4)
+            out.reads[name] = self._made_of(
+                [value], f"epilogue{position}", lambda: value.reshape(shape), Layout.NC4HW4
+            )
             return Operand("channel", name)
         each = self._each(value)
         if each > 1:
-            out.reads[name] = self.constant(f"epilogue{position}.inner", lambda: value.reshape(-1))
+            out.reads[name] = self._made_of([value], f"epilogue{position}.inner", lambda: value.reshape(-1))
             out.single.add(name)
             out.ints |= {f"{name}_SIZE": value.size, f"{name}_EACH": each}
             return Operand("inner", name)
         times = PACK if fours and value.size % PACK else 1  # so that no vector of four crosses the end of the operand
         key = f"epilogue{position}" + ("" if times == 1 else ".fours")
-        out.reads[name] = self.constant(key, lambda: np.tile(value.reshape(-1), times))
+        out.reads[name] = self._made_of([value], key, lambda: np.tile(value.reshape(-1), times))
         out.ints[f"{name}_SIZE"] = value.size * times
         return Operand("trailing", name)
