@@ -99,7 +99,7 @@ class ImageScalerOnGpu(GpuOp):
         """Launch one expression over the output."""
         y = outputs[0]
         bias = k.constant("bias", op.bias_column, y.layout)
-        launch_expression(k, f"({{0}} * ({float(op.scale)!r}) + {{1}})", [inputs[0], bias], y)
+        launch_expression(k, "({0} * {2} + {1})", [inputs[0], bias], y, numbers=[op.scale])
 
 
 @register_op

@@ -215,7 +215,8 @@ def compiled_expressions(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDL
         expression = op.expression(tuple(i is not None for i in row.inputs))
         assert expression is not None
         arguments = ", ".join(f"const float* a{i}" for i in range(len(row.inputs)))
-        body = expression.format(*(f"a{i}[n]" for i in range(len(row.inputs))))
+        numbers = (f"({number!r})" for number in expression.numbers)
+        body = expression.text.format(*(f"a{i}[n]" for i in range(len(row.inputs))), *numbers)
         text += f"void f{k}({arguments}, float* y, long size)\n"
         text += f"{{ for (long n = 0; n < size; n++) y[n] = {body}; }}\n"
     folder: Path = tmp_path_factory.mktemp("expressions")

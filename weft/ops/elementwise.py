@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -103,10 +104,14 @@ def is_half(dtype: np.dtype) -> bool:
     return dtype == np.float16 or (dtype.kind == "V" and dtype.name == DType.BFLOAT16.value)
 
 
-def literal(value: float) -> str:
-    """Return a number as a decimal literal with all its digits, parenthesised if negative."""
-    text = repr(float(value))
-    return f"({text})" if value < 0 else text
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """An element-wise op as kernels compute it."""
+
+    text: str
+    """Operands are {0}, {1} ...: the inputs by position, then the numbers."""
+    numbers: tuple[float, ...] = ()
+    """The attributes that the text has. They are constants of a kernel, so one kernel serves all their values."""
 
 
 @op_dataclass
@@ -140,21 +145,21 @@ class Elementwise(Op):
         """Return the shape of the output; by default numpy broadcasting."""
         return broadcast(self, [s.dims for s in specs])
 
-    def expression(self, present: tuple[bool, ...]) -> str | None:
-        """Return the GPU form with attributes filled in, or None if there is none.
+    def expression(self, present: tuple[bool, ...]) -> Expression | None:
+        """Return the GPU form, or None if there is none; `present` tells which inputs are given.
 
-        What remains are `{0}`, `{1}`, ... for the inputs by position; `present` tells which are given.
-        Each is in parentheses, and so is the whole, so any sub-expression may replace it.
+        Each operand that is an input is in parentheses, and so is the whole, so any sub-expression may replace it.
         """
-        source = self.scalar(present)
-        if source is None:
+        text = self.scalar(present)
+        if text is None:
             return None
-        numbers = {k: v for k, v in self.attributes().items() if isinstance(v, (int, float))}
-        if not all(np.isfinite(np.float32(v)) for v in numbers.values()):
-            return None
-        for name, value in numbers.items():
-            source = source.replace(f"{{{name}}}", literal(value))
-        return "(" + re.sub(r"\{(\d+)\}", r"({\1})", source) + ")"
+        text = re.sub(r"\{(\d+)\}", r"({\1})", text)
+        numbers: list[float] = []
+        for name, value in self.attributes().items():
+            if isinstance(value, (int, float)) and f"{{{name}}}" in text:
+                text = text.replace(f"{{{name}}}", f"{{{len(present) + len(numbers)}}}")
+                numbers.append(float(value))
+        return Expression(f"({text})", tuple(numbers))
 
     def scalar(self, present: tuple[bool, ...]) -> str | None:
         """Return `expr`, or the expression for these inputs."""

@@ -14,7 +14,7 @@ from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
-from weft.ops.elementwise import FLOATS, check_type, literal, misfit, take_inputs, widen
+from weft.ops.elementwise import FLOATS, check_type, misfit, take_inputs, widen
 
 DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
 """How many directions each word means."""
@@ -79,9 +79,11 @@ class Chosen:
         """Return the function of an array, in its type."""
         return self.kind.function(v, self.alpha, self.beta).astype(v.dtype, copy=False)
 
-    def text(self, v: str) -> str:
-        """Return the function of a variable as text for kernels."""
-        return self.kind.expr.format(v=v, alpha=literal(self.alpha), beta=literal(self.beta))
+    def text(self, v: str, constant: Callable[[float], str]) -> str:
+        """Return the function of a variable as text for kernels; `constant` returns the name of a number there."""
+        numbers = {"alpha": self.alpha, "beta": self.beta}
+        used = {name: constant(value) for name, value in numbers.items() if f"{{{name}}}" in self.kind.expr}
+        return self.kind.expr.format(v=v, **used)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,6 +193,29 @@ def test_constants_that_are_zero_or_not_finite_hide_nothing(row: str, fusing: bo
         net = Net()
         graph = net.finish(add(net, net.input("x", 8), constant))
         assert_same(computed(graph, device, SPECIAL, fusing=fusing), wanted)
+
+
+WITH_ATTRIBUTES: dict[str, tuple[str, dict[str, Any], Callable[[Array], Array]]] = {
+    "LeakyRelu": ("LeakyRelu", {"alpha": 0.0}, lambda x: np.where(x < 0, ZERO * x, x)),
+    "HardSigmoid": ("HardSigmoid", {"alpha": 0.0, "beta": 0.5}, lambda x: np.clip(ZERO * x + f32(0.5), 0, 1)),
+    "Elu": ("Elu", {"alpha": 0.0}, lambda x: np.where(x > 0, x, ZERO * np.expm1(x))),
+    "Selu": ("Selu", {"alpha": 0.0, "gamma": 0.0}, lambda x: ZERO * np.where(x > 0, x, ZERO * np.expm1(x))),
+    "Swish": ("Swish", {"alpha": 0.0}, lambda x: x / (f32(1) + np.exp(ZERO * -x))),
+    "an infinite slope": ("LeakyRelu", {"alpha": float("inf")}, lambda x: np.where(x < 0, INFINITE * x, x)),
+}
+
+
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("after", ["nothing", "Neg"])
+@pytest.mark.parametrize("row", WITH_ATTRIBUTES)
+def test_attributes_that_are_zero_or_not_finite_hide_nothing(row: str, after: str, device: str) -> None:
+    kind, attributes, of = WITH_ATTRIBUTES[row]
+    net = Net()
+    x = net.input("x", 8)
+    graph = net.finish(net.add(kind, x if after == "nothing" else net.add(after, x), **attributes))
+    with np.errstate(all="ignore"):
+        wanted = of(SPECIAL if after == "nothing" else -SPECIAL)
+    np.testing.assert_array_equal(computed(graph, device, SPECIAL), wanted)
 
 
 def assert_same(got: Array, wanted: Array) -> None:

@@ -54,7 +54,7 @@ class ElementwiseOnGpu(GpuOp):
         """Launch the expression over the output."""
         expr = op.expression(tuple(t is not None for t in inputs))
         assert expr is not None
-        launch_expression(k, expr, inputs, outputs[0])
+        launch_expression(k, expr.text, inputs, outputs[0], numbers=expr.numbers)
 
 
 @gpu_op(PRelu)
@@ -86,22 +86,30 @@ def fits_packed(shape: Shape, output: Shape) -> bool:
 
 
 def launch_expression(
-    k: KernelBuilder, expr: str, inputs: Sequence[Tensor | None], y: Tensor, *, epilogue: bool = True
+    k: KernelBuilder,
+    expr: str,
+    inputs: Sequence[Tensor | None],
+    y: Tensor,
+    *,
+    numbers: Sequence[float] = (),
+    epilogue: bool = True,
 ) -> None:
     """Launch `expr` of the inputs ({0}, {1} ...), broadcast to the shape of `y`, in the layout of `y`.
 
-    `epilogue` says whether `y` is the node's output, which gets its fused steps.
+    Behind the inputs it may have `numbers`, so that one kernel serves all values of them. `epilogue` says whether `y`
+    is the node's output, which gets its fused steps.
     """
     floats = {
         f"K{i}": float(t.constant.reshape(()))
         for i, t in enumerate(inputs)
         if t is not None and t.constant is not None and t.constant.size == 1
     }
+    floats |= {f"K{len(inputs) + i}": number for i, number in enumerate(numbers)}
     reads = {f"x{i}": t for i, t in enumerate(inputs) if t is not None and f"K{i}" not in floats}
     if y.layout.packed:
-        _launch_packed(k, expr, len(inputs), reads, floats, y)
+        _launch_packed(k, expr, len(inputs) + len(numbers), reads, floats, y)
     else:
-        _launch_linear(k, expr, len(inputs), reads, floats, y, epilogue)
+        _launch_linear(k, expr, len(inputs) + len(numbers), reads, floats, y, epilogue)
 
 
 def _launch_packed(

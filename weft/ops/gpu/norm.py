@@ -75,7 +75,7 @@ class BatchNormOnGpu(GpuOp):
 def _launch_factor_and_shift(k: KernelBuilder, given: Sequence[Tensor], epsilon: float) -> Sequence[Weights]:
     scale, shift, mean, var = given
     factor, moved = (k.scratch(scale.shape, computed(scale.dtype)) for _ in range(2))
-    launch_expression(k, f"{{0}} / sqrt({{1}} + {epsilon!r})", [scale, var], factor, epilogue=False)
+    launch_expression(k, "{0} / sqrt({1} + {2})", [scale, var], factor, numbers=[epsilon], epilogue=False)
     launch_expression(k, "{0} - {1} * {2}", [shift, mean, factor], moved, epilogue=False)
     return [factor, moved]
 

@@ -270,7 +270,16 @@ def _launch_steps(plan: RecurrentPlan, tile: RecurrentTile) -> None:
         ints["YD"] = ints["SD"] = hidden
     if not tile.whole:
         ints["SLICES"] = slices
-    acts = tuple(chosen.text("$") for direction in op.chosen() for chosen in direction)
+    known: dict[str, str] = {}
+    floats = {} if op.clip is None else {"CLIP": op.clip}
+
+    def constant(value: float) -> str:
+        """Return the name of the kernel's constant of this value."""
+        name = known.setdefault(repr(value), f"NUMBER{len(known)}")
+        floats[name] = value
+        return name
+
+    acts = tuple(chosen.text("$", constant) for direction in op.chosen() for chosen in direction)
     variant: dict[str, Any] = {
         "kind": problem.kind, "whole": tile.whole, "parts": tile.parts, "acts": acts, "directions": each.directions,
         "reverse": op.direction == "reverse", "clipped": op.clip is not None, "phase": "",
@@ -302,7 +311,7 @@ def _launch_steps(plan: RecurrentPlan, tile: RecurrentTile) -> None:
                 reads["reset"] = reset
             k.launch(
                 "recurrent", reads=reads, writes=made, ints={**ints, **places},
-                floats={} if op.clip is None else {"CLIP": op.clip}, variant={**variant, "phase": phase},
+                floats=floats, variant={**variant, "phase": phase},
                 grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1), local=(tile.items, 1, 1), epilogue=False,
             )
         if follow:

@@ -124,11 +124,16 @@ class _Steps:
     floats: dict[str, float] = field(default_factory=dict)
 
 
-def _expression(step: Step, inputs: Sequence[Tensor | None]) -> str:
+def _step_text(
+    step: Step, inputs: Sequence[Tensor | None], operands: Sequence[Operand], prefix: str, out: _Steps
+) -> StepText:
+    """Return a step as a kernel has it, whose numbers become constants of the kernel."""
     assert isinstance(step.op, Elementwise)
     expr = step.op.expression(tuple(i < 0 or inputs[i] is not None for i in step.operands))
     assert expr is not None
-    return expr
+    numbers = {f"{prefix}_n{i}": number for i, number in enumerate(expr.numbers)}
+    out.floats |= numbers
+    return StepText(expr.text, (*operands, *(Operand("float", name) for name in numbers)))
 
 
 def _without_memory(
@@ -157,7 +162,8 @@ def _gate(gate: Gate) -> _Steps:
         return known or Operand("beside")
 
     for s, step in enumerate(gate.steps):
-        texts.append(StepText(_expression(step, gate.inputs), tuple(operand(i, s) for i in step.operands)))
+        operands = [operand(i, s) for i in step.operands]
+        texts.append(_step_text(step, gate.inputs, operands, f"G{s}", out))
     out.steps = tuple(texts)
     return out
 
@@ -491,8 +497,8 @@ class NodeBuilder(KernelBuilder):
     def _prologue(self, prologue: Prologue) -> _Steps:
         out, texts = _Steps(), []
         for s, step in enumerate(prologue.steps):
-            expr = _expression(step, prologue.inputs)
-            texts.append(StepText(expr, tuple(self._loaded(prologue, i, s, out) for i in step.operands)))
+            operands = [self._loaded(prologue, i, s, out) for i in step.operands]
+            texts.append(_step_text(step, prologue.inputs, operands, f"L{s}", out))
         out.steps = tuple(texts)
         return out
 
@@ -517,8 +523,8 @@ class NodeBuilder(KernelBuilder):
         steps = self._op.steps if isinstance(self._op, Fused) else ()
         texts = []
         for s, step in enumerate(steps):
-            operands = tuple(self._operand(i, s, target, fours, out) for i in step.operands)
-            texts.append(StepText(_expression(step, self._inputs), operands))
+            operands = [self._operand(i, s, target, fours, out) for i in step.operands]
+            texts.append(_step_text(step, self._inputs, operands, f"E{s}", out))
         out.steps = tuple(texts)
         return out
 

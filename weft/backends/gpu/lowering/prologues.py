@@ -123,7 +123,7 @@ class _Prologue:
         """Add a step on named inputs or on values by number, unless it is dear or an operand does not fit."""
         given = tuple(bool(i) or k is not None for i, k in operands)
         expr = op.expression(given) if isinstance(op, Elementwise) else None
-        if expr is None or not set(_CALLS.findall(expr)) <= CHEAP:
+        if expr is None or not set(_CALLS.findall(expr.text)) <= CHEAP:
             return False
         number, read = len(self.steps), []
         for name, value in operands:
