@@ -130,9 +130,9 @@ class GpuBackend(Backend):
         return created
 
     def OptimizeSubgraph(self, view: SubgraphView) -> OptimizationViews:
-        """Fuse element-wise steps into the nodes before them, and norms, unless fusing is switched off."""
+        """Fuse element-wise steps into the nodes before them, and norms, unless that is off or wrong on the device."""
         views = OptimizationViews()
-        if not self.info.config.fusing:
+        if not self._target.fusing:
             return views.keep_rest(view)
 
         def note(step: Rewrite, before: Graph, after: Graph) -> None:

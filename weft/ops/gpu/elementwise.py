@@ -12,7 +12,7 @@ from weft.core.graph.layout import PACK, Layout, Shape
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
-from weft.kernels.launch import KernelBuilder
+from weft.kernels.launch import SCALARS, KernelBuilder, computed
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.source import ArgKind
 from weft.kernels.special import KernelFamily, in_place_of, on_many_units, register_family
@@ -99,17 +99,26 @@ def launch_expression(
     Behind the inputs it may have `numbers`, so that one kernel serves all values of them. `epilogue` says whether `y`
     is the node's output, which gets its fused steps.
     """
+    kind = computed(y.dtype)
+    inputs = [*inputs, *(_number(i, number, kind) for i, number in enumerate(numbers))]
     floats = {
         f"K{i}": float(t.constant.reshape(()))
         for i, t in enumerate(inputs)
-        if t is not None and t.constant is not None and t.constant.size == 1
+        if t is not None and t.constant is not None and t.constant.size == 1 and SCALARS not in k.caps.without
     }
-    floats |= {f"K{len(inputs) + i}": number for i, number in enumerate(numbers)}
     reads = {f"x{i}": t for i, t in enumerate(inputs) if t is not None and f"K{i}" not in floats}
     if y.layout.packed:
-        _launch_packed(k, expr, len(inputs) + len(numbers), reads, floats, y)
+        _launch_packed(k, expr, len(inputs), reads, floats, y)
     else:
-        _launch_linear(k, expr, len(inputs) + len(numbers), reads, floats, y, epilogue)
+        _launch_linear(k, expr, len(inputs), reads, floats, y, epilogue)
+
+
+def _number(position: int, value: float, kind: DType) -> Tensor:
+    """Return a constant of one element."""
+    tensor = Tensor(f"number{position}", (1,), kind)
+    with np.errstate(over="ignore"):
+        tensor.constant = np.full(1, value, kind.numpy)
+    return tensor
 
 
 def _launch_packed(

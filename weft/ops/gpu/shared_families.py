@@ -1,17 +1,23 @@
-"""Families for what kernels of many templates do alike: store other types, reach index maps, read sizes as they run."""
+"""Families for what kernels of many templates do alike.
+
+They compute steps and scalars exactly, store other types, reach index maps and read sizes as they run.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from weft.core.contract.session_config import Precision
 from weft.core.graph.dtypes import DType
-from weft.kernels.launch import FOR_SHAPES, INDEX_MAPS
+from weft.core.graph.fused_op import RUNNING, Fused, Step
+from weft.core.graph.op import Op
+from weft.kernels.launch import FOR_SHAPES, FUSED_STEPS, INDEX_MAPS, SCALARS
 from weft.kernels.self_test_cases import indices, noise, noise64, one_node, several_nodes
 from weft.kernels.special import KernelFamily, register_family
-from weft.ops.binary import Add, Equal, Mul, Pow
+from weft.ops.binary import Add, Div, Equal, Min, Mul, Pow, Sub
 from weft.ops.concat import Concat, Split
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.cases import conv_with
@@ -19,7 +25,7 @@ from weft.ops.matmul import MatMul
 from weft.ops.pool import GlobalAveragePool
 from weft.ops.shape import Transpose
 from weft.ops.softmax import Softmax
-from weft.ops.unary import Cast, Relu, Sin
+from weft.ops.unary import Cast, Exp, LeakyRelu, Log, Reciprocal, Relu, Sin
 
 register_family(
     KernelFamily(
@@ -84,6 +90,73 @@ register_family(
         ),
         templates=("conv_gemm", "pool_global"), whole=False, anywhere=True,
         fallback="kernels built for each shape", seconds=2.0,
+    )
+)
+SPECIAL = np.array([1, -2, 0, -0.0, np.inf, -np.inf, np.nan, 3], np.float32)
+EIGHTHS = (3 * np.arange(48) - 77).astype(np.float32) / 8
+"""Numbers whose products with small whole ones, and sums of these, are exact in any order."""
+
+
+def _number(value: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.array(value, np.float32)
+
+
+def _rounded(base: Op, arity: int) -> Fused:
+    """Return a node that rounds the result of a base to whole numbers: a large number is added and taken away again."""
+    return Fused(base, arity, (Step(Add(), (RUNNING, arity)), Step(Sub(), (RUNNING, arity))))
+
+
+register_family(
+    KernelFamily(
+        FUSED_STEPS, "fused steps",
+        cases=lambda: (
+            several_nodes(
+                "(x + 12582912) - 12582912 of (7, 13)",
+                [(Fused(Add(), 2, (Step(Sub(), (RUNNING, 1)),)), ("x", "m"), "y")],
+                {"x": 5 * noise(7, 13)}, {"m": _number(12582912)},
+            ),
+            several_nodes(
+                "min(x * 1e30 * 1e-30, 1e20) of (8, 12)",
+                [(Fused(Mul(), 2, (Step(Mul(), (RUNNING, 2)), Step(Min(), (RUNNING, 3)))), ("x", "a", "b", "c"), "y")],
+                {"x": 1e10 * noise(8, 12)}, {"a": _number(1e30), "b": _number(1e-30), "c": _number(1e20)},
+            ),
+            several_nodes(
+                "min(log(exp(x)), 1e9) of (37,)",
+                [(Fused(Exp(), 1, (Step(Log(), (RUNNING,)), Step(Min(), (RUNNING, 1)))), ("x", "c"), "y")],
+                {"x": np.linspace(1, 200, 37, dtype=np.float32)}, {"c": _number(1e9)},
+            ),
+            several_nodes(
+                "Conv of (1, 4, 3, 4), rounded",
+                [(_rounded(Conv(kernel_shape=(1, 1)), 2), ("x", "w", "m"), "y")],
+                {"x": EIGHTHS.reshape(1, 4, 3, 4)},
+                {"w": np.arange(-10, 10, dtype=np.float32).reshape(5, 4, 1, 1), "m": _number(12582912)},
+            ),
+            several_nodes(
+                "MatMul of (6, 8) with (8, 5), rounded",
+                [(_rounded(MatMul(), 2), ("x", "w", "m"), "y")],
+                {"x": EIGHTHS.reshape(6, 8), "w": np.arange(40, dtype=np.float32).reshape(8, 5)},
+                {"m": _number(12582912)},
+            ),
+        ),
+        templates=("elementwise",), whole=False, anywhere=True, fallback="kernels of single nodes",
+    )
+)
+register_family(
+    KernelFamily(
+        SCALARS, "scalar constants of element-wise kernels",
+        cases=lambda: (
+            one_node(Mul(), SPECIAL, _number(0), constants=(1,)),
+            one_node(Div(), SPECIAL, _number(0), constants=(1,)),
+            one_node(Div(), _number(0), SPECIAL, constants=(0,)),
+            one_node(LeakyRelu(alpha=0.0), SPECIAL),
+            one_node(Mul(), np.resize(SPECIAL, (1, 5, 3, 1)), _number(0), constants=(1,)),
+            several_nodes(
+                "1 / (x * 0) of (8,)",
+                [(Fused(Mul(), 2, (Step(Reciprocal(), (RUNNING,)),)), ("x", "zero"), "y")],
+                {"x": SPECIAL}, {"zero": _number(0)},
+            ),
+        ),
+        templates=("elementwise", "elementwise_c4"), whole=False, anywhere=True, fallback="constants in memory",
     )
 )
 register_family(

@@ -180,7 +180,7 @@ def lower(graph: Graph, target: Target, kept: KeptPlans) -> Lowered:
     # Nodes of one depth share no memory in the plan, so they can run side by side.
     graph.nodes.sort(key=lambda node: depth[node.outputs[0]])
     folded = FoldedMoves(graph, find_views(graph, target.is_custom))
-    if target.config.fusing and target.maps_indices:
+    if target.fusing and target.maps_indices:
         folded = fold_moves(graph, folded.views, target.is_custom, kept.maps(graph.name))
     graph, views = folded.graph, folded.views
     micro_batches = WHOLE_BATCH
@@ -202,7 +202,7 @@ def lower(graph: Graph, target: Target, kept: KeptPlans) -> Lowered:
     _prefetch((launch for each in planner.undivided.values() for launch in each.launches), target)
     # The network must not hold the target.
     caps, is_custom = target.device.caps, target.is_custom
-    split_products, fusing = target.split_products, target.config.fusing
+    split_products, fusing = target.split_products, target.fusing
     return Lowered(
         graph, launches, views, plan, decisions=decisions, steps=tuple(journal.steps),
         why_apart=lambda: why_apart(

@@ -21,6 +21,7 @@ from weft.backends.gpu.lowering.norm_rows import norm_rows
 from weft.backends.gpu.lowering.prologues import fuse_prologues
 from weft.backends.gpu.lowering.scale_norms import scale_norms
 from weft.backends.gpu.lowering.sum_rows import sum_rows
+from weft.backends.gpu.lowering.take_steps_apart import take_steps_apart
 from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.lowering.where_made import fuse_where_made
 from weft.core.graph.graph import Graph, Node
@@ -29,11 +30,11 @@ from weft.kernels.gpu_op import find_gpu_op
 
 
 def _where_fusing(target: Target) -> bool:
-    return target.config.fusing
+    return target.fusing
 
 
 def _where_mapping(target: Target) -> bool:
-    return target.config.fusing and target.maps_indices
+    return target.fusing and target.maps_indices
 
 
 def _laid_out(graph: Graph, target: Target) -> Graph:
@@ -85,9 +86,13 @@ OF_PARTS = (
 """Those of `OptimizeSubgraph`, which fuses element-wise steps into the nodes before them afterwards."""
 OF_LAYOUTS = (
     Rewrite(
+        "take_steps_apart", "Compute each step as a node of its own, where the device's compiler rewrites steps",
+        lambda graph, to: take_steps_apart(graph), lambda to: not to.steps_are_right,
+    ),
+    Rewrite(
         "merge_convolutions", "Compute convolutions of one image as one",
         lambda graph, to: merge_where_faster(graph, to.is_custom, to.device),
-        lambda to: to.config.fusing and not to.thrifty,
+        lambda to: to.fusing and not to.thrifty,
     ),
     Rewrite(
         "fuse_pools", "Compute small max pools where they are read",

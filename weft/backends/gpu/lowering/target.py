@@ -14,7 +14,7 @@ from weft.core.contract.session_config import BackendConfig, MemoryMode
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Layout
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.launch import INDEX_MAPS
+from weft.kernels.launch import FUSED_STEPS, INDEX_MAPS, SCALARS
 from weft.kernels.verdict import Verdicts
 
 
@@ -45,6 +45,16 @@ class Target:
     def maps_indices(self) -> bool:
         """Tell whether kernels may load and store through index maps."""
         return INDEX_MAPS not in self.device.caps.without
+
+    @property
+    def steps_are_right(self) -> bool:
+        """Tell whether kernels compute fused steps, and scalars in them, as the nodes say."""
+        return self.device.caps.without.isdisjoint({FUSED_STEPS, SCALARS})
+
+    @property
+    def fusing(self) -> bool:
+        """Tell whether kernels may compute what other nodes compute: the user allows it, and it is right here."""
+        return self.config.fusing and self.steps_are_right
 
     @property
     def split_products(self) -> bool:
