@@ -15,6 +15,7 @@
     |  |- DeviceLost          the device stopped responding
     |- ExecutionError         a node failed while it was prepared or run
     |- ClosedError            use of a session or device after it was closed
+    |- CannotCopy             a session or runtime was to be pickled or copied; a TypeError, too
 
 A message has up to four parts: what happened, where, why (with numbers), and what to do next.
 
@@ -150,6 +151,9 @@ class WeftError(Exception):
         parts += [f"  {label}: {text}" for label, text in (("where", where), ("why", why), ("next", fix)) if text]
         super().__init__("\n".join(parts))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _remade, (type(self), self.args), vars(self)
+
     @property
     def short(self) -> str:
         """Return what happened and why in one line, to quote in another message."""
@@ -164,6 +168,13 @@ class WeftError(Exception):
         """Change what happened, and return the same error."""
         WeftError.__init__(self, what, where=self.where, why=self.why, fix=self.fix)
         return self
+
+
+def _remade(kind: type[WeftError], arguments: tuple[object, ...]) -> WeftError:
+    """Return an error from a pickle: its class may ask for more than the message."""
+    made = kind.__new__(kind, *arguments)
+    made.args = arguments
+    return made
 
 
 class ConfigError(WeftError):
@@ -249,3 +260,7 @@ class ExecutionError(WeftError):
 
 class ClosedError(WeftError):
     """The session or device was closed before this call."""
+
+
+class CannotCopy(WeftError, TypeError):
+    """A session, a runtime or a registry was to be pickled or copied, which holds open devices."""

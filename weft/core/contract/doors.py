@@ -1,4 +1,4 @@
-"""Where a caller's code enters Weft: errors leave with the frames of the caller's own code, and few of Weft's.
+"""Where a caller's code enters Weft: errors leave with short tracebacks, and `torch.compile` does not look inside.
 
 A wrong path or shape is the caller's to mend, and frames of Weft say nothing about it. What a callback of the caller
 raises keeps the callback's frames. `WEFT_FULL_TRACEBACKS=1` shows all, for work on Weft.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -23,20 +24,36 @@ _OWN = (os.path.join(Path(__file__).parents[2], ""), contextlib.__file__)
 """Where code lies whose frames are left out: Weft's own, and that of its context managers."""
 
 
+_DYNAMO = "torch._dynamo"
+"""The module of `torch.compile`, which compiles each Python frame below a compiled function, numpy's too."""
+_uncompiled: dict[Callable[..., object], Callable[..., object]] = {}
+"""Functions of Weft by what `torch.compile` leaves alone."""
+
+
 def door(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Return the function, which raises Weft's errors with short tracebacks."""
+    """Return the function, which raises Weft's errors with short tracebacks and runs as it is under `torch.compile`."""
 
     @wraps(function)
     def called(*given: Given.args, **named: Given.kwargs) -> Result:
         try:
+            if _DYNAMO in sys.modules:
+                return _left_alone(function)(*given, **named)
             return function(*given, **named)
         except WeftError as e:
-            raise shortened(e) from e.__cause__
+            raise _shortened(e) from e.__cause__
 
+    vars(called)["_torchdynamo_disable"] = True  # as torch.compiler.disable does it: a compiled graph ends at the call
     return called
 
 
-def shortened(error: WeftError) -> WeftError:
+def _left_alone(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Return the function under `torch.compiler.disable`; torch is imported already."""
+    if function not in _uncompiled:
+        _uncompiled[function] = sys.modules["torch"].compiler.disable(function)
+    return _uncompiled[function]  # type: ignore[return-value]  # of the same parameters and result
+
+
+def _shortened(error: WeftError) -> WeftError:
     """Return an error of Weft with the frames of others' code, and of Weft the one that raised it.
 
     So are the errors of Weft that it came from. What others raised keeps all of its frames.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar
 
@@ -331,6 +332,18 @@ class OptimizedNetwork:
         from weft.core.saved.network_file import save  # late: it imports this module
 
         save(self, path)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Return what a pickle holds: the content of the file that `save` writes, which is checked as it is loaded."""
+        from weft.core.saved.network_file import from_bytes, to_bytes
+
+        return from_bytes, (to_bytes(self),)
+
+    def __copy__(self) -> OptimizedNetwork:
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> OptimizedNetwork:
+        return replace(self, **{f.name: deepcopy(getattr(self, f.name), memo) for f in fields(self)})
 
     @staticmethod
     def load(path: str | os.PathLike[str], *, backends: BackendRegistry | None = None) -> OptimizedNetwork:

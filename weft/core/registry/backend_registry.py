@@ -18,6 +18,7 @@ from weft import config
 from weft.core.contract.backend import Backend, BackendCreator, DeviceInfo, ForwardType
 from weft.core.contract.backend_options import BackendOptions, Value, problems_of, taken, wrong_options
 from weft.core.contract.error_context import caught, do_all
+from weft.core.contract.not_copied import NotCopied
 from weft.core.registry import device_choice
 from weft.core.registry.device_choice import NAME, DeviceChoice, DeviceName, close_creator, none_works
 from weft.core.registry.entries import WEFT, Entry, Finder, Folder, as_creator, check_creator
@@ -27,8 +28,12 @@ from weft.errors import BackendError, ConfigError, NoDevice, brief
 plugin_log = logging.getLogger("weft.plugins")
 
 
-class BackendRegistry:
+class BackendRegistry(NotCopied):
     """Backends by id and forward type; each id and type can be taken once."""
+
+    _noun = "registry of backends"
+    _in_a_worker = "each process has its own, weft.registry, with the backends that are installed"
+    _a_second = "use weft.registry, or a runtime with backends of its own: weft.Runtime(dynamic_backend_paths=[...])"
 
     _lock = threading.RLock()
     """Shared by all registries: a backend that one of them is loading may ask another."""

@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeVar, get_args
 
 import numpy as np
@@ -125,6 +126,22 @@ def save(network: OptimizedNetwork, path: str | os.PathLike[str]) -> None:
         **tables,
     }
     write_archive(target, _members(manifest, encoder))
+
+
+def to_bytes(network: OptimizedNetwork) -> bytes:
+    """Return what `save` writes to a file."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "network.weft")
+        save(network, path)
+        return path.read_bytes()
+
+
+def from_bytes(content: bytes) -> OptimizedNetwork:
+    """Return the network of which `to_bytes` made these bytes."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "network.weft")
+        path.write_bytes(content)
+        return load_saved(path)
 
 
 def _network_json(network: OptimizedNetwork, nodes: _NodeTable) -> dict[str, Json]:

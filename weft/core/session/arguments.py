@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,9 +14,11 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.tensor import SequenceSpec, TensorSpec
+from weft.core.host.dlpack import SharedArray, host_array, is_foreign, why_not_shared
 from weft.errors import InputError, ModelError, brief, listing
 
-Outputs = Sequence["Array | None"] | Mapping[str, "Array | None"]
+Input: TypeAlias = "Array | SharedArray"
+Outputs: TypeAlias = Sequence["Array | SharedArray | None"] | Mapping[str, "Array | SharedArray | None"]
 MOST_WORK = 10_000
 """Effort to find out whether two arrays share memory: some milliseconds; after it, they count as sharing it."""
 MOST_LISTED = 8
@@ -50,7 +52,7 @@ def take_inputs(graph: Graph, inputs: Sequence[Any], *, keep_half: bool = False)
     arrays: dict[str, Array] = {}
     for name in names:
         if name in given:
-            spec, value = graph.specs[name], given[name]
+            spec, value = graph.specs[name], host_array(given[name])
             stays = keep_half and spec.dtype is DType.FLOAT32 and not isinstance(spec, SequenceSpec)
             if stays and is_half(value):
                 arrays[name] = value
@@ -107,6 +109,31 @@ def _planned(forms: Forms, arrays: Any) -> Sequence[Array] | None:
     return found
 
 
+def host_outputs(outputs: Any) -> Any:
+    """Return a caller's arrays for the outputs, with arrays of other libraries as numpy's; what was given if none is.
+
+    What cannot be shared stays, and `take_outputs` tells why.
+    """
+    named = isinstance(outputs, Mapping)
+    given = outputs.values() if named else outputs if isinstance(outputs, (list, tuple)) else ()
+    for array in given:
+        if type(array) is not np.ndarray and is_foreign(array):
+            break
+    else:
+        return outputs
+    arrays = [host_array(array, writes=True) for array in given]
+    return dict(zip(outputs, arrays, strict=True)) if named else arrays
+
+
+def as_given(graph: Graph, outputs: Any, results: list[Array]) -> list[Array]:
+    """Return the outputs of a run with the caller's own arrays, of whatever library, in the place of numpy's."""
+    own = outputs if isinstance(outputs, Mapping) else dict(zip(graph.outputs, outputs, strict=True))
+    return [
+        own[name] if is_foreign(own.get(name)) else result
+        for name, result in zip(graph.outputs, results, strict=True)
+    ]
+
+
 def is_half(value: Any) -> bool:
     """Tell whether something is a plain array of fp16."""
     return isinstance(value, np.ndarray) and value.dtype == np.float16 and not _is_masked_array(value)
@@ -147,12 +174,16 @@ def _fitted(value: Any, dtype: DType) -> tuple[Array, str]:
     """Return the value as an array of the type, and what is wrong with it, if anything."""
     if _is_masked_array(value) and np.ma.is_masked(value):
         return np.empty(0), "has masked elements, which a network does not know (fill them: x.filled(0))"
+    value = host_array(value)
+    unshared = f"is a {type(value).__name__} {why_not_shared(value)}" if is_foreign(value) else ""
+    if unshared and not hasattr(value, "__array__"):
+        return np.empty(0), unshared
     try:
         array = np.asarray(value)
     except Exception as e:  # of an object's own conversion, whatever it raises
         if not is_error(e):
             raise
-        return np.empty(0), f"is not an array ({brief(str(e) or type(e).__name__)})"
+        return np.empty(0), unshared or f"is not an array ({brief(str(e) or type(e).__name__)})"
     want = dtype.numpy
     if array.dtype == want:
         return array, ""
@@ -221,7 +252,8 @@ def take_outputs(
     if outputs is None:
         return [None] * len(names)
     where = _place(graph)
-    if not isinstance(outputs, (Mapping, Sequence, np.ndarray)) or isinstance(outputs, (str, bytes, bytearray)):
+    bare = isinstance(outputs, np.ndarray) or is_foreign(outputs)
+    if not (bare or isinstance(outputs, (Mapping, Sequence))) or isinstance(outputs, (str, bytes, bytearray)):
         raise InputError(
             f"outputs={shown(outputs)} holds no arrays",
             where=where,
@@ -232,9 +264,9 @@ def take_outputs(
     if isinstance(outputs, Mapping):
         known = set(names)
         problems = [f"there is no output {n!r}" for n in outputs if n not in known]
-        given = [outputs.get(n) for n in names]
+        given: list[Any] = [outputs.get(n) for n in names]
     else:
-        if isinstance(outputs, np.ndarray):
+        if bare:
             raise InputError(
                 "a bare array was given for the outputs",
                 where=where,
@@ -275,7 +307,7 @@ def _misfit(array: Any, spec: TensorSpec) -> str:
     if array is None:
         return ""
     if not isinstance(array, np.ndarray):
-        return f"a {type(array).__name__}"
+        return f"a {type(array).__name__} {why_not_shared(array, writes=True)}".rstrip()
     if _is_masked_array(array):
         return "a MaskedArray, whose masked elements would stay masked: give its data (x.data)"
     if array.dtype != spec.dtype.numpy or array.shape != spec.dims:

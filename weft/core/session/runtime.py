@@ -11,6 +11,7 @@ from weft.core.contract import check_answers
 from weft.core.contract.backend_options import BackendOptions, Value, problems_of, taken
 from weft.core.contract.doors import door
 from weft.core.contract.error_context import caught
+from weft.core.contract.not_copied import NotCopied
 from weft.core.contract.profile import Profiled
 from weft.core.graph.layout import Array
 from weft.core.host import shutdown
@@ -20,7 +21,7 @@ from weft.core.registry.backend_registry import BackendRegistry, registry
 from weft.core.registry.device_choice import DeviceChoice
 from weft.core.registry.front_ends import ReadOptions, front_ends
 from weft.core.saved.network_file import check_backends
-from weft.core.session.arguments import Outputs
+from weft.core.session.arguments import Input, Outputs
 from weft.core.session.load_gate import Gate
 from weft.core.session.loaded_network import close_forgotten
 from weft.core.session.notices import Notifier
@@ -29,7 +30,7 @@ from weft.core.session.session import Session
 from weft.errors import ConfigError, InputError, ModelError, brief
 
 
-class Runtime:
+class Runtime(NotCopied):
     """Loads optimised networks and returns their ids; keeps the backends' contexts as long as it lives.
 
     `dynamic_backend_paths` are folders with backends for this runtime alone; they replace those in
@@ -39,6 +40,10 @@ class Runtime:
     `backend_options` are options by backend id, {"vulkan": {"tuning": False}}, for everything that is loaded here;
     options given to `weft.load` override them. ConfigError for an option that no backend takes.
     """
+
+    _noun = "runtime"
+    _in_a_worker = "make a runtime in each process, and load the networks there: weft.Runtime().load('model.weft')"
+    _a_second = "share it, which any thread may, or make another: weft.Runtime()"
 
     @door
     def __init__(
@@ -105,7 +110,7 @@ class Runtime:
 
     @door
     def run(
-        self, network: int, *inputs: Array | Mapping[str, Array], outputs: Outputs | None = None
+        self, network: int, *inputs: Input | Mapping[str, Input], outputs: Outputs | None = None
     ) -> list[Array]:
         """Run a loaded network, as `Session.run` does."""
         return self.session(network).run(*inputs, outputs=outputs)

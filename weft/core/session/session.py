@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from weft.core.contract.backend import MemoryMode, Precision
-from weft.core.contract.doors import shortened
+from weft.core.contract.doors import door
 from weft.core.contract.error_context import do_all, is_error
 from weft.core.contract.lowered import PlanAgain
+from weft.core.contract.not_copied import NotCopied
 from weft.core.contract.profile import Profile, Profiled
 from weft.core.graph.control_op import Value
 from weft.core.graph.dtypes import DType
@@ -39,8 +40,11 @@ from weft.core.placement.stage_split import Corner
 from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.arguments import (
     Forms,
+    Input,
     Outputs,
+    as_given,
     half_outputs,
+    host_outputs,
     is_half,
     take_inputs,
     take_outputs,
@@ -58,7 +62,7 @@ from weft.core.session.report import Report, joined
 from weft.core.session.stage_loader import LoadedStages
 from weft.core.session.stage_runner import Rest, Rows, StageRunner, tensor
 from weft.core.session.stages_ahead import foresee
-from weft.errors import BackendError, ClosedError, ConfigError, InputError, WeftError, grouped
+from weft.errors import BackendError, ClosedError, ConfigError, InputError, grouped
 
 if TYPE_CHECKING:
     from weft.core.session.runtime import Runtime
@@ -91,12 +95,10 @@ def _alone(method: Callable[Concatenate[Session, P], R]) -> Callable[Concatenate
             session._caller, session._doing = me, name
             try:
                 return method(session, *arguments, **named)
-            except WeftError as e:
-                raise shortened(e) from e.__cause__
             finally:
                 session._caller = None
 
-    return alone
+    return door(alone)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +127,7 @@ class _Plan:
     """The outputs that it gives in fp16, though the model has fp32."""
 
 
-class Session:
+class Session(NotCopied):
     """Run a network. Made by `weft.load`; close it, or use it as a context manager.
 
     A session that is still open when the process ends is closed then.
@@ -138,6 +140,13 @@ class Session:
     shapes, and the prepared network with the precision of `options`. `reread` reads the model's file again: then the
     session leaves the weights to the devices.
     """
+
+    _noun = "session"
+    _in_a_worker = (
+        "load the network in each process: weft.load(model), or weft.optimize(model, device).save('model.weft') once "
+        "and weft.load('model.weft') there"
+    )
+    _a_second = "share it, since runs take turns, or load the network again for a second session"
 
     def __init__(
         self,
@@ -295,21 +304,24 @@ class Session:
         self._prepare(bind(self.graph, self._kept(given) | given, self._bound), ahead=True)
 
     @_alone
-    def run(self, *inputs: Array | Mapping[str, Array], outputs: Outputs | None = None) -> list[Array]:
+    def run(self, *inputs: Input | Mapping[str, Input], outputs: Outputs | None = None) -> list[Array]:
         """Return the outputs, in order, for arrays in input order or a dict by name.
 
-        An input or an output that is a sequence is a list of arrays, an optional that holds nothing None.
+        An input or an output that is a sequence is a list of arrays, an optional that holds nothing None. Arrays may be
+        numpy's or of any library with DLPack, such as PyTorch's tensors on the CPU.
         `outputs` may hold arrays of the right shape and type, which are written and returned. If the arrays' shapes
         differ from the current ones, the session is resized to them first. At precision LOW, inputs and outputs of
         float32 may be float16 where the network stores them so; where the last run had the other type, it is planned
         anew.
         """
+        own, outputs = outputs, None if outputs is None else host_outputs(outputs)
         arrays = self._accept(inputs, outputs)
         given = self._checked(outputs)
         try:
             self._start(arrays, given)
             tail = self._plan.tail
-            return self._loaded.finish(given) if tail is None else self._finish(tail, outputs)
+            results = self._loaded.finish(given) if tail is None else self._finish(tail, outputs)
+            return results if own is outputs else as_given(self.graph, own, results)
         finally:
             self._loaded.abandon()  # after an interrupt, too
 
@@ -361,17 +373,18 @@ class Session:
         return [np.array(result) if target is None else target for target, result in zip(given, arrays, strict=True)]
 
     @_alone
-    def submit(self, *inputs: Array | Mapping[str, Array], outputs: Outputs | None = None) -> None:
+    def submit(self, *inputs: Input | Mapping[str, Input], outputs: Outputs | None = None) -> None:
         """Start a run and return while the device may still be at work; `wait` returns its outputs.
 
         If the network is divided over devices, only its last part may still run; where sizes follow from values, only
         the first stage. A second submit, a run or a resize waits for the first run, whose outputs are lost. Arrays of
         the caller's own may be changed at once; those of `input_arrays` and `outputs` only after `wait`.
         """
+        own, outputs = outputs, None if outputs is None else host_outputs(outputs)
         arrays = self._accept(inputs, outputs)
         given = self._checked(outputs)
         self._start(arrays, given, keep=True)
-        self._submitted = outputs, given
+        self._submitted = own, given
 
     @_alone
     def wait(self, outputs: Outputs | None = None) -> list[Array]:
@@ -389,6 +402,7 @@ class Session:
                 fix="call submit, and wait before anything else",
             )
         before, given = self._submitted
+        own, outputs = outputs, None if outputs is None else host_outputs(outputs)
         if before is not None and outputs is not None:
             raise InputError(
                 "two sets of arrays were given for the outputs",
@@ -399,9 +413,11 @@ class Session:
         if outputs is not None:
             given = self._checked(outputs, converted=half_outputs(self.graph, outputs) & {*self.graph.outputs})
         self._submitted = None, []
-        if self._plan.tail is not None:
-            return self._finish(self._plan.tail, outputs if before is None else before)
-        return self._loaded.finish(given)
+        if before is not None:
+            own, outputs = before, host_outputs(before)
+        tail = self._plan.tail
+        results = self._loaded.finish(given) if tail is None else self._finish(tail, outputs)
+        return results if own is outputs else as_given(self.graph, own, results)
 
     # -- arrays in the devices' reach ------------------------------------------------------------------
 
@@ -672,7 +688,7 @@ class Session:
         if self._loaded.is_closed:
             raise ClosedError("the session is closed", fix="load the model again")
 
-    def _accept(self, inputs: Sequence[Array | Mapping[str, Array]], outputs: Outputs | None) -> dict[str, Array]:
+    def _accept(self, inputs: Sequence[Input | Mapping[str, Input]], outputs: Outputs | None) -> dict[str, Array]:
         """Check the arrays, prepare the session for their shapes and types if it must be, and return them by name."""
         self._check_open()
         plan = self._plan

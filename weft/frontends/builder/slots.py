@@ -12,6 +12,7 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import TensorSpec
+from weft.core.host.dlpack import host_array
 from weft.errors import ModelError
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def output_of(source: Layer | OutputSlot) -> OutputSlot:
 def checked(value: Any) -> Array:
     """Return an array of a type that Weft knows; ModelError if it is of another."""
     try:
-        array = np.asarray(value)
+        array = np.asarray(host_array(value))
     except ValueError as e:
         raise ModelError(
             f"{type(value).__name__} {str(value)[:60]} is no array",
