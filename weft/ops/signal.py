@@ -52,7 +52,7 @@ class DFT(Op):
     def plan(self, dims: Shape, length: Array | None, axis: Array | None) -> tuple[int, int, int]:
         """Return the axis, the length of the transform and the number of bins that come out."""
         rank = len(dims)
-        if rank < 3 or dims[-1] not in (1, 2):
+        if rank < 2 or dims[-1] not in (1, 2):
             raise unfit(f"shape {dims} holds no signals with real, or real and imaginary, parts")
         if self.onesided and dims[-1] != (2 if self.inverse else 1):
             kind = "spectrum of two parts" if self.inverse else "real signal"
@@ -150,8 +150,8 @@ def _dft(op: DFT, make: Body, node: Node) -> Sequence[str]:
 class STFT(Op):
     """The Fourier transforms of a signal's frames.
 
-    Inputs signal (N, samples, 1 or 2), frame_step, window, frame_length. With `onesided` and a real signal, the bins
-    behind the middle one are left out.
+    Inputs signal (N, samples, 1 or 2) or (N, samples), which is real, frame_step, window, frame_length. With `onesided`
+    and a real signal, the bins behind the middle one are left out.
     """
 
     most_inputs: ClassVar[int | None] = 4
@@ -159,15 +159,19 @@ class STFT(Op):
     op_class: ClassVar[OpClass] = "reduction"
     onesided: int = 1
 
+    def parts(self, dims: Shape) -> int:
+        """Return 1 for a real signal, 2 for one with imaginary parts."""
+        return dims[2] if len(dims) == 3 else 1
+
     def plan(self, dims: Shape, step: Array, window: Shape | None, length: Array | None) -> tuple[int, int, int, int]:
         """Return the samples between frames, those of a frame, the number of frames and the bins of each."""
-        if len(dims) != 3 or dims[-1] not in (1, 2):
+        if len(dims) not in (2, 3) or self.parts(dims) not in (1, 2):
             raise unfit(f"shape {dims} holds no signals with real, or real and imaginary, parts")
         hop = int(step.item())
         size = int(length.item()) if length is not None else window[0] if window else dims[1]
         if hop < 1 or not 1 <= size <= dims[1] or (window is not None and window != (size,)):
             raise unfit(f"frames of {size} samples, {hop} apart, with a window of {window} do not fit shape {dims}")
-        onesided = self.onesided and dims[-1] == 1
+        onesided = self.onesided and self.parts(dims) == 1
         return hop, size, (dims[1] - size) // hop + 1, size // 2 + 1 if onesided else size
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -187,7 +191,7 @@ class STFT(Op):
         """Return the reason of frames that are too long."""
         dims = given(inputs, 0)
         _, size, _, bins = self.plan(dims, given(constants, 1), optional(inputs, 2), optional(constants, 3))
-        return _too_large(size * dims[2] * bins * 2, size)
+        return _too_large(size * self.parts(dims) * bins * 2, size)
 
     def places(self, hop: int, size: int, frames: int) -> Array:
         """Return (frames, size): the sample that each frame has at each place."""
@@ -198,8 +202,8 @@ class STFT(Op):
         x, window = given(inputs, 0), optional(inputs, 2)
         shape = None if window is None else window.shape
         hop, size, frames, bins = self.plan(x.shape, given(inputs, 1), shape, optional(inputs, 3))
-        wide = widen(x)
-        signal = wide[..., 0] if x.shape[-1] == 1 else wide[..., 0] + 1j * wide[..., 1]
+        wide = widen(x).reshape(*x.shape[:2], self.parts(x.shape))
+        signal = wide[..., 0] if self.parts(x.shape) == 1 else wide[..., 0] + 1j * wide[..., 1]
         cut = signal[:, self.places(hop, size, frames)] * (1 if window is None else widen(window))
         out = np.fft.fft(cut, axis=-1)[..., :bins]
         return np.stack([out.real, out.imag], axis=-1).astype(x.dtype)
@@ -215,13 +219,13 @@ def _stft(op: STFT, make: Body, node: Node) -> Sequence[str]:
     stride = make.known(step)
     assert stride is not None  # the shape rule needs it
     hop, size, frames, bins = op.plan(dims, stride, taken, make.known(length) if length else None)
-    dtype = make.dtype(x).numpy
-    cut = make.add("Gather", x, make.constant(op.places(hop, size, frames)), axis=1)
+    dtype, parts = make.dtype(x).numpy, op.parts(dims)
+    cut = make.add("Gather", make.reshape(x, *dims[:2], parts), make.constant(op.places(hop, size, frames)), axis=1)
     if window:
         column = make.reshape(window, size, 1)
         cut = make.add("Mul", cut, column)
-    flat = make.reshape(cut, dims[0] * frames, size * dims[2])
-    factors = DFT().factors(size, size, bins, dims[2])
+    flat = make.reshape(cut, dims[0] * frames, size * parts)
+    factors = DFT().factors(size, size, bins, parts)
     y = make.add("MatMul", flat, make.constant(factors.astype(dtype)))
     return [make.reshape(y, *out)]
 
