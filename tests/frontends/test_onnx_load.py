@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import SparseTensorProto, TensorProto, helper, numpy_helper
 
 import weft
 from tests.helpers.onnx_models import (
@@ -163,14 +163,75 @@ def test_constant_nodes_become_constants(attribute: dict[str, object], expected:
     assert graph.constants["c"].dtype == expected.dtype
 
 
-@pytest.mark.parametrize("attribute", ["value_string", "value_strings", "sparse_value"])
-def test_constants_of_other_kinds_are_refused(attribute: str) -> None:
-    values: dict[str, object] = {"value_string": "a", "value_strings": ["a"]}
-    dense = numpy_helper.from_array(np.ones(1, np.float32))
-    sparse = helper.make_sparse_tensor(dense, numpy_helper.from_array(np.zeros(1, np.int64)), [3])
-    value = values.get(attribute, sparse)
+@pytest.mark.parametrize("attribute", ["value_string", "value_strings"])
+def test_text_is_refused_where_it_is_read_and_left_out_where_it_is_not(attribute: str) -> None:
+    """Exporters leave labels in a file."""
+    text = "a" if attribute == "value_string" else ["a"]
+    constant = node("Constant", "", "c", **{attribute: text})
     with pytest.raises(ModelError, match=attribute):
-        load(make_model([node("Constant", "", "y", **{attribute: value}), node("Identity", "y", "z")], {}))
+        load(make_model([constant, node("Identity", "c")], {}))
+    model = make_model([constant, node("Relu")])
+    model.graph.initializer.add(name="labels", data_type=TensorProto.STRING, dims=[1], string_data=[b"a"])
+    assert "c" not in load(model).constants and "labels" not in load(model).constants
+
+
+def sparse(values: Array, places: Array, dims: tuple[int, ...], name: str = "w") -> SparseTensorProto:
+    """Return a sparse tensor."""
+    return helper.make_sparse_tensor(numpy_helper.from_array(values, name), numpy_helper.from_array(places), dims)
+
+
+@pytest.mark.parametrize("places", [np.array([1, 5]), np.array([[0, 1], [1, 2]])], ids=["linear", "by axis"])
+@pytest.mark.parametrize("where", ["initialiser", "constant", "subgraph", "nothing"])
+def test_sparse_weights_are_made_dense(places: Array, where: str) -> None:
+    values, expected = np.array([3, -4], np.float32), np.array([[0, 3, 0], [0, 0, -4]], np.float32)
+    if where == "nothing":
+        values, places, expected = values[:0], places[:0], np.zeros_like(expected)
+    weights = sparse(values, places, (2, 3))
+    model = make_model([node("Add", "x w")])
+    if where == "constant":
+        model = make_model([node("Constant", "", "w", sparse_value=weights), node("Add", "x w")])
+    elif where == "subgraph":
+        inner = helper.make_graph([node("Add", "x w", "z")], "g", [], [helper.make_empty_tensor_value_info("z")])
+        inner.sparse_initializer.append(weights)
+        nodes = [node("If", "c", then_branch=inner, else_branch=inner)]
+        model = make_model(nodes, constants={"c": np.array(True)})
+    else:
+        model.graph.sparse_initializer.append(weights)
+    with weft.load(model, "cpu") as session:
+        np.testing.assert_array_equal(session.run(np.ones((2, 3), np.float32))[0], expected + 1)
+
+
+def test_weights_that_are_there_twice_with_one_value_are_one() -> None:
+    model = make_model([node("Add", "x w")], constants={"w": np.array([1, 2, 3], np.float32)})
+    model.graph.initializer.append(model.graph.initializer[0])
+    np.testing.assert_array_equal(load(model).constants["w"], [1, 2, 3])
+    model.graph.initializer[1].raw_data = np.array([1, 2, 4], np.float32).tobytes()
+    with pytest.raises(ModelError, match="'w' is there twice, with two values"):
+        load(model)
+
+
+def test_every_number_but_zero_is_true() -> None:
+    model = make_model([node("Not", "w")], {})
+    model.graph.initializer.add(name="w", data_type=TensorProto.BOOL, dims=[4], int32_data=[0, 1, 2, -1])
+    assert load(model).constants["w"].tolist() == [False, True, True, True]
+
+
+def test_what_a_file_says_of_values_does_not_matter_to_an_op_that_is_taken_apart() -> None:
+    """The definition of the op depends on types that ONNX infers, which it does not where they contradict the file."""
+    nodes = [node("Relu", "x", "t"), node("SoftmaxCrossEntropyLoss", "t labels")]
+    model = make_model(nodes, constants={"labels": np.array([1, 2])})
+    model.graph.value_info.append(helper.make_tensor_value_info("t", TensorProto.INT64, (7,)))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, (3, 3)))
+    x = np.array([[1, 2, 3], [3, 2, 1]], np.float32)
+    e = np.exp(x)
+    with weft.load(model, "cpu") as session:
+        expected = -np.log((e / e.sum(1, keepdims=True))[[0, 1], [1, 2]]).mean()
+        np.testing.assert_allclose(session.run(x)[0], expected, rtol=1e-6)
+
+
+def test_opsets_of_domains_that_are_not_ONNXs_may_be_there_twice() -> None:
+    others = [helper.make_opsetid(*each) for each in (("", 17), ("ai.onnx", 17), ("ai.onnx.ml", 1), ("ai.onnx.ml", 2))]
+    assert len(load(make_model([node("Relu")], opset_imports=others)).nodes) == 1
 
 
 def test_optional_outputs_that_nothing_reads_are_dropped() -> None:

@@ -20,6 +20,7 @@ from weft.core.contract.error_context import is_error
 from weft.core.graph.graph import Graph
 from weft.core.graph.limits import Limits
 from weft.core.registry.entries import WEFT
+from weft.core.registry.foreign import recognise_object, recognise_path
 from weft.errors import ConfigError, ModelError, WeftError, brief
 
 if TYPE_CHECKING:
@@ -148,6 +149,11 @@ class FrontEndRegistry:
         if found is not None:
             return found
         skipped = "".join(f"; {origin} was skipped: {why}" for origin, why in self._failures.items())
+        foreign = recognise_path(model) if isinstance(model, (str, os.PathLike)) else recognise_object(model)
+        if foreign is not None:
+            if isinstance(model, (str, os.PathLike)):
+                raise foreign.refusal(os.fsdecode(os.fspath(model)))
+            raise foreign.refusal(type_name(type(model)), "its class says so")
         if isinstance(model, (str, os.PathLike)):
             name = brief(str(os.fspath(model)))
             raise ModelError(

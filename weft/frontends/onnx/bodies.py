@@ -18,6 +18,7 @@ from onnx import (
     ModelProto,
     NodeProto,
     TensorProto,
+    ValueInfoProto,
     helper,
     numpy_helper,
 )
@@ -143,19 +144,22 @@ def _compute_in_double(body: FunctionProto) -> None:
 def _types(model: ModelProto) -> dict[str, bytes]:
     """Return the types of the values, as far as ONNX can tell them, serialized."""
     graph = model.graph
+    # What the file says of values may be wrong, and then ONNX tells nothing. It counts for those that ONNX cannot know.
+    foreign = {o for node in walk(graph.node) if domain_of(node.domain) for o in node.output}
     named = {value.name for value in graph.input}
+    sparse = ((s.values.name, s.values.data_type, s.dims) for s in graph.sparse_initializer)
     weights = [
-        helper.make_tensor_value_info(t.name, t.data_type, t.dims)
-        for t in graph.initializer
-        if t.name not in named
+        helper.make_tensor_value_info(name, dtype, dims)
+        for name, dtype, dims in (*((t.name, t.data_type, t.dims) for t in graph.initializer), *sparse)
+        if name not in named
     ]
     # Pass the weights as inputs: these have types but no values to copy.
     light = GraphProto(
         name=graph.name,
         node=graph.node,
         input=[*graph.input, *weights],
-        output=graph.output,
-        value_info=graph.value_info,
+        output=[ValueInfoProto(name=output.name) for output in graph.output],
+        value_info=[value for value in graph.value_info if value.name in foreign],
     )
     skeleton = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=light)
     with suppress(InferenceError):  # a node does not fit its schema; it is refused later with a reason

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import AttributeProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
 
 import weft.ops  # noqa: F401  (registers the ops)
 from weft.core.graph.dtypes import DType
@@ -27,7 +27,7 @@ from weft.frontends.onnx.instances import walk
 from weft.frontends.onnx.nodes import Body, NodeReader
 from weft.frontends.onnx.reading import Source, domain_of
 from weft.frontends.onnx.schemas import ElementTypes, check_node, schema_of
-from weft.frontends.onnx.tensors import declared_output, input_spec, to_array
+from weft.frontends.onnx.tensors import TEXT, declared_output, dense_bytes, input_spec, to_array, to_dense
 from weft.frontends.onnx.wording import quote
 from weft.ops.shape import Identity
 
@@ -37,7 +37,10 @@ CONSTANT_FORMS = {
     "value_ints": "i8",
     "value_float": "f4",
     "value_floats": "f4",
+    "sparse_value": None,
 }
+TEXTS = ("value_string", "value_strings")
+"""The forms of a Constant that hold text. Exporters leave them in a file where nothing reads them."""
 T = TypeVar("T")
 
 
@@ -77,10 +80,9 @@ class Values:
 
     def __init__(self, proto: GraphProto, outer: Scope | None = None) -> None:
         self._outer = outer
-        names = {v.name for v in proto.input} | {t.name for t in proto.initializer}
-        names.update(value for node in proto.node for value in (*node.input, *node.output))
-        self._taken = dict.fromkeys(names, 0)
         self._taken_here = defined(proto)
+        read = {value for node in proto.node for value in node.input}
+        self._taken = dict.fromkeys(read | self._taken_here, 0)
         self.graph = Graph("", [], [])
         self.types = ElementTypes({}, (), lambda node: 0)
 
@@ -112,7 +114,11 @@ class Values:
 def defined(proto: GraphProto) -> set[str]:
     """Return the values that a graph itself gives a name to: its inputs, its weights, what its nodes make."""
     made = {o for node in proto.node for o in node.output if o}
-    return made | {i.name for i in proto.input} | {t.name for t in proto.initializer}
+    return made | {i.name for i in proto.input} | {*_weights(proto)}
+
+
+def _weights(proto: GraphProto) -> list[str]:
+    return [t.name for t in proto.initializer] + [s.values.name for s in proto.sparse_initializer]
 
 
 def _read_names(proto: GraphProto) -> set[str]:
@@ -196,10 +202,10 @@ def check_structure(proto: GraphProto, label: str) -> None:
     """Raise ModelError unless the graph has outputs, and each value a name and one origin."""
     problems = [] if proto.output else ["it has no outputs"]
     inputs, outputs = [i.name for i in proto.input], [o.name for o in proto.output]
-    weights = [t.name for t in proto.initializer] + [s.values.name for s in proto.sparse_initializer]
+    weights = _weights(proto)
     made = [o for node in proto.node for o in node.output if o]
     for kind, names in {"input": inputs, "output": outputs, "initialiser": weights}.items():
-        if kind != "output":
+        if kind == "input":  # a weight may be there twice with one value
             problems += [f"{kind} {quote(name)} is there {n} times" for name, n in Counter(names).items() if n > 1]
         problems += [f"an {kind} has no name"] if "" in names else []
     problems += [f"{quote(name)} is made {n} times by nodes" for name, n in Counter(made).items() if n > 1]
@@ -229,33 +235,52 @@ def _read_constants(
     limits: Limits,
     opset_of: Callable[[NodeProto], int],
 ) -> None:
-    nbytes = 0
+    nbytes, read = 0, _read_names(proto)
 
-    def held(name: str, value: Array) -> None:
+    def count(name: str, more: int) -> None:
         nonlocal nbytes
-        nbytes += value.nbytes
+        nbytes += more
         if nbytes > limits.constant_bytes:
             what = f"the model up to constant {quote(name)}"
             raise _Beyond(limits.exceeded("constant_bytes", nbytes, what, source.label))
+
+    def keep(name: str, value: Array) -> None:
+        before = values.graph.constants.get(name)
+        if before is not None and not _same(before, value):
+            raise ModelError(f"initialiser {quote(name)} is there twice, with two values")
         values.set_constant(name, value)
 
     def initialiser(placed: tuple[int, TensorProto]) -> None:
         place, tensor = placed
-        held(tensor.name, to_array(tensor, files, source.data.get(place)))
+        if tensor.data_type == TensorProto.STRING and tensor.name not in read:
+            return
+        value = to_array(tensor, files, source.data.get(place))
+        count(tensor.name, value.nbytes)
+        keep(tensor.name, value)
+
+    def sparse(tensor: SparseTensorProto) -> None:
+        count(tensor.values.name, dense_bytes(tensor))
+        keep(tensor.values.name, to_dense(tensor, files))
 
     def constant(node: NodeProto) -> None:
-        array = _constant_value(node, files, opset_of(node))
-        if node.output[0]:
-            held(node.output[0], array)
+        name = node.output[0] if node.output else ""
+        given = _constant_attribute(node, opset_of(node))
+        if given.name in TEXTS and name not in read:
+            return
+        if given.name == "sparse_value":
+            count(name, dense_bytes(given.sparse_tensor))
+        value = _constant_value(given, files)
+        if name:
+            count(name, 0 if given.name == "sparse_value" else value.nbytes)
+            keep(name, value)
 
     nodes = [node for node in proto.node if is_constant(node)]
     try:
-        problems = _problems(initialiser, enumerate(proto.initializer)) + _problems(constant, nodes)
+        problems = _problems(initialiser, enumerate(proto.initializer))
+        problems += _problems(sparse, proto.sparse_initializer)
+        problems += _problems(constant, nodes)
     except _Beyond as e:
         raise e.error from None
-    problems += [
-        f"{quote(s.values.name)}: a sparse initialiser is not supported" for s in proto.sparse_initializer
-    ]
     _raise_all("constants", problems, source.label)
 
 
@@ -266,20 +291,36 @@ class _Beyond(Exception):
         self.error = error
 
 
-def _constant_value(node: NodeProto, files: ExternalFiles, opset: int) -> Array:
+def _same(before: Array, now: Array) -> bool:
+    """Tell whether two arrays hold the same bytes."""
+    if before.shape != now.shape or before.dtype != now.dtype:
+        return False
+    first, second = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (before, now))
+    return np.array_equal(first, second)
+
+
+def _constant_attribute(node: NodeProto, opset: int) -> AttributeProto:
+    """Return the attribute that holds the value of a Constant; ModelError if it has none, or several."""
     where = f"Constant node for {quote(node.output[0]) if node.output else 'nothing'}"
     schema = schema_of("Constant", opset)
     problem = check_node(node, schema) if schema else None
     if problem is None and len(node.attribute) != 1:
         problem = f"it has {len(node.attribute)} values instead of one"
-    if problem is None and node.attribute[0].name not in CONSTANT_FORMS:
+    if problem is None and node.attribute[0].name not in (*CONSTANT_FORMS, *TEXTS):
         problem = f"a constant in the form {quote(node.attribute[0].name)} is not supported"
     if problem:
         raise ModelError(problem, where=where)
-    value = read_attribute(node.attribute[0], files)
-    return (
-        value if isinstance(value, np.ndarray) else np.asarray(value, CONSTANT_FORMS[node.attribute[0].name])
-    )
+    given: AttributeProto = node.attribute[0]
+    return given
+
+
+def _constant_value(given: AttributeProto, files: ExternalFiles) -> Array:
+    if given.name in TEXTS:
+        raise ModelError(f"a constant in the form {quote(given.name)} is not supported", fix=TEXT)
+    if given.name == "sparse_value":
+        return to_dense(given.sparse_tensor, files)
+    value = read_attribute(given, files)
+    return value if isinstance(value, np.ndarray) else np.asarray(value, CONSTANT_FORMS[given.name])
 
 
 def _read_inputs(proto: GraphProto, values: Values, label: str) -> None:

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
+from weft.core.registry.foreign import HEAD, recognise, recognise_path
 from weft.errors import ModelError
 
 LARGEST_FILE = 2**31 - 1
 """Protobuf's own limit; larger weights lie in external data."""
 PATH_FIX = "pass the path of an ONNX file that is there and that you may read"
 """The advice for a path that is no model's."""
+ADDRESS_FIX = "download the file first, and pass its path: Weft reads files alone"
+"""The advice for an address in the web."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,9 @@ def _file_bytes(path: Path) -> memoryview:
             if not stat.S_ISREG(status.st_mode):
                 raise ModelError("the model is not a regular file", where=str(path), fix=PATH_FIX)
             if status.st_size > LARGEST_FILE:
+                foreign = recognise(file.read(HEAD))
+                if foreign is not None:
+                    raise foreign.refusal(str(path))
                 raise ModelError(
                     "the model file is too large",
                     where=str(path),
@@ -52,7 +58,10 @@ def _file_bytes(path: Path) -> memoryview:
             data = np.empty(status.st_size, np.uint8).data
             return data[: file.readinto(data)]
     except OSError as e:
-        fix = "name the .onnx file in that folder" if isinstance(e, IsADirectoryError) else PATH_FIX
+        foreign = recognise_path(path) if os.path.isdir(path) else None
+        if foreign is not None:
+            raise foreign.refusal(str(path), "a model is one file") from None
+        fix = ADDRESS_FIX if "://" in os.fspath(path) or ":/" in os.fspath(path)[2:] else PATH_FIX
         raise ModelError("the model file cannot be read", where=str(path), why=e.strerror or str(e), fix=fix) from None
 
 

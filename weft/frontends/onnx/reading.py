@@ -16,6 +16,7 @@ from onnx import ModelProto
 from weft.core.graph.layout import Array
 from weft.core.host.shared_arrays import shared_arrays
 from weft.core.host.threads import in_threads
+from weft.core.registry.foreign import HEAD, TAIL, recognise
 from weft.errors import ModelError, listing
 from weft.frontends.onnx.files import LARGEST_FILE, ModelFile
 from weft.frontends.onnx.protobuf import cut
@@ -26,7 +27,7 @@ NEWEST_OPSET = onnx.defs.onnx_opset_version()
 OLDEST_IR = 3
 """The first file format that says which opset its nodes are of."""
 
-NOT_ONNX = "is this an ONNX file? Was it downloaded completely (not a Git LFS pointer)?"
+NOT_ONNX = "is this an ONNX file? Was it downloaded completely?"
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,6 @@ def _folders(path: Path) -> tuple[Path, ...]:
 
 def parse(data: memoryview, label: str) -> tuple[ModelProto, Mapping[int, Array]]:
     """Return the parsed bytes and the large data that `cut` took out; ModelError if they are no protobuf of a model."""
-    if not data:
-        raise ModelError("the model file is empty", where=label, fix=NOT_ONNX)
     if len(data) > LARGEST_FILE:
         raise ModelError(
             "the model is too large",
@@ -87,14 +86,24 @@ def parse(data: memoryview, label: str) -> tuple[ModelProto, Mapping[int, Array]
     try:
         proto.ParseFromString(without.model)
     except DecodeError as e:
+        check_kind(data, label)
         raise ModelError(
             "the model cannot be parsed",
             where=label,
             why=f"its {len(data):,} bytes are not a protobuf message of an ONNX model ({e})",
             fix=NOT_ONNX,
         ) from None
+    if not proto.HasField("graph"):
+        check_kind(data, label)
     views = [np.frombuffer(view, np.uint8) for view in without.data.values()]
     return proto, dict(zip(without.data, in_threads(shared_arrays.copy, views, len(data)), strict=True))
+
+
+def check_kind(data: memoryview, label: str) -> None:
+    """Raise ModelError if the bytes begin like those of another kind of file, saying which."""
+    foreign = recognise(bytes(data[:HEAD]), bytes(data[-TAIL:]))
+    if foreign is not None:
+        raise foreign.refusal(label)
 
 
 def check_text(proto: ModelProto, label: str) -> None:
@@ -147,12 +156,11 @@ def _opset(proto: ModelProto, label: str) -> int:
     versions: dict[str, set[int]] = {}
     for entry in proto.opset_import:
         versions.setdefault(domain_of(entry.domain), set()).add(entry.version)
-    twice = [f"{quote(d or 'ai.onnx')}: {sorted(v)}" for d, v in versions.items() if len(v) > 1]
-    if twice:
+    if len(versions.get("", ())) > 1:
         raise ModelError(
             "the model asks for two opsets of one domain",
             where=label,
-            why=listing(twice),
+            why=f"'ai.onnx': {sorted(versions[''])}",
             fix="export the model again",
         )
     if "" not in versions:

@@ -11,7 +11,7 @@ from itertools import count
 from math import prod
 
 import numpy as np
-from onnx import TensorProto, ValueInfoProto
+from onnx import SparseTensorProto, TensorProto, ValueInfoProto
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Declared
@@ -103,6 +103,39 @@ def to_array(tensor: TensorProto, files: ExternalFiles, data: Array | None = Non
     return array
 
 
+def dense_bytes(sparse: SparseTensorProto) -> int:
+    """Return the bytes that a sparse tensor takes once all its zeros are there; ModelError for a shape of no sense."""
+    where = f"sparse tensor {quote(sparse.values.name)}"
+    return prod(_shape(sparse.dims, where)) * element_type(sparse.values.data_type, where).itemsize
+
+
+def to_dense(sparse: SparseTensorProto, files: ExternalFiles) -> Array:
+    """Return the value of a sparse tensor with all its zeros.
+
+    The places of the others are counted through the whole tensor, or have a row of an index for each axis.
+    """
+    where = f"sparse tensor {quote(sparse.values.name)}"
+    shape, values, places = _shape(sparse.dims, where), to_array(sparse.values, files), to_array(sparse.indices, files)
+    if values.ndim != 1 or places.dtype != np.int64 or places.shape not in (values.shape, (values.size, len(shape))):
+        raise ModelError(
+            "a sparse tensor does not say where its values are",
+            where=where,
+            why=f"it has values of shape {values.shape} and places of shape {places.shape} in {shape}",
+            fix="export the model again, with dense tensors",
+        )
+    rows = places[:, None] if places.ndim == 1 else places
+    sizes = (prod(shape),) if places.ndim == 1 else shape
+    if not np.all((rows >= 0) & (rows < np.array(sizes, np.int64))):
+        raise ModelError(
+            "a sparse tensor has values outside of its shape", where=where, why=f"its shape is {shape}",
+            fix="export the model again, with dense tensors",
+        )
+    dense = np.zeros(shape, values.dtype)
+    dense.reshape(sizes)[tuple(rows.T)] = values
+    dense.flags.writeable = False
+    return dense
+
+
 def _shape(dims: Sequence[int], where: str) -> tuple[int, ...]:
     if len(dims) > HIGHEST_RANK:
         raise ModelError(
@@ -175,6 +208,8 @@ def _from_field(tensor: TensorProto, held: str, size: int, dtype: DType, where: 
     if dtype in (DType.FLOAT32, DType.FLOAT64):
         return np.fromiter(data, dtype.numpy, size)
     wide = np.fromiter(data, np.uint64 if field == "uint64_data" else np.int64, need)
+    if dtype is DType.BOOL:
+        return np.not_equal(wide, 0)
     # Floats lie there as their bits, and elements of few bits several in a number, which is a byte.
     narrow = np.dtype(np.uint8) if packed else np.dtype(np.uint16) if dtype is DType.FLOAT16 else dtype.raw
     exact = wide.astype(narrow)
