@@ -152,6 +152,13 @@ def test_children_side_by_side_find_what_one_finds(beside: int, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("warm_children")
+def test_a_child_must_find_the_same_card() -> None:
+    """Software devices have no UUID, so a child that is not told of one finds another card on GPUs alone."""
+    device = replace(_runtime("opencl").device.info, uuid="GPU-of-another")
+    assert "in place of" in str(child.verdicts(device, [fakes.NOISY], 60.0)["noisy"].why)
+
+
+@pytest.mark.usefixtures("warm_children")
 @pytest.mark.long
 def test_a_hang_beside_others_ends_too() -> None:
     device = _runtime("opencl").device.info

@@ -192,7 +192,7 @@ def _start(
     device: DeviceInfo, options: Options, kinds: Sequence[SpecialKernel], queue: int, error: IO[bytes]
 ) -> subprocess.Popen[bytes]:
     """Start a child that reads from the queue which of the kinds to test next; OSError if that fails."""
-    facts = {"id": device.id, "index": device.index, "name": device.name, "driver": device.driver}
+    facts = {name: getattr(device, name) for name in ("id", "index", "name", "driver", "uuid")}
     task = {"device": facts, "options": dict(options), "kinds": [(kind.module, kind.name) for kind in kinds]}
     return processes.start(
         PROGRAM,
@@ -265,7 +265,8 @@ def _open(device: DeviceInfo, options: Options) -> GpuRuntime:
         raise SystemExit(e.what) from None
     own = runtime.device.info
     if (own.name, own.driver, own.uuid) != (device.name, device.driver, device.uuid):
-        raise SystemExit(f"it finds {own.name}, {own.driver} in place of {device.name}, {device.driver}")
+        told = " in place of ".join(f"{d.name}, {d.driver}, {d.uuid or 'no UUID'}" for d in (own, device))
+        raise SystemExit(f"it finds {told}")
     runtime.trust()  # a check that loads a network must not start a self-test
     return runtime
 
