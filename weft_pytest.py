@@ -17,6 +17,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--weft-only", metavar="WORD", action="append", default=[], help="checks, ops or parts of rows")
     group.addoption("--weft-precision", metavar="PRECISION", default="high", help="high, normal or low")
     group.addoption("--weft-backend-path", metavar="DIR", action="append", default=[], help="a folder with backends")
+    group.addoption("--weft-seed", metavar="N", type=int, default=0, help="the seed of the first random network")
+    group.addoption("--weft-seconds", metavar="S", type=float, default=0, help="how long random networks are drawn")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

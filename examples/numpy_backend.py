@@ -176,7 +176,8 @@ class AcmeConv(Execution):
         window.crop(padded)[...] = x
         patches = np.lib.stride_tricks.sliding_window_view(padded, window.extent, (2, 3))
         (sy, sx), (dy, dx) = window.strides, window.dilations
-        patches = patches[:, :, ::sy, ::sx, ::dy, ::dx]
+        rows, columns = window.outputs
+        patches = patches[:, :, : rows * sy : sy, : columns * sx : sx, ::dy, ::dx]
         array(y)[...] = np.moveaxis(np.tensordot(w, patches, ((1, 2, 3), (1, 4, 5))), 0, 1)
         if bias:
             array(y)[...] += bias[0].reshape(-1, 1, 1)

@@ -26,10 +26,11 @@ tests/core/session/test_steady_state.py that threads may share a Vulkan device. 
 kit's time on OpenCL too: tests/ops/gpu/test_unread_outputs.py shows it there."""
 ON_CPU = {"outputs"}
 """Two thirds of the kit's time on the CPU, whose ops compute all outputs at once."""
-ON_VULKAN = SLOW | {"copies", "leaks"}
-ON_OPENCL = {"outputs", "copies"}
-"""What the short run leaves out on a GPU: tests/core/host/test_copies.py copies between all forms there, too, and
-tests/core/session/test_steady_state.py counts what sessions and runs leave on Vulkan."""
+ON_VULKAN = SLOW | {"copies", "leaks", "networks", "convolutions"}
+ON_OPENCL = {"outputs", "copies", "convolutions"}
+"""What the short run leaves out on a GPU: tests/core/host/test_copies.py copies between all forms there, too,
+tests/core/session/test_steady_state.py counts what sessions and runs leave on Vulkan, and what convolutions compute is
+the matter of tests/ops/gpu."""
 
 
 @pytest.mark.usefixtures("sizes_are_pushed")

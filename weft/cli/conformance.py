@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.console import error, line, note, table, working
-from weft.cli.options import BackendOptionOption, PrecisionOption
-from weft.cli.parsing import parse_backend_options
+from weft.cli.inputs import Preparation, collect, shaped
+from weft.cli.model import read_model
+from weft.cli.options import BackendOptionOption, InputOption, PrecisionOption, ShapeOption
+from weft.cli.parsing import parse_backend_options, parse_pairs
 from weft.core.contract.backend import Precision
+from weft.core.contract.backend_options import BackendOptions
+from weft.core.graph.limits import Limits
 from weft.core.registry.backend_registry import registry
 from weft.errors import ConfigError
 
@@ -41,11 +45,22 @@ def conformance(
         typer.Option(help="A folder with backends; takes the place of WEFT_DYNAMIC_BACKEND_PATHS."),
     ] = None,
     backend_option: BackendOptionOption = None,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the first random network; others follow.")] = 0,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="Draw random networks for this long, and at least the usual number.")
+    ] = 0.0,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Check the backend on this model instead: layer by layer against the CPU, and as a whole."),
+    ] = None,
+    inputs: InputOption = None,
+    shape: ShapeOption = None,
     list_checks: Annotated[bool, typer.Option("--list", help="List the checks.")] = False,
 ) -> None:
     """Check a backend against the device contract: count what it supports, refuses with a reason, and gets wrong.
 
-    The exit status is 1 if anything is wrong or a reason is missing.
+    The exit status is 1 if anything is wrong or a reason is missing. With --model, the first layer that is wrong is
+    named first.
     """
     if list_checks:
         _list()
@@ -56,16 +71,41 @@ def conformance(
         name = _device_in(Path(name))
     elif backend_path:
         registry.rescan([p.absolute() for p in backend_path])
-    from weft.conformance import run
+    own = parse_backend_options(backend_option)
+    if model is not None:
+        report = _on_model(name, model, only, inputs, shape, precision, own)
+    elif inputs or shape:
+        raise ConfigError("--input and --shape are about a model", fix="name it: --model model.onnx")
+    else:
+        from weft.conformance import run
 
-    with working(f"checking {name} against the contract") as progress:
-        own = parse_backend_options(backend_option)
-        report = run(name, only=only or (), precision=precision, progress=progress, backend_options=own)
+        with working(f"checking {name} against the contract") as progress:
+            report = run(
+                name, only=only or (), precision=precision, progress=progress, backend_options=own, seed=seed,
+                seconds=seconds,
+            )
     if json_file is not None:
         json_file.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
     _print(report)
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _on_model(
+    name: str, model: Path, only: list[str] | None, inputs: list[str] | None, shape: list[str] | None,
+    precision: Precision, own: BackendOptions,
+) -> ConformanceReport:
+    """Return what a device gets wrong of a model, with inputs from files or random ones."""
+    from weft.conformance import run_model
+
+    if only:
+        raise ConfigError("--only names checks of the kit, and --model is one by itself", fix="leave one of them out")
+    graph = read_model(model, Limits())
+    arrays, remarks = collect(*shaped(graph, shape), parse_pairs(inputs, "--input", "x=x.npy"), Preparation())
+    for remark in remarks:
+        note(remark)
+    with working(f"checking {name} on {model.name}") as progress:
+        return run_model(name, graph, arrays, precision=precision, progress=progress, backend_options=own)
 
 
 def _device_in(file: Path) -> str:

@@ -13,9 +13,9 @@ from weft.conformance import checks
 from weft.conformance.cases.table import Case, case, tolerance
 from weft.conformance.kit import CHECKS, Check, Kit
 from weft.conformance.report import ConformanceReport, Finding, Verdict
-from weft.conformance.running import open_kit, run, select
+from weft.conformance.running import open_kit, run, run_model, select
 
 __all__ = [
     "CHECKS", "Case", "Check", "ConformanceReport", "Finding", "Kit", "Verdict", "case", "checks", "open_kit", "run",
-    "select", "tolerance",
+    "run_model", "select", "tolerance",
 ]

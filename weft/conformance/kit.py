@@ -78,6 +78,11 @@ class Kit:
     notes: dict[str, None] = field(default_factory=dict)
     stopped: str = ""
     """Why no further check is made; "" if checks go on."""
+    seed: int = 0
+    """The seed of the first random network; the next ones follow."""
+    seconds: float = 0.0
+    """For how long random networks are drawn; at least `networks` are."""
+    networks: int = 24
     _current: str = ""
     _witness: Watch | None = None
     """Records every callback during a check, to tell which one an error came from."""
@@ -270,10 +275,14 @@ class Kit:
         wanted = expected(graph, feeds)
         return difference(actual, wanted, [self.bounds(len(graph.nodes))] * len(wanted))
 
+    @property
+    def dtype(self) -> DType:
+        """Return the type that floats are stored in at the kit's precision."""
+        return DType.FLOAT16 if self.precision is Precision.LOW else DType.FLOAT32
+
     def bounds(self, nodes: int) -> tuple[float, float]:
         """Return (rtol, atol) for the outputs of this many nodes of float32 in a row."""
-        dtype = DType.FLOAT16 if self.precision is Precision.LOW else DType.FLOAT32
-        rtol, atol = tolerance(dtype, "reduction")
+        rtol, atol = tolerance(self.dtype, "reduction")
         return rtol * (nodes + 1), atol * (nodes + 1)
 
 

@@ -141,6 +141,17 @@ class Blocks:
         return {**graphs, "nodes side by side": self.pair()}
 
 
+def rearranged(array: Array, seed: int = 0) -> Array:
+    """Return the elements in another order, but for the first, the middle and the last one.
+
+    What a backend might know an input by stays: the elements at its ends, its sum, its extremes.
+    """
+    flat = array.reshape(-1).copy()
+    free = np.setdiff1d(np.arange(flat.size), [0, flat.size // 2, flat.size - 1])
+    flat[free] = flat[np.random.default_rng(seed).permutation(free)]
+    return flat.reshape(array.shape)
+
+
 def difference(
     actual: Sequence[Array], wanted: Sequence[Array], tolerances: Sequence[tuple[float, float]]
 ) -> str:

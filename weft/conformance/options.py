@@ -29,6 +29,7 @@ def kit_of(config: pytest.Config) -> Kit:
         made = open_kit(config.getoption("weft_backend"), config.getoption("weft_precision"))
     except WeftError as e:
         raise pytest.UsageError(str(e)) from None
+    made.seed, made.seconds = config.getoption("weft_seed"), config.getoption("weft_seconds")
     config.stash[_KIT] = made
     return made
 

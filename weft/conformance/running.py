@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
+from weft.conformance import model as own_model
 from weft.conformance.cases.table import Case
 from weft.conformance.checks import table
 from weft.conformance.kit import CHECKS, Check, Kit
@@ -12,6 +14,8 @@ from weft.conformance.report import ConformanceReport, Finding
 from weft.core.contract.backend import Precision
 from weft.core.contract.backend_options import BackendOptions
 from weft.core.contract.error_context import ends_program
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
 from weft.core.registry.backend_registry import registry
 from weft.errors import ConfigError
 from weft.plugins.native import NativeCreator
@@ -99,16 +103,20 @@ def run(
     precision: str | Precision = Precision.HIGH,
     progress: Progress | None = None,
     backend_options: BackendOptions | None = None,
+    seed: int = 0,
+    seconds: float = 0.0,
 ) -> ConformanceReport:
     """Return what the kit finds on a device, with some checks and rows (see `select`) or all.
 
     `rows` are extra rows, of a vendor's own ops, made with `weft.conformance.case`. `progress` is
     called with the number of checks and rows that are done, and of all. `backend_options` are those of `weft.load`.
+    Random networks are drawn from `seed` on, for `seconds` if the usual number takes less.
     """
     checks, chosen = select(only)
     kit = open_kit(name, precision, backend_options)
+    kit.seed, kit.seconds = seed, seconds
     if chosen and len(chosen) < len(table.all_rows()):
-        left = [c for c in ("outputs", "large", "changes") if CHECKS[c] not in checks]
+        left = [c for c in ("networks", "convolutions", "outputs", "large", "changes") if CHECKS[c] not in checks]
         if left:
             kit.note(f"only rows of the op table were looked at; ops are also run by the checks {', '.join(left)}")
     steps: list[Callable[[], list[Finding]]] = []
@@ -118,6 +126,33 @@ def run(
         else:
             steps.append(partial(kit.look, each))
     steps += [partial(table.look_at_row, kit, row) for row in rows]
+    return _reported(kit, steps, progress)
+
+
+def run_model(
+    name: str,
+    model: str | Path | Graph,
+    inputs: Mapping[str, Array],
+    *,
+    precision: str | Precision = Precision.HIGH,
+    progress: Progress | None = None,
+    backend_options: BackendOptions | None = None,
+) -> ConformanceReport:
+    """Return what a device gets wrong of a network, given in a file or as a graph, for an array for each input.
+
+    The check `layers` computes each node again from what the device made of its inputs, in two runs; the report's
+    first wrong finding is the first wrong layer. The check `network` compares the outputs of the network as it is used
+    with the CPU's. Nodes that the device refuses run on the CPU.
+    """
+    graph = own_model.read(model)
+    kit = open_kit(name, precision, backend_options)
+    return _reported(kit, [partial(kit.look, each) for each in own_model.looks(graph, inputs)], progress)
+
+
+def _reported(
+    kit: Kit, steps: Sequence[Callable[[], list[Finding]]], progress: Progress | None
+) -> ConformanceReport:
+    """Take all steps and return what they find."""
     findings: list[Finding] = []
     for done, step in enumerate(steps):
         if progress is not None:

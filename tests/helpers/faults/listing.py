@@ -18,10 +18,13 @@ Inputs = Sequence[Tensor | None]
 Outputs = Sequence[Tensor]
 RUNS = frozenset({
     "imports", "order", "resize", "limit", "determinism", "inputs", "errors", "threads", "short-lived", "leaks",
-    "tensors", "large", "changes",
+    "tensors", "large", "changes", "networks", "convolutions",
 })
 """Checks that run networks: a fault that spoils every network may show in each."""
 LOADS = RUNS | {"table", "outputs", "support", "views"}
+
+COMPUTES = frozenset({"table", "networks", "convolutions", "outputs"})
+"""Checks that try all ops: a fault of some ops may show in each."""
 
 
 @dataclass(frozen=True)

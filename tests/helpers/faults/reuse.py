@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
+
 from tests.helpers.faults.listing import RUNS, Inputs, Outputs, Wrapped, Wrapping, fault
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Op
@@ -38,6 +40,57 @@ class KeepsAResult(Wrapping):
     """It does not compute again while the first element of its input is the same."""
 
     execution, ops = _SameAsBefore, ("Relu", "Softmax", "Conv", "MatMul")
+
+
+class _SameEnds(_SameAsBefore):
+    @staticmethod
+    def first(inputs: Inputs) -> Any:
+        x = inputs[0]
+        assert x is not None
+        return x.memory.reshape(-1)[[0, -1]].tolist() if x.memory.size else []
+
+
+@fault("table", "in run 2, with other inputs", RUNS)
+class KnowsInputsByTheirEnds(Wrapping):
+    """It does not compute again while the first and the last element of its input are the same."""
+
+    execution, ops = _SameEnds, ("Gather",)
+
+
+class _Forever(_SameAsBefore):
+    @staticmethod
+    def first(inputs: Inputs) -> Any:
+        return None
+
+
+@fault("table", "in run 2, with other inputs", RUNS)
+class KeepsOneResultForEver(Wrapping):
+    """One of its ops computes in the first run alone."""
+
+    execution, ops = _Forever, ("Erf",)
+
+
+class _AddsUp(Wrapped):
+    """Sums into scratch memory that is zero before the first run."""
+
+    scratch: Array | None = None
+
+    def onResize(self, inputs: Inputs, outputs: Outputs) -> None:
+        super().onResize(inputs, outputs)
+        self.scratch = np.zeros(outputs[0].shape, outputs[0].dtype.numpy)
+
+    def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
+        super().onExecute(inputs, outputs)
+        assert self.scratch is not None
+        self.scratch += outputs[0].memory
+        outputs[0].memory[...] = self.scratch
+
+
+@fault("networks", "with other inputs", frozenset({"table"}))
+class LeavesScratchAsItIs(Wrapping):
+    """It does not clear the scratch memory of a sum before the next run."""
+
+    execution, ops = _AddsUp, ("ReduceMean", "AveragePool")
 
 
 class _SameButForTheEnd(_SameAsBefore):

@@ -73,6 +73,31 @@ class PlacesIn16Bits(CpuBackend):
         return done
 
 
+# -- other sizes ---------------------------------------------------------------------------------------------
+
+
+class _FirstSides(Wrapped):
+    def onResize(self, inputs: Inputs, outputs: Outputs) -> None:
+        # Kept by the backend object: executions may be made anew for each size.
+        self.sides = self.backend.sides.setdefault(outputs[0].name, outputs[0].shape[2:])
+
+    def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
+        super().onExecute(inputs, outputs)
+        for axis, size in enumerate(self.sides, 2):
+            np.moveaxis(outputs[0].memory, axis, 0)[size:] = 0
+
+
+@fault("table", "after its own size", frozenset({"networks", "convolutions"}))
+class KeepsTheFirstSides(Wrapping):
+    """It knows a change of the batch, and none of heights and widths."""
+
+    execution, ops = _FirstSides, ("Relu", "Softmax")
+
+    def __init__(self, info: BackendInfo) -> None:
+        super().__init__(info)
+        self.sides: dict[str, tuple[int, ...]] = {}
+
+
 # -- work that takes long ------------------------------------------------------------------------------------
 
 

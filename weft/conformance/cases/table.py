@@ -160,9 +160,9 @@ class Case:
         op = self.onnx_op()
         return op.infer(self.specs(), self.arrays() if isinstance(op, RunSized) else self.constants())
 
-    def arrays(self) -> list[Array | None]:
-        """Return the inputs; the same ones at every call."""
-        rng = np.random.default_rng(zlib.crc32(self.id.encode()))
+    def arrays(self, draw: int = 0) -> list[Array | None]:
+        """Return the inputs; the same ones at every call, and other random numbers for another `draw`."""
+        rng = np.random.default_rng(zlib.crc32(self.id.encode()) + draw)
         return [None if i is None else i.draw(rng) for i in self.inputs]
 
     def specs(self) -> list[TensorSpec | None]:

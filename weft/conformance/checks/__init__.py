@@ -1,11 +1,11 @@
 """The checks of every backend, one theme a file; importing this package lists them in order."""
 
 from weft.conformance.checks import (  # isort: skip
-    native, creator, table, outputs, support, copies, storage, order, tensors, runs, large, errors, concurrency,
-    optimizing, imports, leaks,
+    native, creator, table, drawn, convolutions, outputs, support, copies, storage, order, tensors, runs, large, errors,
+    concurrency, optimizing, imports, leaks,
 )
 
 __all__ = [
-    "concurrency", "copies", "creator", "errors", "imports", "large", "leaks", "native", "optimizing", "order",
-    "outputs", "runs", "storage", "support", "table", "tensors",
+    "concurrency", "convolutions", "copies", "creator", "drawn", "errors", "imports", "large", "leaks", "native",
+    "optimizing", "order", "outputs", "runs", "storage", "support", "table", "tensors",
 ]

@@ -1,0 +1,75 @@
+"""Random networks of the backend's own ops, at two sizes and with inputs that change (M3, M4, M6, M11)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import count, takewhile
+
+import numpy as np
+
+from weft.conformance.cases.table import Case
+from weft.conformance.checks.table import all_rows, graph_of
+from weft.conformance.drawing import MOST_NODES, Drawing
+from weft.conformance.kit import Kit, check
+from weft.conformance.makers import MAKERS, of_row, serves
+from weft.conformance.report import Finding
+from weft.conformance.trials import accepts, is_taken, judged
+from weft.core.contract.backend import Backend
+
+ATTEMPTS = 12
+"""Tries of each node; a network may end with fewer nodes than it could have."""
+COMMON = ("Conv", "Conv", "Conv", "Add", "Mul", "Relu", "MaxPool", "AveragePool", "Concat", "Split", "Transpose",
+          "Slice", "MatMul", "ReduceMean", "Softmax")
+"""Ops of which half of the nodes are, if the backend takes them."""
+
+
+@check("networks", "M3 M4 M6 M11", "random networks of the backend's ops are right, run after run and size after size")
+def networks(kit: Kit) -> Iterable[Finding]:
+    """Draw networks from seeds that follow each other, for as long as the kit was told."""
+    with kit.opened() as backend:
+        kinds = _kinds(backend)
+        if not kinds:
+            yield kit.nothing("random networks", "the backend takes no row of small inputs of common types")
+            return
+        for seed in _seeds(kit):
+            yield kit.attempt(f"seed {seed}", _network, kit, backend, kinds, seed)
+
+
+def _seeds(kit: Kit) -> Iterator[int]:
+    """Yield the seeds of networks: so many, and more until the time is over."""
+    start = time.monotonic()
+    yield from range(kit.seed, kit.seed + kit.networks)
+    yield from takewhile(lambda _: time.monotonic() < start + kit.seconds, count(kit.seed + kit.networks))
+
+
+def _kinds(backend: Backend) -> dict[str, list[Case]]:
+    """Return the rows that the backend takes and that networks may have nodes like, by op."""
+    kinds: dict[str, list[Case]] = {}
+    for row in _rows():
+        if is_taken(backend, graph_of(row)):
+            kinds.setdefault(row.op, []).append(row)
+    return kinds
+
+
+@cache
+def _rows() -> list[Case]:
+    return [row for row in all_rows() if serves(row)]
+
+
+def _network(kit: Kit, backend: Backend, kinds: dict[str, list[Case]], seed: int) -> str:
+    """Draw a network and return what is wrong with its runs."""
+    drawing = Drawing(seed, accepts(backend), kit.dtype)
+    order = [str(k) for k in np.random.default_rng(5).permutation(sorted(kinds))]
+    common = [k for k in COMMON if k in kinds]
+    for number in range(MOST_NODES):
+        for attempt in range(ATTEMPTS):
+            turn = (seed * MOST_NODES + number + attempt * 31) % len(order)
+            kind = drawing.pick(common) if common and drawing.rng.random() < 0.5 else order[turn]
+            maker = MAKERS.get(kind)
+            use = maker if maker is not None and drawing.rng.random() < 0.8 else None
+            made = use(drawing, kind) if use else of_row(drawing, drawing.pick(kinds[kind]))
+            if made is not None and drawing.try_node(made):
+                break
+    return judged(kit, drawing)
