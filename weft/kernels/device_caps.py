@@ -56,6 +56,8 @@ class DeviceCaps:
     """Whether a whole work-group multiplies fp16 matrices of many tiles, which it loads and stores by itself."""
     splits_products: bool = True
     """Whether fp32 products may run on matrix units as split halves; False where tests found them wrong."""
+    rounds_products: bool = True
+    """Whether compilers round a product and a sum where they are told to; False where tests found them rounded once."""
     resident_groups: int = 0
     """Work-groups of any kernel that surely run at once, so that they may wait for each other; 0: unknown.
 

@@ -109,6 +109,10 @@ class Dialect(ABC):
     kept_loop: ClassVar[tuple[str, tuple[str, ...]]] = ("", ())
     """The text before a loop that the compiler should not unroll, and the compiler extensions that it requires."""
 
+    exact_block: ClassVar[str] = ""
+    """What begins a block of statements in which no product and sum may become one instruction, if a language needs
+    it: fused steps are rounded as the nodes are that they come from."""
+
     plus_product: ClassVar[str] = (
         "f32 plus_product(f32 sum, f32 a, f32 b) { volatile f32 product = a * b; return sum + product; }\n"
     )

@@ -169,7 +169,7 @@ class ArgWriter:
         a, block = self.name, f"({c4}) * 4"
         rest = f"first_lanes({variable}, {a}_C - {block})"
         lines.append(f"if ({a}_C % 4 != 0 && {block} + 4 > {a}_C) {variable} = {rest};")
-        return " ".join(lines)
+        return self._block(*lines)
 
     def _loaded(self) -> dict[str, str]:
         """Return the arguments that the prologue reads, each once, and their kinds."""
@@ -198,7 +198,11 @@ class ArgWriter:
             # A narrower float than f32 would be rounded twice.
             narrow = self._writer.double and (arg.arg.dtype is DType.FLOAT16 or is_coded(arg.arg.dtype))
             lines.append(self._dialect.store(arg.arg, arg._at("_i"), f"odd_float({stored})" if narrow else stored))
-        return "{ " + " ".join(lines) + " }"
+        return self._block(*lines)
+
+    def _block(self, *lines: str) -> str:
+        """Return statements that are computed as they are written, as a block."""
+        return f"{{{self._dialect.exact_block} {' '.join(lines)} }}"
 
     def _scalar_operand(self, o: Operand, step: int, lines: list[str]) -> str:
         if o.kind == "value":
@@ -230,7 +234,7 @@ class ArgWriter:
 
     def _closed(self, lines: Sequence[str]) -> str:
         closing = OUTPUT_MAPS[self.arg.output_map].closing if self.arg.output_map else ""
-        return " ".join(["{", *lines, *([closing] if closing else ()), "}"])
+        return self._block(*lines, *([closing] if closing else ()))
 
     def store_vector(self, index: str, value: str) -> str:
         """Store vector `index` of an argument in fours, with the epilogue."""
@@ -238,7 +242,7 @@ class ArgWriter:
         self._add_vector_steps(lines, "", "_v", "")
         for arg, stored in ((self, "_v"), *self._second_values("_v")):
             lines.append(self._dialect.store4(arg.arg, arg._at_four("_i"), stored))
-        return "{ " + " ".join(lines) + " }"
+        return self._block(*lines)
 
     def _add_vector_steps(self, lines: list[str], tag: str, v: str, c: str) -> None:
         for s, step in enumerate(self._steps()):
@@ -262,7 +266,7 @@ class ArgWriter:
         """Store one element of a linear argument, which the gate makes of two values."""
         lines = [f"const int _i = {index};", f"f32 _v = {first};", f"const f32 _beside = {second};"]
         self._add_gate(lines, "f32")
-        return " ".join(["{", *lines, self._dialect.store(self.arg, self._at("_i"), "_v"), "}"])
+        return self._block(*lines, self._dialect.store(self.arg, self._at("_i"), "_v"))
 
     def _is_gated(self) -> bool:
         return self.arg.output_map == Pairs.name
@@ -341,7 +345,7 @@ class ArgWriter:
         for s, step in enumerate(self._steps()):
             texts = [names.get(o.name, o.name) for o in step.operands]
             lines += _step_lines(self._steps(), s, "f32", "_v", texts)
-        return " ".join([*lines, "return _v;"])
+        return " ".join([self._dialect.exact_block, *lines, "return _v;"])
 
     def row_pitch(self, places: str) -> str:
         """Return the elements from pixel to pixel of a c4 argument whose pixels are rows, `places` in an image.
@@ -558,7 +562,7 @@ class Writer:
         for s, step in enumerate(steps):
             texts = [{"value": variable}.get(o.kind, o.name) for o in step.operands]
             lines += _step_lines(steps, s, "f32", variable, texts)
-        return " ".join(lines)
+        return f"{{{self.dialect.exact_block} {' '.join(lines)} }}" if lines else ""
 
     def has(self, name: str) -> bool:
         """Tell whether the kernel has an argument of that name (an optional one, such as a bias)."""

@@ -93,6 +93,14 @@ def test_a_chain_of_steps_gives_every_bit_of_numpys_result(chain: str, shape: st
 
 
 @pytest.mark.parametrize("device", GPUS)
+def test_a_product_and_a_sum_are_rounded_each(device: str) -> None:
+    net = Net()
+    graph = net.finish(net.add("HardSigmoid", net.input("x", 8, 8), alpha=1 / 3, beta=-1.0))
+    x = np.linspace(2.9, 3.1, 64, dtype=np.float32).reshape(8, 8)
+    assert np.array_equal(computed(graph, device, x), np.clip(f32(1 / 3) * x + f32(-1), 0, 1))
+
+
+@pytest.mark.parametrize("device", GPUS)
 def test_an_image_gets_every_bit_too(device: str) -> None:
     net = Net()
     x = net.input("x", 1, 6, 5, 7)

@@ -41,9 +41,9 @@ class OpenCLDialect(Dialect):
 
     name: ClassVar[str] = "opencl"
     prelude: ClassVar[str] = "prelude.opencl.mako"
+    exact_block: ClassVar[str] = "\n#pragma OPENCL FP_CONTRACT OFF\n"
     plus_product: ClassVar[str] = (
-        "f32 plus_product(f32 sum, f32 a, f32 b) {\n"
-        "#pragma OPENCL FP_CONTRACT OFF\n"
+        f"f32 plus_product(f32 sum, f32 a, f32 b) {{{exact_block}"
         "  const f32 product = a * b;\n"
         "  return sum + product;\n"
         "}\n"

@@ -15,10 +15,11 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
-from weft.kernels.self_test_cases import one_node
+from weft.kernels.self_test_cases import indices, one_node, several_nodes
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.integers import INTEGERS, launch_conversion
 from weft.ops.resize import Resize, Sampling, Taps
+from weft.ops.unary import Cast
 
 
 @gpu_op(Resize)
@@ -40,6 +41,8 @@ class ResizeOnGpu(GpuOp):
         if op.mode != "nearest" and x.dtype not in mixed:
             kinds = "integers and floats that the device computes in"
             return f"GPU kernels interpolate {kinds}; {x.name!r} is {x.dtype.value}"
+        if op.mode != "nearest" and x.dtype.is_integer and not caps.rounds_products:
+            return "its compiler rounds a product and a sum once, which shows where results are rounded to integers"
         if any(t is not None and t.constant is None for t in inputs[1:]):
             return "its scales, sizes or region are computed at run time"
         return None
@@ -198,5 +201,19 @@ register_family(
             one_node(Resize(mode=mode), (1, 6, 7, 5), None, None, np.array([1, 6, 9, 4]), constants=(3,))
             for mode in ("nearest", "linear", "cubic")
         ),
+    )
+)
+register_family(
+    KernelFamily(
+        "rounded_products", "interpolations of integers",
+        cases=lambda: (
+            several_nodes(
+                "Resize of integers, (1, 1, 7, 5) to (1, 1, 13, 9)",
+                [(Resize(mode="linear"), ("x", "", "", "sizes"), "r"), (Cast(to=DType.FLOAT32), ("r",), "y")],
+                {"x": indices((1, 1, 7, 5), 256).astype(np.uint8)}, {"sizes": np.array([1, 1, 13, 9])},
+            ),
+        ),
+        claimed=lambda caps: caps.rounds_products, withdraw=lambda caps: replace(caps, rounds_products=False),
+        templates=("resize",), whole=False,
     )
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from weft.backends.vulkan import glslang
 from weft.backends.vulkan.device import open_device as open_vulkan
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.core.contract.backend import DeviceInfo
+from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.registry.backend_registry import registry
 from weft.kernels.dialect import KernelParts
@@ -51,6 +53,13 @@ class GlslOfZeros(GlslDialect):
         if block is None:
             return text
         return text.replace(block[0], re.sub(r"float (\w+);", r"const float \1 = 0.0;", block[1]))
+
+
+@dataclass(frozen=True)
+class ContractingOpenCL(OpenCLDialect):
+    """OpenCL C whose compiler makes one instruction of a product and a sum."""
+
+    plus_product: ClassVar[str] = "f32 plus_product(f32 sum, f32 a, f32 b) { return fma(a, b, sum); }\n"
 
 
 class RewritingCreator(GpuCreator):
@@ -129,11 +138,27 @@ def test_zeros_that_a_compiler_knows_are_found_and_read_from_memory(register: Re
         np.testing.assert_array_equal(session.run(SPECIAL)[0], wanted)
 
 
+def test_products_that_are_not_rounded_are_found_and_integers_interpolated_elsewhere(register: Register) -> None:
+    register("rounded_products", lambda: open_opencl(0, ContractingOpenCL()))
+    net = Net()
+    x = net.input("x", 1, 1, 7, 5, dtype=DType.UINT8)
+    graph = net.finish(net.add("Resize", x, "", "", np.array([1, 1, 13, 9]), mode="linear"))
+    image = np.random.default_rng(2).integers(0, 256, (1, 1, 7, 5)).astype(np.uint8)
+    with weft.load(graph, "cpu") as session:
+        (wanted,) = session.run(image)
+    with weft.load(graph, "rewriting") as session:
+        (reason,) = (each["rewriting:0"] for each in session.report.refusals.values())
+        assert "rounds a product and a sum once" in reason
+        assert set(session.report.placement.values()) == {"cpu"}
+        assert np.array_equal(session.run(image)[0], wanted)
+
+
 @pytest.mark.parametrize("device", ["opencl", "vulkan"])
 def test_our_devices_pass(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_SELFTEST", "process")
-    chosen = [each for each in kernel_families() if each.name in ("fused_steps", "scalar_constants")]
-    assert len(chosen) == 2
+    names = ("fused_steps", "scalar_constants", "rounded_products")
+    chosen = [each for each in kernel_families() if each.name in names]
+    assert len(chosen) == len(names)
     creator = registry.find(device)
     assert isinstance(creator, GpuCreator)
     runtime = creator.runtime(0)
