@@ -230,7 +230,7 @@ def test_a_buffer_is_freed_before_the_one_in_its_place_is_allocated(
     graph = net.finish(net.add("Softmax", net.add("Tanh", flat), axis=-1), net.add("Exp", flat))
     with weft.load(graph, "cpu", shapes={"x": (40, 4, 6)}) as session:
         kept = []
-        for n in (41, 42, 43, 90, 42):
+        for n in (41, 42, 43, 90, 44):
             before, held[:] = called["onAllocateBuffer"], []
             session.resize({"x": (n, 4, 6)})
             kept.append(called["onAllocateBuffer"] == before)

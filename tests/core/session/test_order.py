@@ -92,7 +92,7 @@ def test_M11_the_whole_sequence_of_a_session_and_nothing_else() -> None:
         session.resize({"x": (4, 3)})
         assert said() == AGAIN
         session.resize({"x": (4, 3)})
-        assert said() == [("onClearBuffer",), *RESIZE], "the shapes are the same, and so are the executions"
+        assert said() == [], "the shapes are the same"
         session.run(np.ones((4, 3), np.float32))
         assert said() == RUN
         session.run(np.ones((2, 3), np.float32))
@@ -187,7 +187,7 @@ def test_M11_a_kept_plan_calls_for_no_memory() -> None:
         session.resize({"x": (5, 3)})
         assert said() == [*ANEW, CHANGED, *(("onResize", name) for name in NODES)]
         session.resize({"x": (5, 3)})
-        assert said() == [("onSizesChanged",)]
+        assert said() == []
         session.run(np.ones((5, 3), np.float32))
         assert said() == RUN
 

@@ -274,12 +274,10 @@ def test_a_resize_records_what_the_runs_before_it_needed(direct: str) -> None:
             session.resize(dict.fromkeys("ab", shape))
             turned = np.asfortranarray(random(0, shape))
             assert recordings_of_runs(direct, session, [turned, random(1, shape)]) == added
-        session.resize(dict.fromkeys("ab", shapes[0]))
-        plain = [random(0, shapes[0]), random(1, shapes[0])]
-        assert recordings_of_runs(direct, session, plain) == 1
-        session.resize(dict.fromkeys("ab", shapes[1]))
-        plain = [random(0, shapes[1]), random(1, shapes[1])]
-        assert recordings_of_runs(direct, session, plain) == 0
+        for batch, added in ((5, 1), (6, 0)):
+            shape = (batch, *SHAPE[1:])
+            session.resize(dict.fromkeys("ab", shape))
+            assert recordings_of_runs(direct, session, [random(0, shape), random(1, shape)]) == added
 
 
 def test_an_input_that_another_device_made_is_uploaded_from_there(direct: str) -> None:

@@ -24,6 +24,10 @@ from weft.core.host.host_backend import HostBackend
 from weft.core.passes.moves import RESHAPES
 from weft.core.placement.optimized_network import PreCompiled
 
+_LENT_INPUTS: WeakValueDictionary[int, Array] = WeakValueDictionary()
+_LENT_OUTPUTS: WeakValueDictionary[int, Array] = WeakValueDictionary()
+"""The arrays that callers hold, by address: a session's backends for other shapes know them, too."""
+
 
 class ReshapeExecution(Recorded):
     """Keep the elements of the first input in their order: the result lies where the input does, or is copied."""
@@ -87,9 +91,6 @@ class CpuBackend(HostBackend):
 
     def __init__(self, info: BackendInfo) -> None:
         super().__init__(info)
-        self._lent_inputs: WeakValueDictionary[int, Array] = WeakValueDictionary()
-        self._lent_outputs: WeakValueDictionary[int, Array] = WeakValueDictionary()
-        """The arrays that callers hold, by address."""
         self._planned: dict[Tensor, Array] = {}
         """The planned memory of the inputs and outputs that lie in callers' arrays."""
 
@@ -116,23 +117,23 @@ class CpuBackend(HostBackend):
 
     def onLendInput(self, tensor: Tensor) -> Array | None:
         """Return an array that nodes read where it is; None if there are executions that may know other addresses."""
-        return self._lent_array(tensor, self._lent_inputs)
+        return self._lent_array(tensor, _LENT_INPUTS)
 
     def onLendOutput(self, tensor: Tensor) -> Array | None:
         """Return an array that nodes write, or None; see `onLendInput`."""
-        return self._lent_array(tensor, self._lent_outputs)
+        return self._lent_array(tensor, _LENT_OUTPUTS)
 
     def onFillInput(self, tensor: Tensor, source: Array) -> bool:
         """Have nodes read a lent array where it is; False for others, and for an input that a node only reshapes."""
-        return self._lies_in(tensor, source, self._lent_inputs)
+        return self._lies_in(tensor, source, _LENT_INPUTS)
 
     def onStoreOutput(self, tensor: Tensor, target: Array) -> bool:
         """Have nodes write to a lent array; False for others, and for an output that a node only reshapes."""
-        return self._lies_in(tensor, target, self._lent_outputs)
+        return self._lies_in(tensor, target, _LENT_OUTPUTS)
 
     def onExecuteBegin(self) -> None:
         """Let the outputs lie where they were planned, until `onStoreOutput` is called."""
-        for tensor in [t for t, planned in self._planned.items() if _address(t.memory) in self._lent_outputs]:
+        for tensor in [t for t, planned in self._planned.items() if _address(t.memory) in _LENT_OUTPUTS]:
             tensor.memory = self._planned.pop(tensor)
 
     def onClearBuffer(self) -> bool:

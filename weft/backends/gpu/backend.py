@@ -84,7 +84,8 @@ class GpuBackend(Backend):
         )
         self._kept_plans = KeptPlans(thrifty=self._target.thrifty)
         self._shared = PipelineContext(
-            self._target, self.slots, self.recording, self._builds, self._kept_plans, runtime.static
+            self._target, self.slots, self.recording, self._builds, self._kept_plans, runtime.static,
+            runtime.constants(info.same_nodes),
         )
         self.wants_other_sizes = not self.device.reads_all_sizes and FOR_SHAPES not in self.device.caps.without
         self._counters: list[Tensor] = []

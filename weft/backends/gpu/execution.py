@@ -13,6 +13,7 @@ from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.launch_builder import PlannedConstant
 from weft.backends.gpu.lowering.lower import GpuPlan, NodePlan, plan_node, tuned_plan
 from weft.backends.gpu.lowering.target import Target
+from weft.backends.gpu.memory.node_constants import HeldConstant, NodeConstants
 from weft.backends.gpu.memory.slots import Region, Slots, Spot
 from weft.backends.gpu.memory.static_pool import StaticPool
 from weft.backends.gpu.recording.launches import BoundLaunch, PlannedLaunch
@@ -20,7 +21,7 @@ from weft.backends.gpu.recording.pipeline_recording import PipelineRecording
 from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource
 from weft.core.contract.backend import Recorded, StorageType
 from weft.core.contract.profile import Work
-from weft.core.graph.layout import Array, to_storage
+from weft.core.graph.layout import to_storage
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.memory.buffer_manager import Slot
@@ -36,6 +37,7 @@ class PipelineContext:
     builds: Builds
     kept: KeptPlans
     static: StaticPool
+    constants: NodeConstants
     plans: dict[str, Sequence[NodePlan]] = field(default_factory=dict)
     """The plans of the part's nodes, by label, until the end of the resize."""
     undivided: dict[str, NodePlan] = field(default_factory=dict)
@@ -60,7 +62,7 @@ class GpuExecution(Recorded):
     def __init__(self, op: Op, context: PipelineContext, label: str) -> None:
         self.op, self.label = op, label
         self._context = context
-        self._constants: dict[str, _Held] = {}
+        self._constants: dict[str, HeldConstant] = {}
         self._used: set[str] = set()
         self.choices: list[Choice] = []
         """The choices that the op left to tuning at the last resize."""
@@ -162,33 +164,33 @@ class GpuExecution(Recorded):
         key = constant.key
         self._used.add(key)
         held = self._constants.get(key)
-        if held is None or not held.is_of(constant):
-            content = to_storage(constant.take(), constant.tensor.layout)
-            slot = self._context.slots.manager.hold(content.nbytes, *self._context.static.upload(content))
-            made = _Held(replace(constant.tensor, memory=Region(slot)), tuple(map(ref, constant.sources)))
+        if held is None or not held.is_of(self.op, constant.sources):
+            made = self._placed(constant)
             if held is not None:
                 self._context.slots.release(held.tensor, StorageType.STATIC)
             held = self._constants[key] = made
         return held.tensor
+
+    def _placed(self, constant: PlannedConstant) -> HeldConstant:
+        """Return a constant in memory: that of another pipeline, or new."""
+        context, spec, place = self._context, constant.tensor, (self.label, constant.key)
+        other = context.constants.get(place)
+        if other is not None and other.is_held and other.is_of(self.op, constant.sources):
+            held: Slot = other.tensor.memory.slot
+            context.static.again((held.buffer, held.offset))
+            slot = context.slots.manager.hold(held.nbytes, held.buffer, held.offset)
+        else:
+            content = to_storage(constant.take(), spec.layout)
+            slot = context.slots.manager.hold(content.nbytes, *context.static.upload(content))
+        tensor = replace(spec, memory=Region(slot))
+        made = context.constants[place] = HeldConstant(tensor, self.op, tuple(map(ref, constant.sources)))
+        return made
 
     def close(self) -> None:
         """Free the constants."""
         for held in self._constants.values():
             self._context.slots.release(held.tensor, StorageType.STATIC)
         self._constants = {}
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Held:
-    """A constant in device memory, and the arrays that it was made of."""
-
-    tensor: Tensor
-    sources: tuple[ref[Array], ...]
-
-    def is_of(self, constant: PlannedConstant) -> bool:
-        """Tell whether it is what a node makes now."""
-        same = len(self.sources) == len(constant.sources)
-        return same and all(held() is now for held, now in zip(self.sources, constant.sources, strict=True))
 
 
 class _Binder:

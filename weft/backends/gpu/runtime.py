@@ -11,6 +11,7 @@ from weft.backends.gpu.device.built_kernels import KERNELS_KEPT
 from weft.backends.gpu.device.device import GpuDevice
 from weft.backends.gpu.device.varying import Varying
 from weft.backends.gpu.memory.heap import DeviceHeap
+from weft.backends.gpu.memory.node_constants import NodeConstants
 from weft.backends.gpu.memory.static_pool import StaticPool
 from weft.backends.gpu.recording.submissions import LONGEST
 from weft.backends.gpu.tuning_tables.tuning_table import TuningTable
@@ -56,6 +57,12 @@ class GpuRuntime:
     def varying(self, nodes: SameNodes | None) -> Varying:
         """Return what is known of how the shapes of nodes vary that several pipelines run; nothing yet for None."""
         return Varying() if nodes is None else self._varying.setdefault(nodes, Varying())
+
+    _constants: weakref.WeakKeyDictionary[SameNodes, NodeConstants] = field(default_factory=weakref.WeakKeyDictionary)
+
+    def constants(self, nodes: SameNodes | None) -> NodeConstants:
+        """Return the constants of nodes that several pipelines run; none yet for None."""
+        return NodeConstants() if nodes is None else self._constants.setdefault(nodes, NodeConstants())
 
     @property
     def longest_submission(self) -> float:

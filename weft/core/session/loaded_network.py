@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 
@@ -35,6 +35,10 @@ from weft.core.session.report import CopyRecord, Report, make_report
 from weft.errors import Refusal
 
 log = logging.getLogger("weft.session")
+MOST_IDLE = 7
+"""For how many other shapes a network stays loaded: enough for a handful of batches, pictures or lengths in turns."""
+IDLE_BYTES = 512 << 20
+"""Most bytes that they may take together, on all devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +59,39 @@ class PipelineCopy:
             self.target.take(self.made, self.source.port(self.value))
 
 
+@dataclass(eq=False)
+class Loaded:
+    """What is loaded for certain shapes: the pipelines, and what a run has to know of them."""
+
+    results: ResultMemory
+    pipelines: list[Pipeline] = field(default_factory=list)
+    network: OptimizedNetwork | None = None
+    """None until all of it is loaded; in memory mode LIMIT it has only weights that are outputs."""
+    report: Report | None = None
+    """As of the load."""
+    reported: Callable[[], Report] | None = None
+    made: dict[str, Pipeline] = field(default_factory=dict)
+    copies: dict[Pipeline, list[PipelineCopy]] = field(default_factory=dict)
+    waits: dict[Pipeline, list[Pipeline]] = field(default_factory=dict)
+    """The pipelines whose memory each one uses."""
+    told: set[ProfilingContext] = field(default_factory=set)
+    """Receives the reports of the backends, in a profiled session."""
+    kept: set[str] = field(default_factory=set)
+    """The values of parts that other parts read, which therefore stay where the plan has them."""
+    large: dict[str, Pipeline] = field(default_factory=dict)
+    """The pipelines of the outputs for which there may be result memory that backends reach."""
+
+    @property
+    def nbytes(self) -> int:
+        """Return about how many bytes are free once it is closed; weights that others share are not among them."""
+        results = sum(p.mapped[name].nbytes for name, p in self.large.items())
+        return KEPT * results + sum(pipeline.nbytes for pipeline in self.pipelines)
+
+
 class LoadedNetwork:
     """Owns the pipelines, memory managers and spare backends of one session, and notifies contexts of their end.
 
+    What was loaded for the last few shapes stays loaded beside what is loaded now, if the session asks for that.
     It outlives a session that was dropped without a close, so it does not refer to the session.
 
     `choices` are the devices that parts may be on; the user's come first, in order of preference. `same_nodes` is what
@@ -74,12 +108,13 @@ class LoadedNetwork:
         same_nodes: SameNodes | None = None,
     ) -> None:
         self.config, self.profile, self._same_nodes = config, profile, same_nodes
-        self.pipelines: list[Pipeline] = []
-        self.network: OptimizedNetwork | None = None
-        """The network that is loaded, or was at the close; in memory mode LIMIT only with weights that are outputs."""
-        self.report: Report | None = None
-        """As of the load."""
-        self._reported: Callable[[], Report] | None = None
+        self._now = self._nothing()
+        self._key: Hashable = None
+        """The key under which that may stay loaded."""
+        self._idle: dict[Hashable, Loaded] = {}
+        """What is loaded for other shapes, by key; the least recently used is first."""
+        self._lent: set[str] = set()
+        """The inputs for which backends lent arrays."""
         self.notices: Notices | None = None
         """The id and the notices to contexts; None before the first load."""
         self.is_closed = False
@@ -89,23 +124,30 @@ class LoadedNetwork:
         self._acquired: dict[str, bool] = {}
         """Whether the memory manager of each device has acquired its memory; only devices that have one."""
         self._spare: dict[str, Backend] = {}
-        self._made: dict[str, Pipeline] = {}
-        self._pipeline_copies: dict[Pipeline, list[PipelineCopy]] = {}
-        self._waits: dict[Pipeline, list[Pipeline]] = {}
-        """The pipelines whose memory each one uses."""
-        self._told: set[ProfilingContext] = set()
-        """Receives the reports of the backends, in a profiled session."""
-        self._kept: set[str] = set()
-        """The values of parts that other parts read, which therefore stay where the plan has them."""
         self._stored: dict[str, Array] = {}
         """The arrays in which the backends themselves leave outputs of the run."""
-        self._large: dict[str, Pipeline] = {}
-        """The pipelines of the outputs for which there may be result memory that backends reach."""
-        self._results = ResultMemory(0 if config.memory is MemoryMode.LIMIT else KEPT)
         self._warned = set[str]()
         """The outputs of which it was said that they are declared with another shape."""
         self._passed: dict[str, Array] | None = None
         """The inputs of the last run that are outputs too; None if there is no run to wait for."""
+
+    def _nothing(self) -> Loaded:
+        return Loaded(ResultMemory(0 if self.config.memory is MemoryMode.LIMIT else KEPT))
+
+    @property
+    def pipelines(self) -> list[Pipeline]:
+        """Return the pipelines that are loaded now, in the order of execution."""
+        return self._now.pipelines
+
+    @property
+    def network(self) -> OptimizedNetwork | None:
+        """Return the network that is loaded now; in memory mode LIMIT it has only weights that are outputs."""
+        return self._now.network
+
+    @property
+    def report(self) -> Report | None:
+        """Return the report as of the load."""
+        return self._now.report
 
     # -- backends --------------------------------------------------------------------------------------
 
@@ -129,15 +171,26 @@ class LoadedNetwork:
 
     # -- loading ---------------------------------------------------------------------------------------
 
-    def load(self, network: OptimizedNetwork) -> None:
-        """Make or resize the pipelines; NodeRefused if a backend changes its mind about a node."""
+    def load(self, network: OptimizedNetwork, key: Hashable = None, *, beside: bool = False) -> None:
+        """Make or resize the pipelines; NodeRefused if a backend changes its mind about a node.
+
+        What was loaded until now stays loaded if this is to be loaded `beside` it; else its pipelines are resized.
+        Under its key, `turn_to` finds it again, as long as few others were loaded since, and they take little memory.
+        """
         for pipeline in self.pipelines:
             pipeline.wait()  # a later part may still read memory that the resize frees
+        if key in self._idle:
+            self._close_idle(key)
+        if beside and self._key is not None:
+            self._idle[self._key] = self._now
+            self._now = self._nothing()
+            self._make_room()
         old: dict[str, deque[Pipeline]] = {}
         for pipeline in self.pipelines:
             old.setdefault(pipeline.device, deque()).append(pipeline)
-        self._forget_pipelines()
-        self.network = None
+        before = self._now.told
+        self._forget_now()
+        now = self._now
         copies = {n.outputs[0]: n for n in network.copies}
         fetched = {*network.graph.outputs, *(n.inputs[0] for n in copies.values())}
         try:
@@ -147,19 +200,20 @@ class LoadedNetwork:
             spare, self._spare = self._spare, {}
             close_all([*(p for left in old.values() for p in left), *spare.values()])
         if self.profile is not None:
-            told = {c for p in self.pipelines if (c := p.backend.info.profiling) is not None}
-            self.profile.forget(self._told - told)
-            self._told = told
-        mapped = {o: p for o in network.graph.outputs if (p := self._made.get(o)) is not None and o in p.mapped}
-        self._large = {o: p for o, p in mapped.items() if o not in self._kept and is_large(p.mapped[o])}
-        records = [self._record(t) for transfers in self._pipeline_copies.values() for t in transfers]
+            now.told = {c for p in self.pipelines if (c := p.backend.info.profiling) is not None}
+            self.profile.forget(before - now.told)
+        mapped = {o: p for o in network.graph.outputs if (p := now.made.get(o)) is not None and o in p.mapped}
+        now.large = {o: p for o, p in mapped.items() if o not in now.kept and is_large(p.mapped[o])}
+        records = [self._record(t) for transfers in now.copies.values() for t in transfers]
         user = [self._choices[d] for d in network.devices if d in self._choices]
-        self._reported = partial(
+        now.reported = partial(
             make_report, user, self.pipelines, by_node(network.refusals), records, self.config, network.notes,
             network.journal, network.parts,
         )
-        self.report = self._reported()
-        self.network = network.without_constants() if self.config.memory is MemoryMode.LIMIT else network
+        now.report = now.reported()
+        now.network = network.without_constants() if self.config.memory is MemoryMode.LIMIT else network
+        self._key = key
+        self._note_lent()
         for name, note in misdeclared(network.graph).items():
             if name not in self._warned:
                 self._warned.add(name)
@@ -168,7 +222,54 @@ class LoadedNetwork:
     @property
     def report_now(self) -> Report | None:
         """Return the report with what the backends say now: a run may have changed it."""
-        return None if self._reported is None else self._reported()
+        return None if self._now.reported is None else self._now.reported()
+
+    def holds(self, key: Hashable) -> bool:
+        """Tell whether what was loaded under a key is loaded now, or stayed loaded beside it."""
+        return key in self._idle or (key is not None and key == self._key)
+
+    def turn_to(self, key: Hashable) -> None:
+        """Let what stayed loaded under a key be what is loaded now, once the last run is done."""
+        self.abandon()
+        self._wait()
+        if key == self._key:
+            return
+        if self._key is None:
+            self._close_pipelines()
+        else:
+            self._idle[self._key] = self._now
+        self._now, self._key = self._idle.pop(key), key
+        self._note_lent()
+
+    def _note_lent(self) -> None:
+        """Have pipelines ask their backends to take inputs from arrays that others lent."""
+        for pipeline in self.pipelines if self._lent else ():
+            pipeline.lends |= self._lent.intersection(pipeline.graph.inputs)
+
+    def _make_room(self) -> None:
+        """Close what was not used for long, until the rest of what stays loaded is little."""
+        while self._idle and (len(self._idle) > MOST_IDLE or sum(i.nbytes for i in self._idle.values()) > IDLE_BYTES):
+            self._close_idle(next(iter(self._idle)))
+
+    def close_idle(self) -> bool:
+        """Close what stayed loaded for other shapes; tell whether there was something."""
+        found = bool(self._idle)
+        while self._idle:
+            self._close_idle(next(iter(self._idle)))
+        return found
+
+    def forget(self, key: Hashable) -> None:
+        """Close what stayed loaded under a key, and keep what is loaded now under it no longer."""
+        if key in self._idle:
+            self._close_idle(key)
+        if key == self._key:
+            self._key = None
+
+    def _close_idle(self, key: Hashable) -> None:
+        gone = self._idle.pop(key)
+        if self.profile is not None:
+            self.profile.forget(gone.told)
+        close_all(gone.pipelines[::-1])
 
     @property
     def wants_other_sizes(self) -> bool:
@@ -201,24 +302,24 @@ class LoadedNetwork:
         except BaseException:
             close_all([pipeline])
             raise
-        self._made.update(dict.fromkeys(part.graph.outputs, pipeline))
+        self._now.made.update(dict.fromkeys(part.graph.outputs, pipeline))
         return pipeline
 
     def _connect(self, part: Part, pipeline: Pipeline, copies: Mapping[str, Node]) -> dict[str, Tensor]:
         """Record the copies and pipelines that the part waits for; return the tensors whose memory it uses."""
         imports = {}
         for name in part.graph.inputs:
-            held = self._made.get(name)
+            held = self._now.made.get(name)
             if held is not None:
                 imports[name] = held.tensor(name)
-                self._kept.add(name)
-                self._waits.setdefault(pipeline, []).append(held)
+                self._now.kept.add(name)
+                self._now.waits.setdefault(pipeline, []).append(held)
             elif name in copies:
                 value = copies[name].inputs[0]
-                copy = PipelineCopy(copies[name].name, value, self._made[value], pipeline, name)
-                self._pipeline_copies.setdefault(pipeline, []).append(copy)
-                self._kept.add(value)
-                self._made[name] = pipeline  # later parts may use its memory
+                copy = PipelineCopy(copies[name].name, value, self._now.made[value], pipeline, name)
+                self._now.copies.setdefault(pipeline, []).append(copy)
+                self._now.kept.add(value)
+                self._now.made[name] = pipeline  # later parts may use its memory
         return imports
 
     @staticmethod
@@ -233,6 +334,8 @@ class LoadedNetwork:
         for pipeline in pipelines:
             array = pipeline.lend(Tensor(name, spec.dims, spec.dtype), is_input=is_input)
             if array is not None:
+                if is_input:
+                    self._lent.add(name)
                 return array
         return np.zeros(spec.dims, spec.dtype.numpy)
 
@@ -251,7 +354,7 @@ class LoadedNetwork:
         if self.profile is not None:
             if first:
                 self.profile.begin()
-            self.profile.start(self._told)
+            self.profile.start(self._now.told)
         self._stored = {}
         try:
             self._execute(arrays, targets)
@@ -265,18 +368,18 @@ class LoadedNetwork:
     def _execute(self, arrays: Mapping[str, Array], targets: Sequence[Array | None]) -> None:
         assert self.network is not None
         wanted = zip(self.network.graph.outputs, targets, strict=True) if targets else ()
-        given = {o: t for o, t in wanted if t is not None and t.size and o not in self._kept}
-        for name in self._large:
+        given = {o: t for o, t in wanted if t is not None and t.size and o not in self._now.kept}
+        for name in self._now.large:
             if name not in given:
-                pipeline = self._large[name]
+                pipeline = self._now.large[name]
                 mapped = pipeline.mapped[name]
-                result = self._results.reached(name, mapped.shape, mapped.dtype, pipeline.reach)
+                result = self._now.results.reached(name, mapped.shape, mapped.dtype, pipeline.reach)
                 if result is not None:
                     given[name] = result
         for pipeline in self.pipelines:
-            for source in self._waits.get(pipeline, ()):
+            for source in self._now.waits.get(pipeline, ()):
                 source.wait()
-            for copy in self._pipeline_copies.get(pipeline, ()):
+            for copy in self._now.copies.get(pipeline, ()):
                 self._copy(copy)
             for name in pipeline.graph.inputs:
                 if name in arrays:
@@ -284,7 +387,7 @@ class LoadedNetwork:
             if not given:
                 pipeline.execute()
                 continue
-            mine = {o: t for o, t in given.items() if self._made.get(o) is pipeline}
+            mine = {o: t for o, t in given.items() if self._now.made.get(o) is pipeline}
             self._stored.update((name, given[name]) for name in pipeline.execute(mine))
 
     def _copy(self, copy: PipelineCopy) -> None:
@@ -346,14 +449,14 @@ class LoadedNetwork:
         return results
 
     def _fetch(self, graph: Graph, name: str, target: Array | None, passed: Mapping[str, Array]) -> Array:
-        pipeline = self._made.get(name)
+        pipeline = self._now.made.get(name)
         if pipeline is not None and name in pipeline.mapped:
             mapped = pipeline.mapped[name]
-            result = self._results.array(name, mapped.shape, mapped.dtype) if target is None else target
+            result = self._now.results.array(name, mapped.shape, mapped.dtype) if target is None else target
             copy_into(result, mapped)
             return result
         spec = graph.specs[name]
-        result = self._results.array(name, spec.dims, spec.dtype.numpy) if target is None else target
+        result = self._now.results.array(name, spec.dims, spec.dtype.numpy) if target is None else target
         if pipeline is None:
             known = graph.constants.get(name)
             np.copyto(result, known if known is not None else passed[name])
@@ -411,21 +514,17 @@ class LoadedNetwork:
 
     def drop(self) -> None:
         """Close the pipelines; only a new load makes the network run again."""
-        self.network = None
-        self._close_pipelines()
+        do_all([self._close_pipelines, self.close_idle])
 
     def _close_pipelines(self) -> None:
         pipelines = self.pipelines[::-1]  # a pipeline that uses the memory of others is closed before them
         spare, self._spare = self._spare, {}
-        self._forget_pipelines()
+        self._forget_now()
         close_all([*pipelines, *spare.values()])
 
-    def _forget_pipelines(self) -> None:
-        self.pipelines.clear()
-        self._made, self._pipeline_copies, self._waits, self._passed = {}, {}, {}, None
-        self._kept, self._stored, self._large = set(), {}, {}
-        self._results.clear()
-        self.report = self._reported = None
+    def _forget_now(self) -> None:
+        self._now, self._key = self._nothing(), None
+        self._passed, self._stored = None, {}
 
     def close(self) -> None:
         """Close everything and release the memory managers; a second close does nothing.

@@ -232,6 +232,16 @@ class Pipeline:
         """Return a context that names the backend and the callback in errors."""
         return blame(self._place(node), f"the backend failed in {name}", callback=callback_of(self.backend, name))
 
+    @property
+    def nbytes(self) -> int:
+        """Return about how many bytes of its own it holds: values, staging, and constants that were copied for it."""
+        told = self.backend.statistics()
+        values = told.get("arena_bytes")
+        if values is None:
+            values = sum(t.nbytes for t in self.tensors.values() if t.constant is None)
+        copied = 0 if self._borrows else sum(t.nbytes for t in self.constants.values())
+        return values + told.get("staging_bytes", 0) + copied
+
     def show(self, other: Part) -> None:
         """Show the backend, if it wants that, its part for a shape in which every open dimension has another size."""
         if other.lowered is not None and self.backend.wants_other_sizes:

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from types import TracebackType
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from weft.core.contract.backend import MemoryMode, Precision
+from weft.core.contract.backend import MemoryMode, Precision, SameNodes
 from weft.core.contract.doors import door
 from weft.core.contract.error_context import do_all, is_error
 from weft.core.contract.lowered import PlanAgain
@@ -62,7 +62,7 @@ from weft.core.session.report import Report, joined
 from weft.core.session.stage_loader import LoadedStages
 from weft.core.session.stage_runner import Rest, Rows, StageRunner, tensor
 from weft.core.session.stages_ahead import foresee
-from weft.errors import BackendError, ClosedError, ConfigError, InputError, grouped
+from weft.errors import BackendError, ClosedError, ConfigError, InputError, OutOfMemory, grouped
 
 if TYPE_CHECKING:
     from weft.core.session.runtime import Runtime
@@ -73,6 +73,7 @@ shutdown.parks(__name__)
 _NOT_RESIZED = "the last resize failed, or another thread's is under way"
 """Why a network whose shapes are bound is not loaded."""
 
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -125,6 +126,16 @@ class _Plan:
     """The arrays for outputs that it takes as they come; None if later stages give the outputs."""
     half_outputs: frozenset[str] = frozenset()
     """The outputs that it gives in fp16, though the model has fp32."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """What a session keeps for shapes that may come back."""
+
+    divided: OptimizedNetwork
+    """The network before backends lower their parts."""
+    plan: _Plan
+    bound: Graph
 
 
 class Session(NotCopied):
@@ -185,8 +196,11 @@ class Session(NotCopied):
         """The name of that method."""
         self._profile = Profile.of(profile)
         every = [*([host] if host else []), *choices]
-        self._loaded = LoadedNetwork(every, self.config, progress=progress, profile=self._profile)
-        self._cache = NetworkCache()
+        self._loaded = LoadedNetwork(
+            every, self.config, progress=progress, profile=self._profile, same_nodes=SameNodes()
+        )
+        self._cache: NetworkCache[_Known] = NetworkCache()
+        """By input shapes and the inputs and outputs that are fp16 though the model has fp32."""
         self._progress = progress
         known = None if fixed is None else fixed.tail
         self._stages = StageRunner(LoadedStages(choices, host, self.options, self._profile, known))
@@ -204,6 +218,7 @@ class Session(NotCopied):
         self._shows_other_sizes = fixed is None and self.config.memory is not MemoryMode.LIMIT
         """Whether the next new shape is the first one, at which backends see what other sizes change."""
         self._process = os.getpid()
+        _sessions.add(self)
         if fixed is None:
             check_hints(graph, self.options.hints, [c.device for c in choices])
         weakref.finalize(self, forget, self._loaded).atexit = False
@@ -549,25 +564,36 @@ class Session(NotCopied):
                 self._shows_other_sizes = False
             if self._fixed is not None:
                 check_devices(self._fixed, {p.device: self._loaded.ask(p.device) for p in self._fixed.parts})
-            divided = self._fixed or self._cache.find(shapes) or self._divide(bound, before)
+            known = self._fixed or next((k.divided for (those, _), k in self._cache if those == shapes), None)
+            divided = known or self._divide(bound, before)
             after = divided.tail
             tail = None if after is None else _Tail(after.corners, self._stages.rest(after.rest))
             can = _narrowable(divided)
             half, outputs = wanted & can, self.graph.outputs
             given = None if tail is not None else _forms(outputs, divided.graph.specs, half)
             plan = _Plan(tail, can, wanted, _forms(bound.inputs, bound.specs, half), given, half & {*outputs})
-            narrow = with_narrow_edges(divided, half)
-            network = lower_network(narrow, {p.device: self._loaded.ask(p.device) for p in narrow.parts})
-            self._loaded.load(network)
+            keeps = self._fixed is None and self.config.memory is not MemoryMode.LIMIT
+            key = (shapes, half) if keeps else None
+            if key is not None and self._loaded.holds(key):
+                self._loaded.turn_to(key)
+                network = self._loaded.network
+                assert network is not None
+            else:
+                narrow = with_narrow_edges(divided, half)
+                network = lower_network(narrow, {p.device: self._loaded.ask(p.device) for p in narrow.parts})
+                # Shapes that come back alternate; others, such as lengths that grow, may never come again.
+                self._load(network, key, beside=keeps and known is not None)
             self._plan = plan
             self._warn(network)
-            if self._fixed is None and self.config.memory is not MemoryMode.LIMIT:
-                self._cache.keep(shapes, divided)
+            if key is not None:
+                self._cache.keep(key, _Known(divided, plan, bound))
             if ahead and after is not None and self.config.memory is not MemoryMode.LIMIT:
                 foresee(self._stages, after, network.graph, progress=self._progress)
 
         def anew() -> None:
-            self._cache.forget(shapes)
+            for key in [key for key, _ in self._cache if key[0] == shapes]:
+                self._cache.forget(key)
+                self._loaded.forget(key)
             self._divides_alone = True
 
         def hear(refusal: NodeRefused) -> None:
@@ -575,6 +601,24 @@ class Session(NotCopied):
             self._check_may_refuse(refusal)
 
         until_taken(attempt, hear, anew)
+
+    def _load(self, network: OptimizedNetwork, key: Hashable, *, beside: bool) -> None:
+        """Load a network; where memory lacks, in place of what stayed loaded for other shapes, in any session."""
+        try:
+            self._loaded.load(network, key, beside=beside)
+        except OutOfMemory:
+            if not any([self._loaded.close_idle(), *map(Session._make_room, _others(self))]):
+                raise
+            self._loaded.load(network, key)
+
+    def _make_room(self) -> bool:
+        """Close what stayed loaded for other shapes, unless another thread uses the session; tell whether it did."""
+        if self._process != os.getpid() or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return self._caller is None and self._loaded.close_idle()
+        finally:
+            self._lock.release()
 
     def _planned_for_other_sizes(
         self, bound: Graph, wanted: frozenset[str], before: Assignment
@@ -643,9 +687,7 @@ class Session(NotCopied):
             if alike is not None:
                 return alike
             prepared = prepared or opened.prepared(sized)
-        network = divide_first(bound, backends, self.options, host=self._host, before=before, prepared=prepared)
-        self._cache.share_weights(network)
-        return network
+        return divide_first(bound, backends, self.options, host=self._host, before=before, prepared=prepared)
 
     def _check_may_refuse(self, refusal: NodeRefused) -> None:
         """Raise BackendError if nodes that a backend refused late cannot go to another device."""
@@ -691,10 +733,14 @@ class Session(NotCopied):
     def _accept(self, inputs: Sequence[Input | Mapping[str, Input]], outputs: Outputs | None) -> dict[str, Array]:
         """Check the arrays, prepare the session for their shapes and types if it must be, and return them by name."""
         self._check_open()
-        plan = self._plan
-        if plan.forms is not None and self._loaded.network is not None:
-            planned = take_planned(plan.forms, inputs)
-            if planned is not None and half_outputs(self.graph, outputs) & plan.narrowable == plan.half_outputs:
+        planned = self._taken(self._plan, inputs, outputs) if self._loaded.network is not None else None
+        if planned is not None:
+            return planned
+        for key, known in self._cache:
+            if self._loaded.holds(key) and (planned := self._taken(known.plan, inputs, outputs)) is not None:
+                self._loaded.turn_to(key)
+                self._plan, self._bound = known.plan, known.bound
+                self._cache.keep(key, known)
                 return planned
         arrays = take_inputs(self.graph, inputs, keep_half=self.config.precision is Precision.LOW)
         specs = self._bound.specs
@@ -708,6 +754,20 @@ class Session(NotCopied):
         for name in halves - self._plan.narrowable:
             arrays[name] = tensors[name].astype(np.float32)
         return arrays
+
+    def _taken(
+        self, plan: _Plan, inputs: Sequence[Input | Mapping[str, Input]], outputs: Outputs | None
+    ) -> dict[str, Array] | None:
+        """Return the arrays by name if a plan takes them as they come, else None."""
+        planned = None if plan.forms is None else take_planned(plan.forms, inputs)
+        if planned is None or half_outputs(self.graph, outputs) & plan.narrowable != plan.half_outputs:
+            return None
+        return planned
+
+
+def _others(session: Session) -> list[Session]:
+    """Return the other sessions of the process that are open."""
+    return [other for other in list(_sessions) if other is not session and not other.is_closed]
 
 
 def _interface(graph: Graph) -> Graph:

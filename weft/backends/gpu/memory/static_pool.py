@@ -33,7 +33,8 @@ class _Chunk:
 class _Shared:
     """A constant that several holders may use: its piece, and how many hold it."""
 
-    key: Key
+    key: Key | None
+    """None if it is too small to be found by its bytes."""
     holders: int = 1
     piece: Piece | None = None
     """None until it is uploaded, and for good if that fails."""
@@ -62,7 +63,10 @@ class StaticPool:
         in the first session, which has none to share.
         """
         if content.nbytes < SHARED_FROM:
-            return self._uploaded(content)
+            piece = self._uploaded(content)
+            with self._lock:
+                self._by_place[_place(piece)] = _Shared(None, piece=piece)
+            return piece
         data = content.reshape(-1).view(np.uint8)
         key = sample_key(data)
         with self._lock:
@@ -111,6 +115,11 @@ class StaticPool:
             raise
         return buffer, offset
 
+    def again(self, piece: Piece) -> None:
+        """Hold a piece that `upload` returned, and that somebody holds, once more; `give` takes it back."""
+        with self._lock:
+            self._by_place[_place(piece)].holders += 1
+
     def _holds(self, piece: Piece, data: Array) -> bool:
         """Tell whether a piece holds these bytes."""
         buffer, offset = piece
@@ -129,10 +138,11 @@ class StaticPool:
                 shared.holders -= 1
                 if shared.holders:
                     continue
-                alike = self._alike[shared.key]
-                alike.remove(shared)
-                if not alike:
-                    del self._alike[shared.key]
+                if shared.key is not None:
+                    alike = self._alike[shared.key]
+                    alike.remove(shared)
+                    if not alike:
+                        del self._alike[shared.key]
                 if shared.piece is not None:
                     self._by_place.pop(_place(shared.piece), None)
             if shared.piece is not None:

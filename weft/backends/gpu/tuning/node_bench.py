@@ -108,7 +108,7 @@ class NodeBench:
         recording, builds = PipelineRecording(runtime.heap), Builds(device)
         target = target or Target(device)
         kept = KeptPlans(thrifty=target.thrifty)
-        context = PipelineContext(target, self._slots, recording, builds, kept, runtime.static)
+        context = PipelineContext(target, self._slots, recording, builds, kept, runtime.static, runtime.constants(None))
         self._execution = GpuExecution(op, context, label)
         self._rng = np.random.default_rng(0)
         copies: dict[int, Tensor] = {}
