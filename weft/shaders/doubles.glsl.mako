@@ -3,7 +3,6 @@
 ## in parts; M. Payne and R. Hanek, "Radian reduction for trigonometric functions" (1983), for large angles; T. Dekker,
 ## "A floating-point technique for extending the available precision" (1971), for pairs of doubles. Where nothing else
 ## is said a polynomial is a Taylor series, cut where the next term is below half an ulp.
-## `precise` keeps a compiler from contracting, or reordering, what depends on its rounding.
 <%!
 from math import atan, factorial
 
@@ -63,7 +62,7 @@ bool is_negative(real x) { return int(unpackDouble2x32(x).y) < 0; }
 real two_to(int n) { return packDouble2x32(uvec2(0u, uint(n + 1023) << 20)); }
 // In three steps, so that none overflows, or rounds a subnormal number, but the last.
 real scaled(real x, int n) {
-  precise real r = x * two_to(n / 3);
+  real r = x * two_to(n / 3);
   r = r * two_to(n / 3);
   r = r * two_to(n - n / 3 * 2);
   return r;
@@ -88,7 +87,7 @@ real fmod(real x, real y) {
 real reduce_exponent(real x, out int n) {
   const real k = roundEven(x * 1.4426950408889634);
   n = int(k);
-  precise real r = x - k * LOG2_HIGH;
+  real r = x - k * LOG2_HIGH;
   r = r - k * LOG2_LOW;
   return r;
 }
@@ -108,7 +107,7 @@ real expm1(real x) {
 // log(2^k * (1 + f)) for f from -0.3 to 0.42.
 real logarithm_at(real f, real k) {
   const real s = f / (2.0 + f), z = s * s, half_square = 0.5 * f * f, more = s * (half_square + z * ${horner("z", LOG)});
-  precise real v = k * LOG2_HIGH - ((half_square - (more + k * LOG2_LOW)) - f);
+  real v = k * LOG2_HIGH - ((half_square - (more + k * LOG2_LOW)) - f);
   return v;
 }
 // x as 2^k * m, m from sqrt(1/2) to sqrt(2).
@@ -129,17 +128,17 @@ real logarithm(real x) {
 real log1p(real x) { return x > -0.29 && x < 0.41 ? logarithm_at(x, 0.0) : logarithm(1.0 + x); }
 // What a * b is beside p, its rounded product.
 real product_error(real a, real b, real p) {
-  precise real c = 134217729.0 * a, d = 134217729.0 * b;
-  precise real a_high = c - (c - a), b_high = d - (d - b);
-  precise real a_low = a - a_high, b_low = b - b_high;
-  precise real e = a_high * b_high - p;
+  real c = 134217729.0 * a, d = 134217729.0 * b;
+  real a_high = c - (c - a), b_high = d - (d - b);
+  real a_low = a - a_high, b_low = b - b_high;
+  real e = a_high * b_high - p;
   e = e + a_high * b_low + a_low * b_high;
   e = e + a_low * b_low;
   return e;
 }
 // What a + b is beside s, its rounded sum.
 real sum_error(real a, real b, real s) {
-  precise real part = s - a, e = (a - (s - part)) + (b - part);
+  real part = s - a, e = (a - (s - part)) + (b - part);
   return e;
 }
 // a to the power of y, by a logarithm of two doubles, since its error counts y * log(a) times. So do the first two terms
@@ -147,19 +146,19 @@ real sum_error(real a, real b, real s) {
 real finite_power(real a, real y) {
   int k, n;
   const real m = split_exponent(a, k), f = m - 1.0;
-  precise real d = m + 1.0, d_low = m - (d - 1.0), s = f / d, p = s * d;
-  precise real rest = (f - p) - product_error(s, d, p) - s * d_low;
-  precise real s_low = rest / d, z = s * s, cube = s * z;
-  precise real cube_low = product_error(s, z, cube) + s * product_error(s, s, z);
-  precise real third = TWO_THIRDS * cube;
-  precise real third_low = product_error(TWO_THIRDS, cube, third) + (TWO_THIRDS * cube_low + TWO_THIRDS_LOW * cube);
-  precise real whole = real(k) * LOG2_HIGH, twice = 2.0 * s, most = whole + twice, sum = most + third;
-  precise real low = sum_error(whole, twice, most) + sum_error(most, third, sum);
-  precise real rest_of_s = s_low * (2.0 + 2.0 * z * (1.0 + z));
+  real d = m + 1.0, d_low = m - (d - 1.0), s = f / d, p = s * d;
+  real rest = (f - p) - product_error(s, d, p) - s * d_low;
+  real s_low = rest / d, z = s * s, cube = s * z;
+  real cube_low = product_error(s, z, cube) + s * product_error(s, s, z);
+  real third = TWO_THIRDS * cube;
+  real third_low = product_error(TWO_THIRDS, cube, third) + (TWO_THIRDS * cube_low + TWO_THIRDS_LOW * cube);
+  real whole = real(k) * LOG2_HIGH, twice = 2.0 * s, most = whole + twice, sum = most + third;
+  real low = sum_error(whole, twice, most) + sum_error(most, third, sum);
+  real rest_of_s = s_low * (2.0 + 2.0 * z * (1.0 + z));
   low = low + (third_low + (cube * z * ${horner("z", POWER_LOG)} + (rest_of_s + real(k) * LOG2_LOW)));
-  precise real high = sum + low;
+  real high = sum + low;
   low = low - (high - sum);
-  precise real exponent = y * high, exponent_low = product_error(y, high, exponent) + y * low;
+  real exponent = y * high, exponent_low = product_error(y, high, exponent) + y * low;
   if (!(abs(exponent) < 750.0)) return exponent < 0.0 ? 0.0 : real(INFINITY_F);
   const real r = reduce_exponent(exponent, n);
   return scaled(1.0 + short_expm1(r + exponent_low), n);
@@ -213,7 +212,7 @@ real reduce_angle(real x, out int quadrant) {
   if (a < 1.0e6) {
     const real n = roundEven(a * 0.6366197723675814);
     quadrant = int(n);
-    precise real r = a - n * HALF_PI_HIGH;
+    real r = a - n * HALF_PI_HIGH;
     r = r - n * HALF_PI_MIDDLE;
     r = r - n * HALF_PI_LOW;
     return r;

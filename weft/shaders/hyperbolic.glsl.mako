@@ -6,12 +6,7 @@ real tangent_h(real x) {
 // Half of exp(a), in a way that overflows no earlier than the result.
 real half_exp(real a) {
   const real e = exp(0.5 * a);
-% if double:
-  precise real half_e = 0.5 * e, whole = half_e * e; // some compilers would multiply e by e first
-  return whole;
-% else:
   return 0.5 * e * e;
-% endif
 }
 real sine_h(real x) {
   const real a = abs(x), t = expm1(a);

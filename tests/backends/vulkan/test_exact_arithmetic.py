@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from tests.helpers.vulkan_kernels import SCALE, values
 from weft.backends.vulkan import glslang
-from weft.backends.vulkan.exact_arithmetic import NO_CONTRACTION, with_exact_arithmetic
+from weft.backends.vulkan.device import VulkanDevice
+from weft.backends.vulkan.exact_arithmetic import (
+    NO_CONTRACTION,
+    PRESERVE,
+    with_exact_arithmetic,
+    with_special_values,
+)
 from weft.backends.vulkan.spirv_module import DECORATE, Module, read
 
-ADD, MULTIPLY, VECTOR_TIMES_SCALAR, EXT_INST, LESS = 129, 133, 142, 12, 184
+ADD, MULTIPLY, VECTOR_TIMES_SCALAR, EXT_INST, LESS, EXECUTION_MODE = 129, 133, 142, 12, 184, 16
 HEAD = """#version 450
 layout(std430, set = 0, binding = 0) buffer X { float x[]; };
 layout(std430, set = 0, binding = 1) buffer V { vec4 v[]; };
@@ -79,5 +86,29 @@ def test_what_is_already_exact_is_decorated_once() -> None:
     assert len(given) == len(set(given)) == 2
 
 
+def modes(spirv: bytes) -> list[int]:
+    """Return the widths of floats whose special values a module has preserved."""
+    module = read(spirv)
+    assert module is not None
+    return [words[2] for op, words in module.outside if op == EXECUTION_MODE and words[1] == PRESERVE]
+
+
+@pytest.mark.parametrize(("real", "widths"), [("float", [32]), ("double", [32, 64])])
+def test_special_values_are_preserved_of_the_floats_that_a_kernel_has(real: str, widths: list[int]) -> None:
+    compiler = glslang.find_compiler()
+    assert compiler is not None
+    made = compiler.compile(f"{HEAD}void main() {{ x[0] = float({real}(x[1]) * {real}(x[2])); }}\n", "test")
+    assert modes(made) == []
+    assert modes(with_special_values(made, (32, 64))) == widths
+    assert with_special_values(made, ()) == made
+    assert len(with_special_values(made, (32,))) == len(made) + 8 + 28 + 16, "a capability, an extension and a mode"
+
+
+def test_llvmpipe_preserves_special_values(device: VulkanDevice) -> None:
+    assert 32 in device.parts.context.physical.preserved_widths
+    device.compile(SCALE, values(4))  # the validation layer looks at the module
+
+
 def test_what_is_no_module_stays_as_it_is() -> None:
-    assert with_exact_arithmetic(b"nonsense") == b"nonsense"
+    for blob in (b"nonsense", b"\x03\x02\x23\x07", bytes(64), b"\x07\x23\x02\x03" * 9):
+        assert with_exact_arithmetic(blob) == with_special_values(blob, (32,)) == blob

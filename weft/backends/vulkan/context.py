@@ -14,6 +14,7 @@ from weft.backends.vulkan._vk import NULL, Arena, check, create, failure, ffi, l
 from weft.backends.vulkan.physical import (
     ADDRESSES,
     EXTERNAL_HOST,
+    FLOAT_CONTROLS,
     MATRIX_EXTENSIONS,
     MATRIX_FEATURES,
     PTX_EXTENSION,
@@ -53,7 +54,7 @@ class Context:
         arena, physical = Arena(), self.physical
         features = arena.new("VkPhysicalDeviceFeatures2")
         features.features.shaderFloat64 = physical.doubles()
-        wanted = ("VK_KHR_portability_subset", "VK_KHR_8bit_storage", EXTERNAL_HOST)
+        wanted = ("VK_KHR_portability_subset", "VK_KHR_8bit_storage", FLOAT_CONTROLS, EXTERNAL_HOST)
         extensions = [e for e in wanted if e in physical.extensions]
         supported = physical.features()
         storage = {

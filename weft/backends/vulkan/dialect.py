@@ -46,8 +46,8 @@ class GlslDialect(Dialect):
     prelude: ClassVar[str] = "prelude.glsl.mako"
     plus_product: ClassVar[str] = (
         "f32 plus_product(f32 sum, f32 a, f32 b) {\n"
-        "  precise f32 product = a * b, total = sum + product;\n"
-        "  return total;\n"
+        "  const f32 product = a * b;\n"
+        "  return sum + product;\n"
         "}\n"
     )
     reinterprets: ClassVar[tuple[str, str, str]] = ("floatBitsToUint(v)", "uintBitsToFloat(v)", "uint(v)")

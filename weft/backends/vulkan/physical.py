@@ -22,6 +22,8 @@ _KINDS = {0: "other", 1: "integrated GPU", 2: "discrete GPU", 3: "virtual GPU", 
 _RANK = {2: 0, 1: 1, 3: 2, 0: 3, 4: 5}
 _CPU = 4
 _MIB = 1 << 20
+FLOAT_CONTROLS = "VK_KHR_shader_float_controls"
+"""The extension, part of Vulkan 1.2, by which a kernel says which floats matter to it."""
 EXTERNAL_HOST = "VK_EXT_external_memory_host"
 """The extension by which a device adopts memory of the process."""
 PTX_EXTENSION = "VK_NVX_binary_import"
@@ -93,6 +95,8 @@ class Physical:
             wanted.append(_BUS)
         if EXTERNAL_HOST in self.extensions:
             wanted.append("VkPhysicalDeviceExternalMemoryHostPropertiesEXT")
+        if self.api >= _API_1_2 or FLOAT_CONTROLS in self.extensions:
+            wanted.append("VkPhysicalDeviceFloatControlsProperties")
         for name in wanted:
             self._extra[name] = self._arena.new(name, pNext=base.pNext)
             base.pNext = self._extra[name]
@@ -116,6 +120,13 @@ class Physical:
         """Return the alignment of memory that the device adopts, and of its size; 0 if it adopts none."""
         known = self._extra.get("VkPhysicalDeviceExternalMemoryHostPropertiesEXT")
         return int(known.minImportedHostPointerAlignment) if known else 0
+
+    @cached_property
+    def preserved_widths(self) -> tuple[int, ...]:
+        """Return the bits of floats whose infinities, NaN and signs of zeros the driver preserves if it is told to."""
+        known = self._extra.get("VkPhysicalDeviceFloatControlsProperties")
+        flags = {w: f"shaderSignedZeroInfNanPreserveFloat{w}" for w in (32, 64)}
+        return tuple(width for width, flag in flags.items() if known and getattr(known, flag))
 
     @property
     def compiles_late(self) -> bool:

@@ -14,6 +14,7 @@ from weft.backends.gpu.device.built_kernels import Kept
 from weft.backends.vulkan import pushed_numbers
 from weft.backends.vulkan._vk import NOT_THE_KERNELS_FAULT, NULL, Arena, create, failure, ffi, lib, vk, words
 from weft.backends.vulkan.context import Context
+from weft.backends.vulkan.exact_arithmetic import with_special_values
 from weft.backends.vulkan.pushed_constants import FIRST_ID, with_pushed
 from weft.errors import CompileError
 from weft.kernels.source import LOCAL_SIZE, KernelSource
@@ -119,6 +120,7 @@ class PipelineBuilder:
 
     def _module(self, source: KernelSource, spirv: bytes) -> Owned:
         arena = Arena()
+        spirv = with_special_values(spirv, self._context.physical.preserved_widths)
         code = arena.keep(ffi.new("uint32_t[]", (len(spirv) + 3) // 4))
         ffi.memmove(code, spirv, len(spirv))
         info = arena.new("VkShaderModuleCreateInfo", codeSize=len(spirv), pCode=code)
