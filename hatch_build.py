@@ -59,6 +59,7 @@ DATA = {
     "weft/plugins/weft_backend.h": ("file", "The C header for backends in shared libraries"),
     "weft/kernels/cost_model.json": ("file", "What kernels take on a GPU, fitted to the trials in benchmarks/tuned"),
     "weft/kernels/device_models.json": ("file", "What kinds of device do in a time, measured or from datasheets"),
+    "weft/backends/gpu/device/driver_parts.json": ("file", "Which files make up the vendors' drivers"),
     "weft/backends/gpu/device/vendors.json": ("file", "The vendors of cards, and the variables that hide their cards"),
     "weft/backends/opencl/known_drivers.json": ("file", "What is known of OpenCL drivers by name"),
     "weft/backends/vulkan/known_drivers.json": ("file", "What is known of Vulkan drivers by name"),

@@ -47,7 +47,8 @@ class Check:
 
 def all_checks() -> list[Check]:
     """Return every finding, in the order in which things depend on each other."""
-    found = [python_check(), *_packages(), cache_check(), *_backends(), *_pip_driver(), *_front_ends(), *_skipped()]
+    found = [python_check(), *_packages(), cache_check(), *_backends(), *_cards(), *_pip_driver()]
+    found += [*_front_ends(), *_skipped()]
     found += [compiler_check(needed="vulkan" not in registry.absent())]
     for info in registry.devices():
         found += [_device(info), *_kernels(info)]
@@ -113,6 +114,15 @@ def _backends() -> Iterator[Check]:
         wanted = package is not None and _installed(package) is not None
         reason = Reason.of(why)
         yield Check(creator.id, FAIL if wanted else ABSENT, reason.what, reason.fix)
+
+
+def _cards() -> Iterator[Check]:
+    """Yield what is missing of the drivers of cards that are in the machine, and that a GPU backend does not list."""
+    for creator in registry.creators():
+        for each in creator.unlisted() if isinstance(creator, GpuCreator) else ():
+            yield Check(
+                f"{each.vendor} in {creator.id}", FAIL if each.broken else ABSENT, each.reason.what, each.reason.fix
+            )
 
 
 def _pip_driver() -> Iterator[Check]:

@@ -17,6 +17,7 @@ from weft.core.contract.backend_options import NO_OPTIONS, Options, defaults
 if TYPE_CHECKING:
     from weft.backends.gpu.backend import GpuBackend
     from weft.backends.gpu.device.device import GpuDevice
+    from weft.backends.gpu.device.driver_parts import Unlisted
     from weft.backends.gpu.runtime import GpuRuntime
 
 
@@ -93,6 +94,17 @@ class GpuCreator(BackendCreator):
     def missing(self) -> str | None:
         """Return why there is no such device on this machine, or None; a driver may be asked for it."""
         return None
+
+    def listed_vendors(self) -> set[int] | None:
+        """Return the PCI ids of the vendors whose devices the API lists, hidden ones too; None if there is no API."""
+        return None
+
+    def unlisted(self) -> list[Unlisted]:
+        """Return why cards of this machine are not among the devices, where a part of their driver is missing."""
+        from weft.backends.gpu.device.driver_parts import unlisted
+
+        listed = self.listed_vendors()
+        return [] if listed is None else unlisted(self.id, listed)
 
     def runtime(self, index: int, options: Options = NO_OPTIONS) -> GpuRuntime:
         """Return the runtime of a device with these options; open it the first time, and again after it was lost.

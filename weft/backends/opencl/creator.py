@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 from weft.backends.gpu.creator import CHAINS, GpuCreator
 from weft.backends.opencl.dialect import OpenCLDialect
-from weft.backends.opencl.discovery import absent_reason, enumerate_devices, hidden, why_unusable
+from weft.backends.opencl.discovery import (
+    absent_reason,
+    enumerate_devices,
+    hidden,
+    listed_vendors,
+    why_unusable,
+)
 from weft.core.contract.backend import BackendOption, DeviceInfo, ForwardType
 
 if TYPE_CHECKING:
@@ -34,6 +40,10 @@ class OpenCLCreator(GpuCreator):
     def hidden(self) -> list[str]:
         """Return what the user's variables hide."""
         return hidden()
+
+    def listed_vendors(self) -> set[int] | None:
+        """Return the vendors whose devices OpenCL lists."""
+        return listed_vendors()
 
     def unusable(self, index: int) -> str | None:
         """Return why a listed device is unusable, or None: tries a small kernel on it."""

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from weft.backends.gpu.device.cards import UNHIDE, Card, Visible, visible
+from weft.backends.gpu.device.driver_parts import unlisted
 from weft.backends.opencl.known_drivers import driver_named
 from weft.core.contract.backend import DeviceInfo
 from weft.errors import NoDevice, Reason
@@ -33,6 +34,9 @@ def absent_reason() -> Reason | None:
     problem: Reason | None = driver.problem()
     if problem is not None:
         return problem
+    lacking = [each.reason for each in unlisted(DEVICE_ID, ())]
+    if lacking:
+        return Reason(f"OpenCL lists no device: {lacking[0].what}", lacking[0].fix)
     advice = f"{_VENDORS}, or for the CPU: {trial.for_the_cpu()}"
     platforms = _platforms()
     if not platforms:
@@ -64,6 +68,15 @@ def hidden() -> list[str]:
         return listed_devices()[1].notes
     except ImportError:
         return []
+
+
+def listed_vendors() -> set[int] | None:
+    """Return the PCI ids of the vendors whose GPUs OpenCL lists, hidden ones too; None without pyopencl."""
+    try:
+        cards = [card_of(device) for device in listed_devices()[0]]
+    except ImportError:
+        return None
+    return {card.vendor for card in cards if not card.software}
 
 
 def raw_devices() -> list[Any]:

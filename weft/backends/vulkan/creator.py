@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from weft.backends.gpu.creator import CHAINS, GpuCreator
 from weft.backends.vulkan.dialect import GlslDialect
-from weft.backends.vulkan.probe import absent_reason, hidden
+from weft.backends.vulkan.probe import absent_reason, hidden, listed_vendors
 from weft.core.contract.backend import BackendOption, DeviceInfo, ForwardType
 from weft.core.contract.backend_options import NO_OPTIONS, Options
 
@@ -40,6 +40,10 @@ class VulkanCreator(GpuCreator):
     def hidden(self) -> list[str]:
         """Return what the user's variables hide."""
         return hidden()
+
+    def listed_vendors(self) -> set[int] | None:
+        """Return the vendors whose devices Vulkan lists."""
+        return listed_vendors()
 
     def backend_class(self) -> type[GpuBackend]:
         """Return the backend class, to which creators of single ops can be added."""

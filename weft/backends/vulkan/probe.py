@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weft.backends.gpu.device.cards import UNHIDE
+from weft.backends.gpu.device.driver_parts import unlisted
 from weft.errors import Reason, WeftError
 
 _FIX_PACKAGE = "pip install vulkan cffi"
@@ -23,10 +24,30 @@ def absent_reason() -> Reason | None:
     try:
         found, shown = listed_devices()
     except WeftError as e:
-        return Reason(e.short, e.fix)
+        return _with_cards(Reason(e.short, e.fix))
     if found and not shown.shown:
         return Reason(f"all Vulkan devices are hidden: {'; '.join(shown.notes)}", UNHIDE)
-    return None if found else Reason("Vulkan finds no device with Vulkan 1.1 and a compute queue", NO_DRIVER_FIX)
+    if found:
+        return None
+    return _with_cards(Reason("Vulkan finds no device with Vulkan 1.1 and a compute queue", NO_DRIVER_FIX))
+
+
+def _with_cards(reason: Reason) -> Reason:
+    """Return why there is no device, with what is missing of the driver of a card that is in the machine."""
+    lacking = [each.reason for each in unlisted("vulkan", ())]
+    return Reason(f"{reason.what}: {lacking[0].what}", lacking[0].fix) if lacking else reason
+
+
+def listed_vendors() -> set[int] | None:
+    """Return the PCI ids of the vendors whose devices Vulkan lists, hidden ones too; None without package or loader."""
+    try:
+        from weft.backends.vulkan.physical import listed_devices
+    except (ImportError, OSError):
+        return None
+    try:
+        return {device.card.vendor for device in listed_devices()[0] if not device.software}
+    except WeftError:
+        return set()
 
 
 def hidden() -> list[str]:
