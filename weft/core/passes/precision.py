@@ -143,6 +143,8 @@ def _nodes_that_keep(graph: Graph, dtype: DType) -> dict[str, _Keeps]:
         every = frozenset(range(len(node.inputs)))
         if node.op.keeps_types or (spreads(node) and not wide.isdisjoint(node.outputs)):
             found[node.name] = _Keeps(every, outputs=True)
+        elif node.op.is_elementwise and not wide.isdisjoint(node.inputs):
+            found[node.name] = _Keeps(every)
         elif wide and node.op.wide_inputs:
             found[node.name] = _Keeps(every.intersection(node.op.wide_inputs))
         elif dtype is DType.FLOAT16 and node.op.exact_parameters:
