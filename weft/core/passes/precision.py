@@ -12,10 +12,11 @@ from weft.core.graph.later_constants import converted
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Op, new_op
 from weft.core.graph.symbolic import is_symbolic
+from weft.core.graph.tensor import TensorSpec
 from weft.core.host.threads import in_threads
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.properties import Property
-from weft.core.passes.wide_values import spreads, wide_values
+from weft.core.passes.wide_values import makes_wide, masks, spreads, wide_values
 
 LARGEST, INFINITE = 0x7BFF, 0x7C00
 """The bits of the largest finite number and of infinity in fp16, without the sign; the bits of NaN are larger."""
@@ -68,13 +69,15 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
 
     Explicit casts between these types become casts to `dtype`. Ops compute in fp32 either way. What an op that
     keeps its types reads and makes has its own type there, and is cast before and after. So is what an op makes in one
-    type whatever it reads, and, if `dtype` is float16, so are the values of `wide_values`.
+    type whatever it reads, and, if `dtype` is float16, so are the values of `wide_values`; `masks` among them are
+    clipped to what float16 holds before they are cast.
     """
     others = OTHERS[dtype]
     if not any(s.dtype in others for s in graph.specs.values()):
         return graph
     out = graph.copy()
     kept = _nodes_that_keep(graph, dtype)
+    clipped = masks(graph) if dtype is DType.FLOAT16 else frozenset()
     names, given = Names(graph), set(graph.inputs)
     read = {i for n in graph.nodes for k, i in enumerate(n.inputs) if k not in kept.get(n.name, _NONE).inputs}
     narrow = [i for i in graph.inputs if graph.specs[i].dtype in others and i in read]
@@ -83,7 +86,8 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
     outside = {o: _name(out, o, dtype, names) for o in made}
     renamed = inside | outside
     out.nodes = [_cast(out, f"{i}.{dtype.value}", i, new, dtype, names) for i, new in inside.items()]
-    held = {name: value for name, value in graph.constants.items() if graph.specs[name].dtype in others}
+    floats = {name: value for name, value in graph.constants.items() if graph.specs[name].dtype in others}
+    held = {name: value for name, value in floats.items() if name in read or name in renamed}
     nbytes = sum(value.nbytes for value in held.values() if not is_symbolic(value))
     convert = to_float16 if dtype is DType.FLOAT16 else _wide
     stored_values = in_threads(lambda value: converted(value, convert, dtype), list(held.values()), nbytes)
@@ -91,7 +95,8 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
         stored = renamed.get(name, name)
         out.constants[stored] = array
         out.specs[stored] = replace(graph.specs[name], dtype=dtype)
-    exact = {i: i for i in graph.inputs} | {o: o for o in graph.outputs if o in graph.constants}
+    exact = {i: i for i in (*graph.inputs, *(floats.keys() - held.keys()))}
+    exact |= {o: o for o in graph.outputs if o in graph.constants}
     """The names of values in their own types, where there are any."""
     for node in graph.nodes:
         keeps = kept.get(node.name, _NONE)
@@ -113,7 +118,11 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
                 continue
             own = value if value in graph.outputs else _name(out, value, kind, names)
             if value in read:
-                behind.append(_cast(out, f"{value}.{dtype.value}", own, outputs[k], dtype, names))
+                source = own
+                if value in clipped and kind is DType.FLOAT32:
+                    source = _name(out, f"{value}.clipped", kind, names, like=value)
+                    behind.append(_clip(out, own, source, names))
+                behind.append(_cast(out, f"{value}.{dtype.value}", source, outputs[k], dtype, names))
             exact[value] = outputs[k] = own
         node = replace(typed, outputs=tuple(outputs))
         out.nodes += [node, *behind]
@@ -141,7 +150,8 @@ def _nodes_that_keep(graph: Graph, dtype: DType) -> dict[str, _Keeps]:
     found = {}
     for node in graph.nodes:
         every = frozenset(range(len(node.inputs)))
-        if node.op.keeps_types or (spreads(node) and not wide.isdisjoint(node.outputs)):
+        is_wide = not wide.isdisjoint(node.outputs)
+        if node.op.keeps_types or (is_wide and (spreads(node) or makes_wide(graph, node))):
             found[node.name] = _Keeps(every, outputs=True)
         elif node.op.is_elementwise and not wide.isdisjoint(node.inputs):
             found[node.name] = _Keeps(every)
@@ -186,10 +196,21 @@ def magnitude(half: Array) -> Array:
     return bits
 
 
-def _name(graph: Graph, value: str, dtype: DType, names: Names) -> str:
+def _name(graph: Graph, value: str, dtype: DType, names: Names, *, like: str = "") -> str:
     name = names.fresh(f"{value}.{dtype.value}")
-    graph.specs[name] = replace(graph.specs[value], dtype=dtype)
+    graph.specs[name] = replace(graph.specs[like or value], dtype=dtype)
     return name
+
+
+def _clip(graph: Graph, source: str, target: str, names: Names) -> Node:
+    """Return a node that keeps float32 numbers between the ends of float16."""
+    most = float(np.finfo(np.float16).max)
+    ends = []
+    for end in (-most, most):
+        ends.append(names.fresh(f"{target}.end"))
+        graph.constants[ends[-1]] = np.array(end, np.float32)
+        graph.specs[ends[-1]] = TensorSpec((), DType.FLOAT32)
+    return Node(names.fresh(f"Clip.{target}"), new_op("Clip"), (source, *ends), (target,))
 
 
 def _cast(graph: Graph, name: str, source: str, target: str, to: DType, names: Names) -> Node:

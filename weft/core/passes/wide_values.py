@@ -1,4 +1,4 @@
-"""Which values stay float32 where floats are stored as float16: coordinates, what decides a selection, tiny numbers.
+"""Which values stay float32 where floats are stored as float16: coordinates, what decides a selection, extreme numbers.
 
 A pixel's place in a picture of 320 pixels is off by up to 0.125 in fp16, and a box that is decoded in several steps is
 off by more. So ops say which inputs they need in float32 (`Op.wide_inputs`). What element-wise ops and ops that
@@ -6,20 +6,21 @@ move elements make these of is float32, too, back to an op of another kind, such
 make of these values alone, such as the boxes that a network returns, and what they make of sums of integers and of
 scales (`Op.wide_outputs`): sums leave the range of fp16 above, and products of scales below.
 
-The third kind is what constants make that fp16 cannot hold: of `log(x + 1e-10)` nothing would be left but minus
-infinity. The result of such a node is float32, and so are what element-wise ops, moves and reductions made for it, and
-what they make of it alone.
+The third kind is what a node makes with a constant that fp16 cannot hold (`Extreme`): of `log(x + 1e-10)` nothing would
+be left but minus infinity. What element-wise ops, moves and reductions make of such a result alone is float32, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Flag, auto
 
 import numpy as np
 
 from weft.core.graph.control_op import ControlOp
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
+from weft.core.graph.symbolic import is_symbolic
 
 FIRST_ALONE = frozenset({
     "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose", "Expand", "Tile", "Slice", "Split", "Gather",
@@ -30,11 +31,27 @@ REDUCTIONS = frozenset({
     "ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", "CumSum",
     "ReduceProd",
 })
-LIMITS = frozenset({"Add", "Sub", "Min", "Max", "Clip", "Where", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
-"""Ops that take a number beyond fp16 for a mask or a limit: of fp16 values they make the same of the largest one."""
-SMALLEST_NORMAL, LARGEST = 2.0**-14, 65504.0
+LIMITS = frozenset({"Min", "Max", "Clip", "Where", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+"""Ops that make the same of fp16's largest number as of a constant beyond it: it is above all that they meet."""
+WEIGHTS = frozenset({"Mul", "PRelu", "Add", "Sub"})
+"""Ops whose constants may be weights, of which single ones are tiny because training made nothing of them."""
+MASKED = frozenset({"Softmax", "LogSoftmax", "weft::Attention"})
+"""Ops to which fp16's lowest number says the same as one below it, and minus infinity everywhere nothing."""
+SMALLEST, LARGEST = 2.0**-17, 65504.0
+"""The ends of fp16. Below the first it has fewer than eight significant bits, which is what bfloat16 has."""
 FEW = 64
-"""A constant of at most so many elements keeps float32 for one that fp16 cannot hold, a larger one for all of them."""
+"""So many elements are no table of weights."""
+
+
+class Extreme(Flag):
+    """What a constant that fp16 cannot hold asks for, beside float32 for what is made with it."""
+
+    HERE = auto()
+    """Nothing else: the result is tiny."""
+    BEFORE = auto()
+    """The other operand in float32: what is left of it beside a tiny number, or grows by a large factor."""
+    BEYOND = auto()
+    """Float32 for all that element-wise ops, moves and reductions make of the result: it may be beyond fp16."""
 
 
 def wide_values(graph: Graph) -> frozenset[str]:
@@ -53,54 +70,91 @@ def wide_values(graph: Graph) -> frozenset[str]:
         read = [node.inputs[k] for k in _passed(node) if node.inputs[k] not in graph.constants]
         if read and wide.issuperset(read):
             wide.update(node.outputs)
-    return frozenset((wide | _beside_tiny(graph)) - {""})
+    return frozenset((wide | _beside_extremes(graph)[0]) - {""})
 
 
-def _beside_tiny(graph: Graph) -> set[str]:
-    """Return the values that stay float32 because of constants that fp16 cannot hold."""
-    made = {o for n in graph.nodes if n.op.is_elementwise and any(_beyond_half(graph, n)) for o in n.outputs}
-    if not made:
-        return made
-    needed = set(made)
+def masks(graph: Graph) -> frozenset[str]:
+    """Return the values of `wide_values` that may be beyond fp16, and that ops take for masks (`MASKED`).
+
+    Where these ops read them as float16, numbers that are finite must be so there, too.
+    """
+    read = {i for node in graph.nodes if node.op.type in MASKED for i in node.inputs}
+    return frozenset(_beside_extremes(graph)[1] & read) if read else frozenset()
+
+
+def makes_wide(graph: Graph, node: Node) -> bool:
+    """Tell whether a constant of a node asks for float32 whatever kind of op it is."""
+    return any(_extremes(graph, node))
+
+
+def _beside_extremes(graph: Graph) -> tuple[set[str], set[str]]:
+    """Return the values that constants which fp16 cannot hold keep float32, and those that may be beyond fp16."""
+    found, needed, beyond = set[str](), set[str](), set[str]()
+    for node in graph.nodes:
+        for extreme in _extremes(graph, node):
+            found.update(node.outputs)
+            if extreme & Extreme.BEFORE:
+                needed.update(node.outputs)
+            if extreme & Extreme.BEYOND:
+                beyond.update(node.outputs)
+    if not found:
+        return found, beyond
     for node in reversed(graph.nodes):
         if not needed.isdisjoint(node.outputs) and spreads(node):
-            needed.update(node.outputs)
-            needed.update(i for k in _spread(node) if (i := node.inputs[k]) not in graph.constants)
-    found = set(made)
+            needed.update(_read(graph, node))
     for node in graph.nodes:
         if not spreads(node):
             continue
-        read = [node.inputs[k] for k in _spread(node) if node.inputs[k] not in graph.constants]
-        if not needed.isdisjoint(node.outputs) or (read and found.issuperset(read)):
+        read = _read(graph, node)
+        if not beyond.isdisjoint(read):
+            beyond.update(node.outputs)
+        if not needed.isdisjoint(node.outputs) or not beyond.isdisjoint(node.outputs) or (read and found >= read):
             found.update(node.outputs)
-    return found
+    return found, beyond
 
 
-def _beyond_half(graph: Graph, node: Node) -> Iterator[bool]:
-    """Tell of each number that an element-wise node brings whether fp16 cannot hold it."""
-    multiplies = node.op.type not in LIMITS
-    for value in node.op.attributes().values():
+def _read(graph: Graph, node: Node) -> set[str]:
+    """Return the values that are no constants and that a node's results follow from."""
+    return {node.inputs[k] for k in _spread(node)} - graph.constants.keys()
+
+
+def _extremes(graph: Graph, node: Node) -> Iterator[Extreme]:
+    """Return what each number of a node asks for that fp16 cannot hold."""
+    for value in node.op.attributes().values() if node.op.is_elementwise else ():
         if isinstance(value, float):
-            yield _is_beyond(np.float32(value).reshape(1), multiplies=multiplies)
-    for name in node.inputs:
+            yield from _extreme(node, -1, np.array([value], np.float32))
+    exact = {*node.op.wide_inputs, *node.op.exact_parameters}
+    for k, name in enumerate(node.inputs):
         value = graph.constants.get(name)
-        if isinstance(value, np.ndarray) and value.dtype == np.float32 and value.size:
-            yield _is_beyond(value.reshape(-1), multiplies=multiplies)
+        if k not in exact and isinstance(value, np.ndarray) and not is_symbolic(value) and value.dtype == np.float32:
+            yield from _extreme(node, k, value)
 
 
-def _is_beyond(value: Array, *, multiplies: bool) -> bool:
-    size = np.abs(value)
-    few = value.size <= FEW
-    if few:
-        with np.errstate(over="ignore"):
-            size = size[(value.astype(np.float16) != value) & (size <= np.finfo(np.float32).max)]
-    else:
-        size = size[size > 0]
-    if not size.size:
-        return False
-    if few:
-        return bool((size < SMALLEST_NORMAL).any() or (multiplies and (size > LARGEST).any()))
-    return bool((size < SMALLEST_NORMAL).all() or (multiplies and (size > LARGEST).any()))
+def _extreme(node: Node, position: int, value: Array) -> Iterator[Extreme]:
+    """Return what a constant asks for; nothing if fp16 holds it. Infinities and NaN are held."""
+    kind = node.op.type
+    # Most weights tell by their first elements that not all are tiny.
+    if value.size and (value.size <= FEW or not _sizes(value.reshape(-1)[:FEW]).max() >= SMALLEST):
+        sizes = _sizes(value)
+        sizes = sizes[sizes > 0]
+        tiny = sizes < SMALLEST
+        if tiny.size and (tiny.all() or (tiny.any() and value.size <= FEW and kind not in WEIGHTS)):
+            if kind == "Mul" or (kind == "Div" and position == 0):
+                yield Extreme.HERE
+            else:
+                yield Extreme.BEFORE | Extreme.BEYOND if kind == "Div" else Extreme.BEFORE
+    if kind in LIMITS or not value.size or max(value.max(), -value.min()) <= LARGEST:
+        return
+    if (_sizes(value) > LARGEST).any():
+        if kind == "Div" and position == 1:
+            yield Extreme.HERE
+        else:
+            yield Extreme.BEYOND if kind in ("Add", "Sub") else Extreme.BEFORE | Extreme.BEYOND
+
+
+def _sizes(value: Array) -> Array:
+    """Return the magnitudes of the finite numbers, and 0 for others."""
+    return np.where(np.isfinite(value), np.abs(value), 0)
 
 
 def spreads(node: Node) -> bool:

@@ -191,9 +191,10 @@ def _holds_lowest(reader: Reader, mask: str) -> bool:
     for _ in range(DEEPEST):
         node = reader.maker(mask, *RESHAPES, "Transpose", "Slice", "Expand", "Cast")
         mask = mask if node is None else node.inputs[0]
-    choice = reader.maker(mask, "Where")
-    if choice is not None:
-        return any(number is not None and -inf < number <= LOWEST for number in map(reader.number, choice.inputs[1:]))
+    chosen = reader.maker(mask, "Where", "Mul")  # one of two numbers, or how much is hidden times the lowest number
+    if chosen is not None:
+        numbers = map(reader.number, chosen.inputs[-2:])
+        return any(number is not None and -inf < number <= LOWEST for number in numbers)
     array = reader.graph.constants.get(mask)
     return array is not None and not is_symbolic(array) and bool(((array > -inf) & (array <= LOWEST)).any())
 
