@@ -90,8 +90,9 @@ def makes_wide(graph: Graph, node: Node) -> bool:
 def _beside_extremes(graph: Graph) -> tuple[set[str], set[str]]:
     """Return the values that constants which fp16 cannot hold keep float32, and those that may be beyond fp16."""
     found, needed, beyond = set[str](), set[str](), set[str]()
+    hide = _hide_keys(graph)
     for node in graph.nodes:
-        for extreme in _extremes(graph, node):
+        for extreme in _extremes(graph, node) if node.op.type != "Mul" or not hide.issuperset(node.outputs) else ():
             found.update(node.outputs)
             if extreme & Extreme.BEFORE:
                 needed.update(node.outputs)
@@ -111,6 +112,15 @@ def _beside_extremes(graph: Graph) -> tuple[set[str], set[str]]:
         if not needed.isdisjoint(node.outputs) or not beyond.isdisjoint(node.outputs) or (read and found >= read):
             found.update(node.outputs)
     return found, beyond
+
+
+def _hide_keys(graph: Graph) -> set[str]:
+    """Return the values that only attentions read, or only moves for them: fp16's lowest number hides a key, too."""
+    others, hide = set(graph.outputs), set[str]()
+    for node in reversed(graph.nodes):
+        moved = node.op.type in FIRST_ALONE and hide.issuperset(node.outputs) and others.isdisjoint(node.outputs)
+        (hide if moved or node.op.type == "weft::Attention" else others).update(node.inputs)
+    return hide - others
 
 
 def _read(graph: Graph, node: Node) -> set[str]:
@@ -133,16 +143,11 @@ def _extremes(graph: Graph, node: Node) -> Iterator[Extreme]:
 def _extreme(node: Node, position: int, value: Array) -> Iterator[Extreme]:
     """Return what a constant asks for; nothing if fp16 holds it. Infinities and NaN are held."""
     kind = node.op.type
-    # Most weights tell by their first elements that not all are tiny.
-    if value.size and (value.size <= FEW or not _sizes(value.reshape(-1)[:FEW]).max() >= SMALLEST):
-        sizes = _sizes(value)
-        sizes = sizes[sizes > 0]
-        tiny = sizes < SMALLEST
-        if tiny.size and (tiny.all() or (tiny.any() and value.size <= FEW and kind not in WEIGHTS)):
-            if kind == "Mul" or (kind == "Div" and position == 0):
-                yield Extreme.HERE
-            else:
-                yield Extreme.BEFORE | Extreme.BEYOND if kind == "Div" else Extreme.BEFORE
+    if _is_tiny(node, position, value):
+        if kind == "Mul" or (kind == "Div" and position == 0):
+            yield Extreme.HERE
+        else:
+            yield Extreme.BEFORE | Extreme.BEYOND if kind == "Div" else Extreme.BEFORE
     if kind in LIMITS or not value.size or max(value.max(), -value.min()) <= LARGEST:
         return
     if (_sizes(value) > LARGEST).any():
@@ -150,6 +155,19 @@ def _extreme(node: Node, position: int, value: Array) -> Iterator[Extreme]:
             yield Extreme.HERE
         else:
             yield Extreme.BEYOND if kind in ("Add", "Sub") else Extreme.BEFORE | Extreme.BEYOND
+
+
+def _is_tiny(node: Node, position: int, value: Array) -> bool:
+    """Tell whether fp16 is too coarse for a constant: for all that is not 0, or for a limit or divisor among few."""
+    is_elementwise, is_short = node.op.is_elementwise, value.size <= FEW
+    if position > 1 and not is_elementwise:  # layers only add them to larger numbers
+        return False
+    if not value.size or not (is_short or _sizes(value.reshape(-1)[:FEW]).max() < SMALLEST):
+        return False
+    sizes = _sizes(value)
+    tiny = sizes[sizes > 0] < SMALLEST
+    any_counts = is_elementwise and is_short and node.op.type not in WEIGHTS
+    return bool(tiny.any() if any_counts else tiny.size and tiny.all())
 
 
 def _sizes(value: Array) -> Array:
