@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import weft
 from benchmarks.models import MODELS
 from tests.helpers.nets import Net, assert_near, feeds
-from tests.helpers.staged_models import FLOAT, branch, make_model, node
+from tests.helpers.onnx_models import make_model
+from tests.helpers.staged_models import FLOAT, branch, node
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
@@ -104,7 +105,8 @@ def masked_by_an_input(net: Net, x: str) -> str:
 
 
 def length(x: Array) -> Array:
-    return np.sqrt((x * x).sum(-1, keepdims=True))
+    made: Array = np.sqrt((x * x).sum(-1, keepdims=True))
+    return made
 
 
 EVEN = softmax(np.where(SHOWN, SCORES, LOWEST).astype(np.float64))
