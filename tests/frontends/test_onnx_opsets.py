@@ -227,7 +227,8 @@ def test_the_domain_of_onnx_has_two_names() -> None:
         (10, node("Upsample", "x x"), "opset 10 withdrew this op"),
         (17, node("Nonsense"), "ONNX has no such op"),
         (17, node("StringNormalizer"), "it works on strings"),
-        (17, node("Nonsense", domain="com.microsoft"), "no op of that domain"),
+        (17, node("Nonsense", domain="com.microsoft"), "ops of that domain, and not this one"),
+        (17, node("Nonsense", domain="com.example"), "no op of that domain"),
         (17, node("Conv", domain="com.microsoft.nchwc"), "the processor of one machine"),
         (17, node("Relu", extra=1), "attributes that ONNX does not know: 'extra'"),
         (12, node("Softmax", flatten=0), "attributes that ONNX does not know: 'flatten'"),
@@ -264,11 +265,22 @@ def test_what_cannot_be_lifted_is_refused_with_a_reason(opset: int, wrong: NodeP
 
 @pytest.mark.parametrize(
     "harmless",
-    [node("Relu", consumed_inputs=[0]), node("Dropout", is_test=0), node("Dropout", seed=3)],
+    [
+        node("Relu", consumed_inputs=[0]), node("Dropout", is_test=0),
+        node("Dropout", ratio=0.25), node("Dropout", seed=3),
+    ],
     ids=lambda value: value.attribute[0].name,
 )
 def test_harmless_old_attributes_are_passed_over(harmless: NodeProto) -> None:
-    load(make_model([harmless], opset=12))
+    """They make no difference to the op, and none to what it computes."""
+    opset = 12 if harmless.attribute[0].name == "seed" else 7
+    graph, without = load(make_model([harmless], opset=opset)), load(make_model([node(harmless.op_type)], opset=opset))
+    assert graph.nodes[0].op.type == harmless.op_type and len(graph.nodes) == len(without.nodes) == 1
+    assert graph.nodes[0].op.attributes().items() - without.nodes[0].op.attributes().items() <= {("seed", 3)}
+    x = np.array([[-1, 0, 2], [3, -4, 5]], np.float32)
+    expected = np.maximum(x, 0) if harmless.op_type == "Relu" else x
+    with weft.load(graph, "cpu") as session:
+        np.testing.assert_array_equal(session.run(x)[0], expected)
 
 
 def test_a_file_cannot_set_the_fields_that_weft_added() -> None:

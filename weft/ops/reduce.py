@@ -65,10 +65,7 @@ class Reduction(Op):
         """Return the axes to reduce, sorted, from the value of the second input (None: missing)."""
         if axes is None or axes.size == 0:
             return () if self.noop_with_empty_axes else tuple(range(rank))
-        found = sorted(normalize_axis(self, int(a), rank) for a in axes.reshape(-1))
-        if len(set(found)) < len(found):
-            raise misfit(self, f"axes {axes.tolist()} name an axis twice")
-        return tuple(found)
+        return tuple(sorted({normalize_axis(self, int(a), rank) for a in axes.reshape(-1)}))
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the shape without the reduced axes, or with size 1 there."""

@@ -53,9 +53,9 @@ def known(constants: Constants, index: int, name: str) -> Array:
 
 
 def known_ints(constants: Constants, index: int, name: str) -> Shape:
-    """Return the integers of an input that decides a shape."""
+    """Return the integers of an input that decides a shape; exporters write them as a scalar or as one row, too."""
     value = known(constants, index, name)
-    if value.ndim > 1 or value.size > MAX_LISTED or value.dtype.kind not in "iuO":
+    if value.size != (value.shape[-1] if value.ndim else 1) or value.size > MAX_LISTED or value.dtype.kind not in "iuO":
         raise ModelError(
             f"input {index} ({name}) is not a short list of integers",
             why=f"it is {value.dtype} of shape {value.shape}",
@@ -177,7 +177,7 @@ class Squeeze(MovingOp):
     def _shape(self, dims: Shape, axes: Shape | None) -> Shape:
         if axes is None:
             return tuple(d for d in dims if d != 1)
-        gone = many_axes(axes, len(dims))
+        gone = {one_axis(axis, len(dims)) for axis in axes}
         if any(dims[axis] != 1 for axis in gone):
             raise unfit(f"axes {axes} of shape {dims} are not all of size one")
         return tuple(d for axis, d in enumerate(dims) if axis not in gone)
@@ -312,7 +312,11 @@ class Dropout(MovingOp):
         """Return the specs of the outputs."""
         x = given(inputs, 0)
         if optional(inputs, 2) is not None and known(constants, 2, "training_mode").any():
-            raise ModelError("Dropout in training mode is not supported", why="Weft only runs inference")
+            raise ModelError(
+                "training mode is not supported",
+                why="Weft runs inference alone",
+                fix="export the model in evaluation mode (model.eval() in PyTorch), or make training_mode false",
+            )
         return (x, TensorSpec(x.shape, DType.BOOL))[: max(self.outputs, 1)]
 
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:

@@ -233,7 +233,8 @@ def inferred(graph: Graph, node: Node) -> tuple[TensorSpec, ...]:
         if isinstance(e, ValueNeeded):
             what, fix = f"the output shape of {label} is not known before a run", fix or STAGED
             raise ValueNeeded(what, where=where, why=why, fix=fix, index=e.index) from e
-        raise ModelError(f"the inputs of {label} do not fit", where=where, why=why, fix=fix or OTHER_SHAPES) from e
+        what = f"{label} cannot run" if fix else f"the inputs of {label} do not fit"
+        raise ModelError(what, where=where, why=why, fix=fix or OTHER_SHAPES) from e
     return specs
 
 

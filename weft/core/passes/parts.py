@@ -67,7 +67,7 @@ def select_of(graph: Graph, makers: Mapping[str, Node], name: str) -> Select | N
     source, *rest = maker.inputs
     dims, given = graph.specs[source].dims, [known(graph.constants.get(each)) for each in rest]
     if maker.op.type == "Squeeze":
-        axes = [] if not given or given[0] is None else [int(axis) % len(dims) for axis in given[0]]
+        axes = [] if not given or given[0] is None else [int(axis) % len(dims) for axis in given[0].reshape(-1)]
         found = interval_of(graph, makers.get(source), source, axes[0]) if len(axes) == 1 else None
         if found is None or found.stop != found.start + 1:
             return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from onnx import AttributeProto, GraphProto, NodeProto
 
 from weft.core.graph.graph import Graph, Node
-from weft.core.graph.op import Op, find_op
+from weft.core.graph.op import Op, find_op, op_types
 from weft.errors import ModelError, Problem, UnsupportedOps, WeftError
 from weft.frontends.onnx.attributes import make_op, op_fields, read_attribute
 from weft.frontends.onnx.external import ExternalFiles
@@ -113,7 +113,7 @@ class NodeReader:
         if op is None and label in AS_ONNX:
             return self._of_onnx(proto, name, AS_ONNX[label])
         if op is None:
-            raise ModelError(REFUSED_DOMAINS.get(proto.domain, "no op of that domain is registered with Weft"))
+            raise ModelError(REFUSED_DOMAINS.get(proto.domain) or _why_unknown(proto.domain))
         made = self._op(op, proto.op_type, self._attributes(proto), {}, len(proto.output))
         return Node(name, made, _without_tail(proto.input), tuple(proto.output))
 
@@ -194,6 +194,13 @@ class NodeReader:
         if "outputs" in fields:
             values["outputs"] = outputs
         return make_op(op, values)
+
+
+def _why_unknown(domain: str) -> str:
+    others = sum(op_type.startswith(f"{domain}::") for op_type in op_types())
+    if not others:
+        return "no op of that domain is registered with Weft"
+    return f"Weft has {others} ops of that domain, and not this one (docs/ops.md lists them)"
 
 
 def _without_tail(inputs: Sequence[str]) -> tuple[str, ...]:
