@@ -10,7 +10,7 @@ import numpy as np
 from weft import loading
 from weft.conformance.cases.table import tolerance
 from weft.conformance.kit import Check, Kit
-from weft.conformance.networks import difference, rearranged
+from weft.conformance.networks import difference, part_of, rearranged
 from weft.conformance.report import Finding
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node, bind, depths
@@ -125,7 +125,8 @@ def _used(kit: Kit, graph: Graph, runs: Sequence[Feeds]) -> str:
     """
     sizes = dict.fromkeys(graph.outputs, len(depths(graph)))
     with loading.load(graph, "cpu") as reference, kit.load(graph, fallback="cpu") as session:
-        for number, fed in enumerate(runs, 1):
+        for number, whole in enumerate(runs, 1):
+            fed = {name: whole[name] for name in graph.inputs}
             wanted, near = (_arrays(reference, each) for each in (fed, _rounded(kit, fed)))
             actual = _arrays(session, fed)
             bounds = [_bounds(kit, w, n, depth) for w, n, depth in zip(wanted, near, sizes.values(), strict=False)]
@@ -162,9 +163,7 @@ def _first_prefix(kit: Kit, shown: Graph, runs: Sequence[Feeds]) -> tuple[Node, 
     while low < high:
         middle = (low + high) // 2
         node = shown.nodes[middle]
-        part = shown.copy()
-        part.outputs = [o for o in node.outputs if o]
-        problem = _used(kit, part, runs)
+        problem = _used(kit, part_of(shown, [o for o in node.outputs if o]), runs)
         if problem:
             high, found = middle, (node, problem)
         else:

@@ -152,6 +152,22 @@ def rearranged(array: Array, seed: int = 0) -> Array:
     return flat.reshape(array.shape)
 
 
+def part_of(graph: Graph, outputs: list[str]) -> Graph:
+    """Return the part of a graph that computes some values, with nothing but the specs of what it reads."""
+    made, wanted = graph.copy(), set(outputs)
+    nodes: list[Node] = []
+    for node in reversed(graph.nodes):
+        if wanted & set(node.outputs):
+            nodes.insert(0, node)
+            wanted |= set(node.inputs)
+    made.nodes, made.outputs = nodes, outputs
+    made.inputs = [i for i in graph.inputs if i in wanted]
+    made.constants = {n: c for n, c in graph.constants.items() if n in wanted}
+    made.declared = {}
+    made.specs = {n: s for n, s in graph.specs.items() if n in made.inputs or n in made.constants}
+    return made
+
+
 def difference(
     actual: Sequence[Array], wanted: Sequence[Array], tolerances: Sequence[tuple[float, float]]
 ) -> str:

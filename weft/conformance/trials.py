@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from weft.conformance.drawing import Accepts, Drawing, Trial, World, trial_of
 from weft.conformance.drive import ask
 from weft.conformance.kit import Kit, Untried, same_bits
-from weft.conformance.networks import difference
+from weft.conformance.networks import difference, part_of
 from weft.conformance.report import Verdict
 from weft.core.contract.backend import Backend
 from weft.core.contract.error_context import ends_program
@@ -94,7 +94,7 @@ def shrunk(kit: Kit, trial: Trial, worlds: Sequence[World]) -> tuple[Trial, str]
     """
     whole = trial.graph
     for node in whole.nodes:
-        small = _trial(_needed(whole, list(filter(None, node.outputs))), worlds, trial)
+        small = _trial(part_of(whole, list(filter(None, node.outputs))), worlds, trial)
         found = _attempt(kit, small)
         if found:
             return _with_fed_values(kit, small, worlds, found)
@@ -124,21 +124,6 @@ def _trial(graph: Graph, worlds: Sequence[World], like: Trial) -> Trial:
     return trial_of(graph, worlds, bounds)
 
 
-def _needed(graph: Graph, outputs: list[str]) -> Graph:
-    """Return the part of a graph that computes some values."""
-    made, wanted = graph.copy(), set(outputs)
-    nodes: list[Node] = []
-    for node in reversed(graph.nodes):
-        if wanted & set(node.outputs):
-            nodes.insert(0, node)
-            wanted |= set(node.inputs)
-    made.nodes, made.outputs = nodes, outputs
-    made.inputs = [i for i in graph.inputs if i in wanted]
-    made.constants = {n: c for n, c in graph.constants.items() if n in wanted}
-    made.specs = {n: s for n, s in graph.specs.items() if n in made.inputs or n in made.constants}
-    return made
-
-
 def _fed(graph: Graph, value: str, worlds: Sequence[World]) -> Graph:
     """Return a graph with a value as an input in the place of the nodes that make it."""
     made = graph.copy()
@@ -148,7 +133,7 @@ def _fed(graph: Graph, value: str, worlds: Sequence[World]) -> Graph:
     dims: tuple[Dim, ...] = tuple(d[0] if len(set(d)) == 1 else f"{value}_{k}" for k, d in enumerate(sizes))
     made.inputs = [*graph.inputs, value]
     made.specs = {**graph.specs, value: TensorSpec(dims, spec.dtype)}
-    return _needed(made, list(graph.outputs))
+    return part_of(made, list(graph.outputs))
 
 
 def described(trial: Trial) -> str:
