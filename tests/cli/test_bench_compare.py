@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from onnx import helper
 
 import weft
 from tests.helpers.cli import Cli, double, write_model
-from tests.helpers.fakes import AsynchronousBackend, mocks
+from tests.helpers.fakes import AsynchronousBackend, WrongFused, WrongWhole, mock, mocks
 from weft import models
 from weft.cli.difference import Difference, difference
 from weft.core.registry.backend_registry import registry
@@ -72,19 +73,57 @@ def test_bench_says_which_device_tells_no_times(cli: Cli, tmp_path: Path) -> Non
         assert json.loads(cli(*command, "--json").out)["rows"][0]["untimed"] == ["silent:0"]
 
 
-def test_compare_shows_every_value(cli: Cli) -> None:
-    done = cli("compare", models.path("shapes"), "-d", "cpu,opencl", "--shape", "image=1,3,128,128")
-    relative = float(re.findall(r"the largest is (\S+) of the range", done.out)[0])
-    assert 0 < relative < 1e-4
-    low = cli(
-        *("compare", models.path("shapes"), "-d", "cpu,opencl", "--shape", "image=1,3,128,128"),
-        *("--precision", "low", "--threshold", "1e-5"),
-    )
-    assert float(re.findall(r"the largest is (\S+) of the range", low.out)[0]) > relative
-    assert "Conv" in low.out
+SHAPES = (models.path("shapes"), "--shape", "image=1,3,128,128")
+
+
+def test_compare_passes_devices_that_agree(cli: Cli) -> None:
+    done = cli("compare", *SHAPES, "-d", "cpu,opencl,vulkan")
+    passed = re.findall(r"^PASS: (\w+) at precision high is within (\S+) of the range of cpu", done.out, re.M)
+    assert [device for device, _ in passed] == ["opencl", "vulkan"]
+    assert all(0 < float(worst) < 1e-4 for _, worst in passed)
+    assert "there is nothing to compare it with" in cli("compare", *SHAPES, "-d", "cpu", status=2).err
+
+
+def test_compare_of_values_lists_what_the_plan_stores(cli: Cli) -> None:
+    low = cli("compare", *SHAPES, "-d", "cpu,opencl", "--precision", "low", "--values")
     assert re.search(r"^cpu at precision high, nodes: cpu \d+$", low.out, re.M)
     assert re.search(r"^opencl at precision low, nodes: opencl \d+$", low.out, re.M)
-    assert "name two" in cli("compare", models.path("shapes"), "-d", "cpu", status=2).err
+    assert "PASS: opencl at precision low" in low.out and "0 of 18 values" in low.out
+    strict = cli("compare", *SHAPES, "-d", "cpu,opencl", "--precision", "low", "--threshold", "1e-9", status=1)
+    assert strict.out.splitlines()[-1].startswith("FAIL: opencl at precision low differs from cpu at precision high")
+    assert "the first wrong value is 'side/maxpool', of 'side/maxpool' (MaxPool) on opencl:0" in strict.out
+
+
+def fused(tmp_path: Path, *last: str) -> Path:
+    """Write Abs, Exp, Tanh and more in a row; nodes and values are called after them."""
+    kinds = ["Abs", "Exp", "Tanh", *last]
+    names = ["x", *(kind.lower() for kind in kinds)]
+    nodes = [helper.make_node(k, [i], [o], name=f"{o}_node") for k, (i, o) in zip(kinds, pairwise(names), strict=True)]
+    return write_model(tmp_path / "fused.onnx", nodes, {"x": (2, 3)}, names[-1:])
+
+
+def test_compare_finds_a_device_that_is_wrong_only_where_it_fuses(cli: Cli, tmp_path: Path) -> None:
+    """With every value as an output nothing is fused, and nothing would be wrong."""
+    model = fused(tmp_path, "Neg", "Sin")
+    with mocks(right=mock(), wrong=WrongFused):
+        said = cli("compare", model, "-d", "cpu,right,wrong", status=1).out
+        facts = json.loads(cli("compare", model, "-d", "cpu,right,wrong", "--json", status=1).out)
+    assert "PASS: right at precision high" in said
+    fail = next(line for line in said.splitlines() if line.startswith("FAIL: "))
+    assert "'sin' by " in fail
+    assert "the first wrong value is 'tanh', of 'exp_node' (Exp), 'tanh_node' (Tanh) on wrong:0: " in fail
+    assert [facts["passed"], *(run["passed"] for run in facts["runs"])] == [False, True, False]
+    first = facts["runs"][1]["first_wrong"]
+    assert (first["value"], first["nodes"], first["device"]) == ("tanh", ["exp_node", "tanh_node"], "wrong:0")
+    assert first["relative"] == pytest.approx(0.48, rel=1e-4)
+    assert [v["value"] for v in facts["runs"][1]["values"]] == ["abs", "tanh", "neg", "sin"]
+
+
+def test_compare_bisects_where_the_fault_goes_away_with_more_outputs(cli: Cli, tmp_path: Path) -> None:
+    with mocks(wrong=WrongWhole):
+        said = cli("compare", fused(tmp_path, "Sin", "Neg"), "-d", "cpu,wrong", status=1).out
+    assert "all values that the device stores are right" in said
+    assert "the first wrong value is 'sin', of 'sin_node' (Sin) on wrong:0" in said.splitlines()[-1]
 
 
 def test_a_run_is_not_compared_with_itself(
@@ -93,7 +132,7 @@ def test_a_run_is_not_compared_with_itself(
     model = double(tmp_path / "m.onnx")
     said = cli("compare", model, "-d", "cpu,cpu:0", status=2).err
     assert "both runs would be on cpu at precision high" in said and "named twice" in said and "next: " in said
-    assert "cpu at precision low" in cli("compare", model, "-d", "cpu,cpu", "--precision", "low").out
+    assert "PASS: cpu at precision low" in cli("compare", model, "-d", "cpu,cpu", "--precision", "low").out
     normal = cli("compare", model, "-d", "cpu,cpu", "--precision", "normal").out
     assert "note: cpu, normal: precision NORMAL was computed as HIGH" in normal
     for kind in ("opencl", "vulkan"):
@@ -113,13 +152,14 @@ def test_numbers_that_are_not_finite_are_no_agreement(cli: Cli, tmp_path: Path) 
     given = (chain(tmp_path), "-d", "cpu,opencl", "-i", f"x={tmp_path / 'x.npy'}")
     said = cli("compare", *given).out
     assert "the input 'x' has 1 of 4 numbers that are not finite" in said
-    assert "4 numbers in all are not finite on both sides" in said and "where both sides are finite" in said
     for side in ("cpu", "opencl"):
-        assert f"{side} at precision high: numbers that are not finite begin at node 'root' (Sqrt): 2 of 4" in said
+        begin = f"{side} at precision high: numbers that are not finite begin in 'y', of 'root' (Sqrt), 'last' (Abs)"
+        assert f"{begin} on opencl:0: 2 of 4" in said
+    assert ", 2 not finite" in said and "PASS: " in said
     assert len(re.findall(r"\S+, 2 not finite", cli("bench", *given, "--iterations", 1).out)) == 2
     np.save(tmp_path / "nan.npy", np.full((1, 4), np.nan, np.float32))
     said = cli("compare", *given[:-1], f"x={tmp_path / 'nan.npy'}").out
-    assert "no number is finite on both sides" in said and "of the range" not in said
+    assert ", 4 not finite" in said and "PASS: " in said
     rows = json.loads(cli("bench", *given, "--iterations", 1, "--json").out)["rows"]
     assert [(r["not_finite"], r["not_finite_unlike"]) for r in rows] == [(2, 0)] * 2
 
@@ -137,9 +177,9 @@ def test_a_number_that_is_finite_on_one_side_only_differs(
 
     monkeypatch.setattr(weft.Session, "run", run)
     model = chain(tmp_path)
-    said = cli("compare", model, "-d", "cpu,opencl", "--threshold", 1).out
-    assert "not finite: 1 differ" in said and "1 of 2 values differ" in said
-    assert "cpu at precision high: all numbers are finite" in said and "begin at node 'last'" in said
+    said = cli("compare", model, "-d", "cpu,opencl", "--threshold", 1, status=1).out
+    assert "FAIL: opencl at precision high differs from cpu at precision high in 'y' (not finite: 1 differ)" in said
+    assert "cpu at precision high: all stored numbers are finite" in said and "begin in 'y'" in said
     assert not re.search(r"\b(nan|inf)\b", said)
     assert "not finite: 1 differ" in cli("bench", model, "-d", "cpu,opencl", "--iterations", 1).out
     assert "not finite: 1 differ" in cli("run", model, "-d", "cpu,opencl").out

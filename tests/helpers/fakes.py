@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from weft.core.contract.views import OptimizationViews, SubgraphView
 from weft.core.graph import interpreter
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.op import Op
-from weft.core.graph.tensor import Tensor
+from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.placement.optimized_network import PreCompiled
 from weft.core.registry.backend_registry import registry
 from weft.core.registry.device_choice import DeviceName
@@ -289,6 +290,49 @@ def mock(
     if replace is not None:
         facts["replace"] = staticmethod(replace)
     return type("Mocked", (Mock,), facts)
+
+
+class WrongFused(Mock):
+    """Runs Exp right, and wrong by 48% where it is one node with the Tanh behind it: only if nothing else reads Exp."""
+
+    def OptimizeSubgraph(self, view: SubgraphView) -> OptimizationViews:
+        views = OptimizationViews()
+        for first, second in pairwise(view.nodes):
+            if (first.op.type, second.op.type) == ("Exp", "Tanh"):
+                part = view.part([first, second])
+                if len(part.outputs) == 1:
+                    views.substitute(part, compiled(part, self.info.id))
+        return views.keep_rest(view)
+
+    def onCreate(self, inputs: Inputs, outputs: Outputs, op: Op) -> Execution | None:
+        made = super().onCreate(inputs, outputs, op)
+        return Halved(made.graph) if isinstance(made, Interpreted) else made
+
+
+class Halved(Interpreted):
+    """Runs the graph, and is wrong by 48%."""
+
+    def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
+        super().onExecute(inputs, outputs)
+        for tensor in outputs:
+            tensor.memory[...] *= 0.52
+
+
+class WrongWhole(Mock):
+    """Is wrong by 48% in Sin, unless a part has more outputs than one."""
+
+    wrong = False
+
+    def OptimizeSubgraph(self, view: SubgraphView) -> OptimizationViews:
+        self.wrong = len(view.outputs) == 1
+        return OptimizationViews().keep_rest(view)
+
+    def onCreate(self, inputs: Inputs, outputs: Outputs, op: Op) -> Execution | None:
+        if op.type != "Sin" or not self.wrong:
+            return super().onCreate(inputs, outputs, op)
+        graph = Graph("sin", ["x"], ["y"], [Node("sin", op, ("x",), ("y",))])
+        graph.specs = {"x": TensorSpec(outputs[0].shape, outputs[0].dtype)}
+        return Halved(graph)
 
 
 def compiled(part: SubgraphView, id_: str) -> Graph:
