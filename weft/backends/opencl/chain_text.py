@@ -42,8 +42,9 @@ _WAITING = """\
 #define SEEN
 #define MISSING_PLACE
 #define MISSING_AT 0
-// The barrier of the whole group, which tells each item whether `mine` of any was set.
-#define AGREE(any, mine, at) asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; bar.red.popc.u32 %0, 0, p; }" \
+// The barrier of the whole group, which tells each item whether `mine` of any was set. Item 0 may come from its loop
+// apart from the rest of its subgroup, so it is not the form for subgroups that come together, `bar.red`.
+#define AGREE(any, mine, at) asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; barrier.red.popc.u32 %0, 0, p; }" \
   : "=r"(any) : "r"(mine) : "memory")
 // Fetch constants into the cache that all units share, while the first subgroup waits.
 void prefetch_l2(__global const uchar* from, const int bytes) {
