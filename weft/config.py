@@ -191,6 +191,12 @@ def check_passes() -> bool:
     return _switch("WEFT_CHECK_PASSES", False)
 
 
+def columns() -> int | None:
+    """Return how wide tables may be, from `COLUMNS`; None if it is not set to a number."""
+    given = os.environ.get("COLUMNS", "")
+    return int(given) if given.isascii() and given.isdigit() and int(given) else None
+
+
 def full_tracebacks() -> bool:
     """Tell whether errors keep the frames of Weft's own code: `WEFT_FULL_TRACEBACKS=1`, or the option `--debug`."""
     return _shows_everything or _switch("WEFT_FULL_TRACEBACKS", False)

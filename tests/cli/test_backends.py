@@ -66,7 +66,7 @@ class Neg(Execution):
 def test_a_long_reason_is_cut_in_the_table_of_refusals(cli: Cli, tmp_path: Path) -> None:
     model = chain(tmp_path)
     with registered(Creator(Refusing, id="acme"), "acme"):
-        done = cli("inspect", model, "--devices", "acme,cpu")
+        done = cli("inspect", model, "--device", "acme+cpu")
     assert "\x1b" not in done.out
     for each in ("Abs", "Softmax"):
         assert f"{each} " in done.out
@@ -124,9 +124,9 @@ def chain(folder: Path) -> Path:
 def test_a_division_by_hints_is_previewed_and_run(cli: Cli, tmp_path: Path) -> None:
     model, saved = chain(tmp_path), tmp_path / "chain.weft"
     with registered(Twin(), "twin"):
-        assert "1 subgraph(s)" in cli("inspect", model, "--devices", "cpu,twin").out
+        assert "1 subgraph(s)" in cli("inspect", model, "--device", "cpu+twin").out
         hints = ("--hint", "head/*=twin", "--hint", "body/abs=cpu")
-        done = cli("inspect", model, "--devices", "cpu,twin", *hints)
+        done = cli("inspect", model, "--device", "cpu+twin", *hints)
         assert "2 subgraph(s)" in done.out and "cpu:0 (1) -> twin:0 (1)" in done.out
         assert "nodes: cpu 1, twin 1" in cli("run", model, "--device", "cpu+twin", *hints).out
         done = cli("optimize", model, "-o", saved, "--device", "cpu+twin", *hints)

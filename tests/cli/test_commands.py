@@ -224,11 +224,33 @@ def test_inspect_gives_the_reason_of_each_refusal(cli: Cli, tmp_path: Path) -> N
     assert "vulkan:0: 1 of 2 nodes" in done.out
     assert re.search(r"^adapted +MeanVarianceNormalization +vulkan:0 +axes .* are more than three", done.out, re.M)
     assert "subgraph" not in done.out
-    done = cli("inspect", model, "--devices", "vulkan,cpu", "--nodes")
+    done = cli("inspect", model, "--device", "vulkan+cpu", "--nodes")
     assert "2 subgraph(s), with their nodes after the backends' rewrites: cpu:0 (1) -> vulkan:0 (1)" in done.out
     assert re.search(r"^copy y: cpu:0 -> vulkan:0 +cpu:0 +vulkan:0 +float32\[2x2x2x2x2x2x2\] +512$", done.out, re.M)
     assert "1 copies between devices, 512 bytes in every run" in done.out
     assert "on vulkan:0:" in done.out and "z = Relu" in done.out
+
+
+def test_a_comma_means_another_run_and_a_plus_an_order_for_every_command(cli: Cli, tmp_path: Path) -> None:
+    model = double(tmp_path / "m.onnx", (3, 4))
+    apart = cli("inspect", model, "--device", "cpu,opencl").out
+    assert re.findall(r"^for (\w+)$", apart, re.M) == ["cpu", "opencl"]
+    assert re.findall(r"rewrites: (\S+) \(1\)$", apart, re.M) == ["cpu:0", "opencl:0"]
+    order = cli("inspect", model, "--device", "cpu+opencl").out
+    assert re.findall(r"rewrites: (\S+) \(1\)$", order, re.M) == ["cpu:0"]
+    assert re.findall(r"^(\S+): \S+ ms$", cli("run", model, "--device", "cpu+opencl,opencl").out, re.M) == [
+        "cpu+opencl", "opencl"
+    ]
+    said = cli("optimize", model, "--device", "opencl,cpu", "-o", tmp_path / "m.weft", status=2).err
+    assert "commas separate runs" in said and 'join devices with +: "opencl+cpu"' in said
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_tables_fit_columns_in_a_pipe(cli: Cli, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert max(map(len, cli("devices", "--options").out.splitlines())) > 100
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert max(map(len, cli("devices", "--options").out.splitlines())) <= columns
 
 
 def test_inspect_prints_each_pass(cli: Cli, tmp_path: Path) -> None:
@@ -254,7 +276,7 @@ def test_inspect_lists_the_rewrites_and_says_what_failed_later(cli: Cli, tmp_pat
 
     weft.registry.insert("late", Late)
     try:
-        done = cli("inspect", double(tmp_path / "m.onnx", (3, 4)), "--devices", "late,cpu")
+        done = cli("inspect", double(tmp_path / "m.onnx", (3, 4)), "--device", "late+cpu")
     finally:
         weft.registry.remove("late")
     assert re.search(r"^twice +Add +late:0 +the compiler ran out of registers$", done.out, re.M)
@@ -278,7 +300,7 @@ def test_an_optimised_network_is_saved_and_run(cli: Cli, tmp_path: Path) -> None
 def test_optimize_says_what_is_wrong(cli: Cli, tmp_path: Path) -> None:
     model = double(tmp_path / "m.onnx", (3, 4))
     assert "does not end in .weft" in cli("optimize", model, "-d", "cpu", "-o", tmp_path / "m.zip", status=2).err
-    assert "join them with +" in cli("optimize", model, "-d", "cpu,vulkan", status=2).err
+    assert "join devices with +" in cli("optimize", model, "-d", "cpu,vulkan", status=2).err
     cli("optimize", model, "-d", "cpu", "-o", tmp_path / "m.weft")
     for option in (("-d", "cpu"), ("--hint", "twice=cpu"), ("--precision", "low"), ("--strict",)):
         said = cli("run", tmp_path / "m.weft", *option, status=2).err

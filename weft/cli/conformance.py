@@ -12,7 +12,7 @@ import typer
 from weft.cli.console import error, line, note, table, working
 from weft.cli.inputs import Preparation, collect, shaped
 from weft.cli.model import read_model
-from weft.cli.options import BackendOptionOption, InputOption, PrecisionOption, ShapeOption
+from weft.cli.options import BackendOptionOption, InputOption, JsonOption, PrecisionOption, ShapeOption
 from weft.cli.parsing import parse_backend_options, parse_pairs
 from weft.core.contract.backend import Precision
 from weft.core.contract.backend_options import BackendOptions
@@ -36,8 +36,9 @@ def conformance(
         list[str] | None,
         typer.Option(help="Checks, ops, or parts of rows' names, with commas; may be given several times."),
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write everything that was found to a file, as JSON.")
+    as_json: JsonOption = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also write everything that was found to a file, as JSON.")
     ] = None,
     precision: PrecisionOption = Precision.HIGH,
     backend_path: Annotated[
@@ -84,9 +85,13 @@ def conformance(
                 name, only=only or (), precision=precision, progress=progress, backend_options=own, seed=seed,
                 seconds=seconds,
             )
-    if json_file is not None:
-        json_file.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
-    _print(report)
+    text = json.dumps(report.to_json(), indent=1)
+    if output is not None:
+        output.write_text(f"{text}\n", encoding="utf-8")
+    if as_json:
+        print(text)
+    else:
+        _print(report)
     if not report.ok:
         raise typer.Exit(1)
 

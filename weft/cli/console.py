@@ -13,8 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from weft import config
+
 PIPED_WIDTH = 160
-"""Columns if the output is no terminal, so that a table in a file is not folded at 80."""
+"""Columns if the output is no terminal and COLUMNS not set, so that a table in a file is not folded at 80."""
 
 _ORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that reverse the direction of the text after them."""
@@ -44,7 +46,7 @@ class PlainFormatter(logging.Formatter):
 
 def _console(stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else PIPED_WIDTH
+    width = config.columns() or (None if stream.isatty() else PIPED_WIDTH)
     return Console(file=stream, width=width, highlight=False, soft_wrap=True)
 
 

@@ -23,7 +23,7 @@ from weft.cli.options import (
     PrecisionOption,
     WinogradOption,
 )
-from weft.cli.parsing import parse_backend_options, parse_hints, parse_limits
+from weft.cli.parsing import device_orders, parse_backend_options, parse_hints, parse_limits
 from weft.core.contract.backend import Backend, BackendConfig, ForwardType, Precision
 from weft.core.contract.backend_options import BackendOptions
 from weft.core.graph.graph import Graph, Node, bind, infer_node
@@ -50,7 +50,8 @@ DevicesOption = Annotated[
         "--devices",
         "--device",
         "-d",
-        help='Devices in order of preference: "vulkan,opencl,cpu". "all" is every device found.',
+        help='Devices to divide the network over, each by itself, with commas: "vulkan,cpu". "vulkan+opencl" is one '
+        'division, in which OpenCL takes the nodes that Vulkan refuses. "all" is every device found.',
     ),
 ]
 
@@ -136,7 +137,8 @@ def inspect(
             line(f"  {problem}")
         table(("op", "not supported"), [(op, str(n)) for op, n in e.by_op.items()], numbers=("not supported",))
         if e.others is not None:
-            _others(*shaped(e.others, shape), _chosen(devices), BackendConfig(precision=precision))
+            choices_of = [choice for names in device_orders(devices) for choice in registry.choose(names)]
+            _others(*shaped(e.others, shape), choices_of, BackendConfig(precision=precision))
         raise typer.Exit(1) from None
     if not unsupported and not why:
         _describe(graph, nodes)
@@ -147,11 +149,15 @@ def inspect(
     config = BackendConfig(precision=precision, fusing=fusing, winograd=winograd)
     options = OptimizerOptions(config, resolved(registry, parse_hints(hint)), limits=limits)
     own = parse_backend_options(backend_option)
-    _division(
-        bound, _chosen(devices), options, own,
-        passes=passes, nodes=nodes, launches=launches, reasons=choices, fusion=fusion, short=unsupported,
-        why=why or [],
-    )
+    orders = device_orders(devices)
+    for k, names in enumerate(orders):
+        if len(orders) > 1:
+            line(f"for {'+'.join(names)}", "bold")
+        _division(
+            bound, registry.choose(names), options, own,
+            passes=passes and not k, nodes=nodes, launches=launches, reasons=choices, fusion=fusion, short=unsupported,
+            why=why or [],
+        )
 
 
 def _others(graph: Graph, shapes: dict[str, Shape], choices: list[DeviceChoice], config: BackendConfig) -> None:
@@ -171,14 +177,6 @@ def _others(graph: Graph, shapes: dict[str, Shape], choices: list[DeviceChoice],
             line(f"{device}: {taken} of {len(known)} other nodes whose shapes are known", "bold")
     if len(known) < len(bound.nodes):
         note(f"the shapes of {len(bound.nodes) - len(known)} more follow from those that are not supported")
-
-
-def _chosen(devices: str) -> list[DeviceChoice]:
-    names = [name.strip() for part in devices.split(",") for name in part.split("+") if name.strip()]
-    if "all" in names:
-        found = registry.devices()
-        names = [f"{d.id}:{d.index}" for d in sorted(found, key=lambda d: d.id == "cpu")]
-    return registry.choose(names)
 
 
 def _describe(graph: Graph, nodes: bool) -> None:

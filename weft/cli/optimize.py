@@ -56,7 +56,10 @@ def optimize(
     orders = device_orders(device)
     if len(orders) > 1:
         raise ConfigError(
-            "an optimised network is for one order of devices", fix='join them with +: "vulkan+opencl+cpu"'
+            "an optimised network is for one order of devices",
+            where=f"--device {device!r}",
+            why="commas separate runs",
+            fix=f'join devices with +: "{"+".join(name for names in orders for name in names)}"',
         )
     target = output or Path(model.name).with_suffix(SAVED)
     if target.suffix != SAVED:

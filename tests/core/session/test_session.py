@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.helpers.nets import Net, branching, feeds
+from tests.helpers.nets import Net, branching, chain, feeds
 from tests.helpers.opened import held
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
@@ -364,3 +365,14 @@ def test_F6_the_report_reads_well(device: str) -> None:
         text, shown = str(session.report), repr(session.report)
     assert "#define" not in shown and len(shown) < 100_000, "a debugger would print the source of every kernel"
     assert text.startswith(f"nodes: {device} ") and "precision: HIGH" in text and "arena_bytes" in text
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl"])
+def test_what_a_load_takes_is_logged(device: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "weft")
+    with weft.load(chain("Relu", n="n"), device) as session:
+        assert not [r for r in caplog.records if r.name == "weft.session"]
+        session.resize({"x": (2, 3)})
+    (record,) = [r for r in caplog.records if r.name == "weft.session"]
+    said = r"network 'net' on (\w+):0: (read .* s, )?rewritten .* s, planned in \S+ s, compiled .* s"
+    assert re.fullmatch(said, record.getMessage())

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from time import perf_counter
 from types import TracebackType
-from typing import Generic, ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeAlias, TypeVar
 
 from weft.core.contract.backend import Precision
 from weft.core.graph.graph import Graph, bind
@@ -22,6 +23,8 @@ MOST_NODES_AT_ONCE = 8
 """Up to how many nodes a graph is prepared at once: that takes less time than to start a thread."""
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
+_End: TypeAlias = "tuple[Result | None, Exception | None, TracebackType | None, float]"
+"""How a step ended: with a result, or an error and its traceback; and the seconds that it took."""
 
 
 class AtOnce(Executor):
@@ -44,7 +47,12 @@ class _Step(Generic[Result]):
     """
 
     def __init__(self, thread: Executor, work: Callable[[], Result]) -> None:
-        self._done: Future[tuple[Result | None, Exception | None, TracebackType | None]] = thread.submit(_ended, work)
+        self._done: Future[_End[Result]] = thread.submit(_ended, work)
+
+    @property
+    def seconds(self) -> float:
+        """Wait for the end of the step and return how long it took."""
+        return self._done.result()[3]
 
     def wait(self) -> None:
         """Wait for the end of the step, whether it failed or not."""
@@ -52,17 +60,18 @@ class _Step(Generic[Result]):
 
     def result(self) -> Result:
         """Wait for the result and return it, or raise the step's error."""
-        result, error, trace = self._done.result()
+        result, error, trace, _ = self._done.result()
         if error is not None:
             raise error.with_traceback(trace)
         return result  # type: ignore[return-value]  # a result where there is no error
 
 
-def _ended(work: Callable[[], Result]) -> tuple[Result | None, Exception | None, TracebackType | None]:
+def _ended(work: Callable[[], Result]) -> _End[Result]:
+    begun = perf_counter()
     try:
-        return work(), None, None
+        return work(), None, None, perf_counter() - begun
     except Exception as e:
-        return None, e, e.__traceback__
+        return None, e, e.__traceback__, perf_counter() - begun
 
 
 class Prefetch:
@@ -89,6 +98,11 @@ class Prefetch:
             thread, lambda: OpenNetworks(graph.result(), precision, limits, own, tries=TRIES if resizes else 0)
         )
         self._network: _Step[PreparedNetwork | None] | None = _Step(thread, lambda: _prepare(bound, networks))
+
+    @property
+    def seconds(self) -> float:
+        """Wait for the graph and its check, and return how long both took."""
+        return self._graph.seconds + self._bound.seconds
 
     def graph(self) -> Graph:
         """Wait for the graph and return it."""

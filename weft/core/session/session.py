@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
+from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
@@ -564,6 +565,7 @@ class Session(NotCopied):
                 self._shows_other_sizes = False
             if self._fixed is not None:
                 check_devices(self._fixed, {p.device: self._loaded.ask(p.device) for p in self._fixed.parts})
+            begun = perf_counter()
             known = self._fixed or next((k.divided for (those, _), k in self._cache if those == shapes), None)
             divided = known or self._divide(bound, before)
             after = divided.tail
@@ -580,9 +582,12 @@ class Session(NotCopied):
                 assert network is not None
             else:
                 narrow = with_narrow_edges(divided, half)
+                divided_by = perf_counter()
                 network = lower_network(narrow, {p.device: self._loaded.ask(p.device) for p in narrow.parts})
+                lowered_by = perf_counter()
                 # Shapes that come back alternate; others, such as lengths that grow, may never come again.
                 self._load(network, key, beside=keeps and known is not None)
+                self._log_times(network, divided_by - begun, lowered_by - divided_by, perf_counter() - lowered_by)
             self._plan = plan
             self._warn(network)
             if key is not None:
@@ -619,6 +624,15 @@ class Session(NotCopied):
             return self._caller is None and self._loaded.close_idle()
         finally:
             self._lock.release()
+
+    def _log_times(self, network: OptimizedNetwork, dividing: float, lowering: float, building: float) -> None:
+        """Log what it took to prepare a network; the tests of kernels, which are a part of it, log their own times."""
+        read = "" if self._prefetch is None else f"read and checked in {self._prefetch.seconds:.3f} s, "
+        log.info(
+            "network %r on %s: %srewritten and divided in %.3f s, planned in %.3f s, compiled and loaded in %.3f s",
+            self.graph.name, ", ".join(dict.fromkeys(p.device for p in network.parts)), read, dividing, lowering,
+            building,
+        )
 
     def _planned_for_other_sizes(
         self, bound: Graph, wanted: frozenset[str], before: Assignment
