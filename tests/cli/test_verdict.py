@@ -27,6 +27,7 @@ COPY = {"device": "gpu:0", "name": "upload x", "us": 400.0}
         ([event("a", 50, 5e8, 1e6)], 900, 0, 800, "launches"),  # gaps
         ([COPY, event("a", 300, 2e9, 1e6)], 720, 0, 300, "transfers"),
         ([event("a", 300, 2e9, 1e6)], 900, 500, 300, "transfers"),
+        ([{**COPY, "name": "chain of 7"}, event("a", 100, 2e8, 1e6)], 520, 0, 100, "unknown"),  # whatever it did
         ([event("a", 300, 2e9, 1e6)], 900, 0, 300, "host"),
     ],
 )

@@ -16,7 +16,10 @@ from typing import Any
 from weft.cli.rates import Rates
 
 KINDS = ("launches", "bandwidth", "arithmetic", "transfers", "host", "unknown")
-"""What time may go to; what nodes take on a device that ran none of the networks that tell rates is unknown."""
+"""What time may go to; unknown is what nodes take on a device that ran none of the networks that tell rates, and what a
+device reports of no node, unless it is a copy by its name."""
+TRANSFERS = ("upload ", "download ", "copy ")
+"""How the names of copies begin: those of GPUs, and of the session between devices. Others' events may be any work."""
 DEAREST = 3
 
 
@@ -104,7 +107,7 @@ def judge(
             works[key] = e if "flops" in e else works.get(key)
             busy[e["device"]] = busy.get(e["device"], 0.0) + e["us"]
         else:
-            us["transfers"] += e["us"]
+            us["transfers" if e["name"].startswith(TRANSFERS) else "unknown"] += e["us"]
     groups = [_group(node, times, works[device, node], rates.get(device)) for (device, node), times in launches.items()]
     for group in groups:
         us[group.bound] += group.us

@@ -268,3 +268,21 @@ def test_A13_executions_and_optimisers_may_report_too() -> None:
         assert [e.name for e in session.profile.events] == ["compiled Relu"]
         session.run(feeds(chain("Relu")))
         assert [e.name for e in session.profile.events] == ["n_v0"]
+
+
+def test_A13_a_copy_between_devices_is_not_the_time_of_the_device_that_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("weft.core.session.loaded_network.perf_counter", lambda: clock[0])
+
+    class Slow(AsynchronousBackend):
+        def onWaitFinish(self) -> bool:
+            clock[0] += bool(self.queue)  # it takes a second to compute
+            return super().onWaitFinish()
+
+    order, hints = ["slow", "cpu"], {"n_v1": "cpu"}
+    with mocks(slow=Slow), weft.load(chain("Relu", "Tanh"), order, hints=hints, profile=True) as session:
+        session.run(np.ones((2, 3), np.float32))
+        copies = [e for e in session.profile.events if e.name.startswith("copy ")]
+    assert [e.seconds for e in copies] == [0.0]
