@@ -191,10 +191,62 @@ def functions() -> ModelProto:
     return helper.make_model(graph, functions=[function], opset_imports=imports, ir_version=8)
 
 
+def defaults() -> ModelProto:
+    """Return a model whose functions have defaults, hand attributes on, and are of an older opset."""
+    inner = helper.make_function(
+        "local", "g", ["a"], ["b"], [_node("LeakyRelu", "a", "b")], [helper.make_opsetid("", 13)]
+    )
+    inner.node[0].attribute.add(name="alpha", ref_attr_name="slope", type=1)
+    inner.attribute_proto.append(helper.make_attribute("slope", 0.25))
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    body = [_node("g", "a", "t", domain="local"), _node("Softmax", "t", "u"), _node("g", "u", "b", domain="local")]
+    body[0].attribute.add(name="slope", ref_attr_name="outer", type=1)
+    body[1].attribute.add(name="axis", ref_attr_name="axis", type=2)
+    outer = helper.make_function("local", "f", ["a"], ["b"], body, imports, ["outer"])
+    outer.attribute_proto.append(helper.make_attribute("axis", 0))
+    calls = [_node("f", "x", "v", domain="local", outer=0.5), _node("f", "v", "y", domain="local")]
+    made = _model(calls)
+    return helper.make_model(made.graph, functions=[outer, inner], opset_imports=imports, ir_version=10)
+
+
+def lie(model: ModelProto, draw: random.Random) -> None:
+    """Change what a model declares, which ONNX Runtime runs with a warning, or leaves open."""
+    graph = model.graph
+    for value in (*graph.output, *graph.value_info):
+        held = value.type.tensor_type
+        if draw.random() < 0.5:
+            del held.shape.dim[:]
+            for _ in range(draw.randrange(6)):
+                held.shape.dim.add(dim_value=draw.choice((-1, 0, 1, 3, 7)))
+    made = [output for node in graph.node for output in node.output if output]
+    if made and draw.random() < 0.5:
+        graph.value_info.append(helper.make_tensor_value_info(draw.choice(made), TensorProto.FLOAT, [7, -1]))
+    for value in graph.input:
+        held = value.type.tensor_type
+        action = draw.randrange(4)
+        if action == 0:
+            held.ClearField("shape")
+        elif action == 1 and held.shape.dim:
+            draw.choice(held.shape.dim).dim_value = -1
+
+
+SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40, 6e-8, 1.1754944e-38)
+"""Not the largest floats: their sums overflow in one order and not in the other."""
+
+
+def special(value: Array, draw: random.Random) -> Array:
+    """Return an array of floats with a few values of IEEE 754 that are no ordinary numbers."""
+    out = value.copy()
+    for _ in range(min(draw.randint(1, 4), out.size)):
+        with np.errstate(over="ignore"):
+            out.reshape(-1)[draw.randrange(out.size)] = draw.choice(SPECIAL)
+    return out
+
+
 @cache
 def networks() -> list[ModelProto]:
     """Return models with several nodes."""
-    return [convolution(), classifier(), old(), shapes(), functions()]
+    return [convolution(), classifier(), old(), shapes(), functions(), defaults()]
 
 
 @cache

@@ -24,6 +24,8 @@ SEED = 1
         ("onnx-fields", "cpu", 80),
         ("onnx-fields", "opencl", 4),
         ("onnx-fields", "vulkan", 4),
+        ("onnx-lies", "cpu", 60),
+        ("onnx-special", "cpu", 60),
         ("external-data", "cpu", 40),
         ("weft-bytes", "cpu", 80),
         ("weft-fields", "cpu", 60),
@@ -47,7 +49,11 @@ def test_a_few_cases_of_each_fuzzer(name: str, device: str, cases: int, tmp_path
 
 
 @pytest.mark.parametrize(
-    "name", ["onnx-bytes", "onnx-fields", "external-data", "weft-bytes", "weft-fields", "weft-stages"]
+    "name",
+    [
+        "onnx-bytes", "onnx-fields", "onnx-lies", "onnx-special", "external-data", "weft-bytes", "weft-fields",
+        "weft-stages",
+    ],
 )
 def test_a_case_is_the_same_files_every_time(name: str, tmp_path: Path) -> None:
     target = find_targets()[name]("cpu", tmp_path / "kept")

@@ -21,6 +21,7 @@ SECRET = np.frombuffer(b"what lies outside of the folder\n" * 64, np.float32)
 """The content of a file outside the model's folder, which no model may read."""
 LOCATIONS = (
     *("", ".", "..", "../secret", "sub/../../secret", "/etc/passwd", "sub", "\0", "weights.bin/", "./weights.bin"),
+    *("sub/../weights.bin", "sub/here/more.bin", "link.bin", "sub/../../model/weights.bin"),
     *("sub//more.bin", "C:\\secret", "..\\secret", "n" * 5000, "\u2028"),
 )
 
@@ -57,7 +58,18 @@ class ExternalData(OnnxTarget):
         for _ in range(draw.choice((1, 1, 2, 3))):
             with suppress(OSError, ValueError, IndexError):  # an earlier change removed it
                 self._change(model, inside, draw)
-        (inside / "model.onnx").write_bytes(model.SerializeToString())
+        (inside / "link.bin").symlink_to("weights.bin")
+        (inside / "sub" / "here").symlink_to(draw.choice((".", ".", "..", "../..")))
+        file = inside / "model.onnx"
+        if draw.random() < 0.3:  # as a cache of blobs has it: the model and its data are links into one folder
+            blobs = folder / "blobs"
+            blobs.mkdir()
+            file.symlink_to("../blobs/0")
+            for k, path in enumerate((inside / "weights.bin", inside / "sub" / "more.bin")):
+                if path.is_file() and not path.is_symlink():
+                    path.rename(blobs / str(k + 1))
+                    path.symlink_to(os.path.relpath(blobs / str(k + 1), path.parent))
+        file.write_bytes(model.SerializeToString())
 
     @staticmethod
     def _change(model: ModelProto, inside: Path, draw: random.Random) -> None:
@@ -87,7 +99,7 @@ class ExternalData(OnnxTarget):
             tensor.data_type = draw.choice((1, 2, 6, 7, 9, 10, 11, 16, 99))
         else:  # another kind of file in its place
             path.unlink()
-            kind = draw.randrange(6)
+            kind = draw.randrange(9)
             if kind == 0:
                 path.symlink_to("../secret" if path.parent == inside else "../../secret")
             elif kind == 1:
@@ -98,6 +110,10 @@ class ExternalData(OnnxTarget):
                 path.mkdir()
             elif kind == 4:
                 path.symlink_to(path.name)
+            elif kind in (5, 6):  # a link that stays inside
+                path.symlink_to("sub/more.bin" if path.parent == inside else "../weights.bin")
+            elif kind == 7:
+                path.symlink_to(draw.choice(("/etc/passwd", "/proc/self/environ", "sub", "link.bin", "..")))
             entry.value = draw.choice(LOCATIONS) if draw.random() < 0.2 else entry.value
 
     def check(self, folder: Path) -> str:

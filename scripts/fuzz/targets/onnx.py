@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from onnx import numpy_helper
 
 import weft
 from scripts.fuzz.mutate import change_bytes
 from scripts.fuzz.numbers import compare
-from scripts.fuzz.onnx_cases import change_fields, draw_model, networks, single_ops
+from scripts.fuzz.onnx_cases import change_fields, draw_model, lie, networks, single_ops, special
 from scripts.fuzz.oracle import Oracle
 from scripts.fuzz.target import Finding, Target, target
 from weft.core.graph.graph import Graph, bind, infer_shapes
@@ -44,18 +45,22 @@ class OnnxTarget(Target):
         try:
             graph = load(path)
             sizes = {
-                name: tuple(2 if isinstance(d, str) else d for d in graph.specs[name].shape)
-                for name in graph.inputs
+                name: (2, 3, 8, 8) if spec.has_open_rank else tuple(2 if isinstance(d, str) else d for d in spec.shape)
+                for name, spec in ((name, graph.specs[name]) for name in graph.inputs)
             }
             bound = bind(graph, sizes)
             if large(bound):
                 return "skipped: too large to run"
-            feeds = draw_feeds(bound)
+            feeds = self.feeds(folder, bound)
             with weft.load(path, self.device, shapes=sizes) as session:
                 mine = session.run(feeds)
         except WeftError as e:
             return "refused" if e.what else "refused without a word"
         return self.compared(path, feeds, mine)
+
+    def feeds(self, folder: Path, bound: Graph) -> dict[str, Array]:
+        """Return the inputs of a case."""
+        return draw_feeds(bound)
 
     def compared(self, path: Path, feeds: Mapping[str, Array], mine: list[Array]) -> str:
         """Return how the outputs compare with the oracle's."""
@@ -66,11 +71,22 @@ class OnnxTarget(Target):
             return compare(mine, *theirs)
         except Finding as e:
             graph = load(path)
-            reason = reason_for(graph)
+            reason = self.reason_for(graph)
             if reason:
                 return f"skipped: {reason}"
             ops = ", ".join(sorted({node.op.type for node in graph}))
             raise Finding(f"{e.key} ({ops:.80})", e.text) from e
+
+    def reason_for(self, graph: Graph) -> str:
+        """Return why a model's numbers may differ from the oracle's, or ""; each reason is a rule of ONNX."""
+        sizes = {name: spec.shape for name, spec in graph.specs.items()}
+        for node in graph:
+            if node.op.type in ("Bernoulli", "Multinomial") or node.op.type.startswith("Random"):
+                return "each runtime draws random numbers of its own"
+            empty = any(0 in sizes.get(i, ()) for i in node.inputs)
+            if empty and node.op.type in ("ReduceMean", "Mean", "ReduceMax", "ReduceMin"):
+                return "ONNX leaves open what the mean or the extreme of nothing is"
+        return ""
 
     def close(self) -> None:
         """End the oracle."""
@@ -92,6 +108,72 @@ class OnnxFields(OnnxTarget):
 
 
 @target
+class OnnxLies(OnnxTarget):
+    """Declares shapes that values do not have, or none, and no more than a field is changed beside."""
+
+    name = "onnx-lies"
+    about = "ONNX models that declare other shapes than they have, run and compared with ONNX Runtime"
+
+    def make(self, draw: random.Random, folder: Path) -> None:
+        """Write the model."""
+        model = draw_model(draw)
+        lie(model, draw)
+        (folder / self.file).write_bytes(model.SerializeToString())
+
+
+EXTREME = "ONNX leaves open what the largest of numbers is if one is none; ONNX Runtime's answer depends on its place"
+RECURRENT = "ONNX Runtime's recurrent layers take NaN for a number"
+PLACE = "ONNX Runtime makes a place beyond all integers an integer, which wraps"
+LOWEST = "by ONNX's text a Clip without a bound makes infinity the largest number, by its evaluator it does not"
+MASKED = "where all scores of a row are -infinity, or what is masked is none, 0 and NaN are both in use"
+ALGEBRA = "a sum of infinities, or a running sum, depends on the order in which it is written"
+NO_NUMBER = "ONNX leaves open what it is of a value that is no number; ONNX Runtime differs by element type"
+OPEN = {
+    **dict.fromkeys(("MaxPool", "GlobalMaxPool", "MaxRoiPool", "Hardmax", "ArgMax", "ArgMin", "TopK"), EXTREME),
+    **dict.fromkeys(("ReduceMax", "ReduceMin", "Max", "Min", "LpPool", "RoiAlign"), EXTREME),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), RECURRENT),
+    **dict.fromkeys(("GridSample", "Resize", "DeformConv"), PLACE),
+    **dict.fromkeys(("com.microsoft::QAttention", "com.microsoft::Attention", "Attention"), MASKED),
+    **dict.fromkeys(("com.microsoft::GroupQueryAttention", "com.microsoft::MultiHeadAttention"), MASKED),
+    **dict.fromkeys(("BatchNormalization", "InstanceNormalization", "GroupNormalization"), ALGEBRA),
+    **dict.fromkeys(("LayerNormalization", "com.microsoft::SkipLayerNormalization"), ALGEBRA),
+    **dict.fromkeys(("Det", "DFT", "STFT", "LRN"), ALGEBRA),
+    **dict.fromkeys(("Sign", "LogSoftmax", "Softmax", "DynamicQuantizeLinear", "QuantizeLinear", "Cast"), NO_NUMBER),
+    "Clip": LOWEST,
+}
+"""Ops whose results for values of IEEE 754 may differ, and why; each was looked at by hand."""
+
+
+@target
+class OnnxSpecial(OnnxTarget):
+    """Puts NaN, infinities, zeros of both signs and denormals into constants and inputs."""
+
+    name = "onnx-special"
+    about = "ONNX models with NaN, infinite and denormal floats, run and compared with ONNX Runtime"
+
+    def make(self, draw: random.Random, folder: Path) -> None:
+        """Write the model, and the seed of its inputs."""
+        model = draw_model(draw)
+        for tensor in model.graph.initializer:
+            value = numpy_helper.to_array(tensor)
+            if value.dtype.kind == "f" and value.size and draw.random() < 0.5:
+                tensor.CopyFrom(numpy_helper.from_array(special(value, draw), tensor.name))
+        (folder / self.file).write_bytes(model.SerializeToString())
+        (folder / "seed").write_text(str(draw.randrange(1 << 30)))
+
+    def reason_for(self, graph: Graph) -> str:
+        """Return also why ops may take values of IEEE 754 otherwise."""
+        found = (OPEN[node.op.type] for node in graph if node.op.type in OPEN)
+        return super().reason_for(graph) or next(found, "")
+
+    def feeds(self, folder: Path, bound: Graph) -> dict[str, Array]:
+        """Return the inputs of a case."""
+        draw = random.Random(int((folder / "seed").read_text()))
+        fed = draw_feeds(bound)
+        return {k: special(v, draw) if v.dtype.kind == "f" and v.size else v for k, v in fed.items()}
+
+
+@target
 class OnnxBytes(OnnxTarget):
     """Changes bytes of the file."""
 
@@ -102,16 +184,6 @@ class OnnxBytes(OnnxTarget):
         """Write the file."""
         data = draw_model(draw).SerializeToString()
         (folder / self.file).write_bytes(change_bytes(data, draw))
-
-
-def reason_for(graph: Graph) -> str:
-    """Return why a model's numbers may differ from the oracle's, or ""; each reason is a rule of ONNX."""
-    sizes = {name: spec.shape for name, spec in graph.specs.items()}
-    for node in graph:
-        empty = any(0 in sizes.get(i, ()) for i in node.inputs)
-        if empty and node.op.type in ("ReduceMean", "Mean", "ReduceMax", "ReduceMin"):
-            return "ONNX leaves open what the mean or the extreme of nothing is"
-    return ""
 
 
 def large(bound: Graph) -> bool:
