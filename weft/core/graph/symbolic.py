@@ -340,6 +340,11 @@ def has_open_size(shape: Sequence[Any]) -> bool:
     return any(type(d) is SymbolicInt for d in shape)
 
 
+def shape_text(shape: Sequence[Any]) -> str:
+    """Return a shape as a text that holds for all open sizes, which are "?" in it."""
+    return f"({', '.join('?' if type(d) is SymbolicInt else str(d) for d in shape)}{',' * (len(shape) == 1)})"
+
+
 def is_symbolic(value: Any) -> bool:
     """Tell whether a constant follows from open sizes."""
     return isinstance(value, LaterConstant) or (isinstance(value, np.ndarray) and value.dtype == object)

@@ -8,7 +8,7 @@ returns for these shapes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -20,10 +20,18 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import OTHER_SHAPES, Graph, Node
 from weft.core.graph.interpreter import evaluate
 from weft.core.graph.later_constants import NamedOp
-from weft.core.graph.layout import Array
+from weft.core.graph.layout import Array, Shape
 from weft.core.graph.limits import Limits
 from weft.core.graph.op import Op
-from weft.core.graph.symbolic import LaterConstant, OpenSizes, SymbolicInt, Terms, has_open_size, is_symbolic
+from weft.core.graph.symbolic import (
+    LaterConstant,
+    OpenSizes,
+    SymbolicInt,
+    Terms,
+    has_open_size,
+    int_array,
+    is_symbolic,
+)
 from weft.core.graph.tensor import OPEN_RANK, TensorSpec
 from weft.core.passes import AnyPass
 from weft.core.placement.optimized_network import OptimizedNetwork
@@ -53,8 +61,12 @@ class Sized:
 class OpenNetwork:
     """A network that was prepared with open sizes."""
 
-    def __init__(self, graph: Graph, sizes: OpenSizes, prepared: PreparedNetwork) -> None:
+    def __init__(
+        self, graph: Graph, sizes: OpenSizes, prepared: PreparedNetwork,
+        valued: Sequence[tuple[str, Shape]] = (),
+    ) -> None:
         self._declared = {i: graph.specs[i].shape for i in graph.inputs}
+        self._valued = valued
         self._sizes, self._prepared = sizes, prepared
         self._open = _OpenGraph(sizes, prepared.graph)
         self._before = sizes.copy()
@@ -64,7 +76,8 @@ class OpenNetwork:
 
     def sized(self, bound: Graph) -> Sized | None:
         """Return what the prepared graph is for the shapes of a bound one; None if a guard does not hold for them."""
-        return self._open.sized(self._given(bound))
+        sizes = self._given(bound)
+        return None if sizes is None else self._open.sized(sizes)
 
     def prepared(self, sized: Sized) -> PreparedNetwork:
         """Return the prepared network for certain sizes."""
@@ -78,7 +91,8 @@ class OpenNetwork:
         if not self._left:
             return None
         self._left -= 1
-        if not self._divide(self._given(bound), divide, backends):
+        sizes = self._given(bound)
+        if sizes is None or not self._divide(sizes, divide, backends):
             self._left = 0
             return None
         return self.known_division(bound)
@@ -86,7 +100,8 @@ class OpenNetwork:
     def known_division(self, bound: Graph) -> OptimizedNetwork | None:
         """Return what `divided` returned before for other sizes, for these; None if no division holds for them."""
         sizes = self._given(bound)
-        for network, opened in self._divisions:
+        for network, opened in self._divisions if sizes is not None else ():
+            assert sizes is not None
             sized = opened.sized(sizes)
             if sized is not None:
                 parts = tuple(replace(part, graph=resized(part.graph, sized)) for part in network.parts)
@@ -113,8 +128,11 @@ class OpenNetwork:
         self._divisions.append((network, _OpenGraph(self._sizes, network.graph)))
         return True
 
-    def _given(self, bound: Graph) -> dict[str, int]:
-        sizes: dict[str, int] = {}
+    def _given(self, bound: Graph) -> dict[str, int] | None:
+        """Return the open sizes of a bound graph by name; None if the values of other inputs are known in it."""
+        if _valued(self._declared, bound) != [*self._valued]:
+            return None
+        sizes = {name: size for i, _ in self._valued for name, size in _elements(i, bound.constants[i])}
         for name, declared in self._declared.items():
             for d, size in zip(declared, bound.specs[name].shape, strict=True):
                 if isinstance(d, str):
@@ -212,7 +230,7 @@ class OpenNetworks:
         self._graph, self._precision, self._limits, self._own = graph, precision, limits, own
         self._held: list[OpenNetwork] = []
         symbols = graph.symbols()
-        self._left = 0 if own or not symbols or OPEN_RANK in symbols else tries
+        self._left = 0 if own or OPEN_RANK in symbols else tries
         """How often it may still prepare the graph with open sizes; not at all with a user's passes or open ranks."""
 
     def find(self, bound: Graph) -> tuple[OpenNetwork, Sized] | None:
@@ -257,10 +275,11 @@ class OpenNetworks:
 def prepare_open(graph: Graph, bound: Graph, precision: Precision, limits: Limits) -> OpenNetwork | None:
     """Return the network of a graph with open dimensions; None if what it is follows from their numbers.
 
-    `bound` is the same graph with the sizes of the moment, all of which are known.
+    `bound` is the same graph with the sizes of the moment, all of which are known. Integers that it has as constants in
+    the place of inputs are open, too.
     """
-    names = graph.symbols()
-    if not names or is_staged(bound):
+    valued = _valued(graph.inputs, bound)
+    if not (valued or graph.symbols()) or is_staged(bound):
         return None
     sizes, symbols = OpenSizes(), dict[str, SymbolicInt]()
     opened = bound.copy()
@@ -271,14 +290,28 @@ def prepare_open(graph: Graph, bound: Graph, precision: Precision, limits: Limit
                 symbols[d] = sizes.size(d, size)  # type: ignore[arg-type]  # bound
         dims: Any = tuple(symbols[d] if isinstance(d, str) else d for d in shape)
         opened.specs[name] = replace(bound.specs[name], shape=dims)
+    for name, _ in valued:
+        value = bound.constants[name]
+        numbers = [sizes.size(label, number) for label, number in _elements(name, value)]
+        opened.constants[name] = int_array(numbers).reshape(value.shape)
     try:
         prepared = prepare_network(opened, precision, limits)
         alone = sizes.failed or (prepared.notes and sizes.shown)
-        return None if alone else OpenNetwork(graph, sizes, prepared)
+        return None if alone else OpenNetwork(graph, sizes, prepared, valued)
     except Exception as e:  # an op's rule may do with a size what only a number can; then each shape is prepared alone
         if not is_error(e):
             raise
         return None
+
+
+def _valued(inputs: Iterable[str], bound: Graph) -> list[tuple[str, Shape]]:
+    """Return the inputs of a graph of which a bound one has the value, as a constant, and their shapes."""
+    given = {*bound.inputs}
+    return [(i, bound.constants[i].shape) for i in inputs if i not in given and i in bound.constants]
+
+
+def _elements(name: str, value: Array) -> list[tuple[str, int]]:
+    return [(f"{name}[{k}]", int(number)) for k, number in enumerate(value.reshape(-1))]
 
 
 # -- filling in ------------------------------------------------------------------------------------------------

@@ -110,7 +110,8 @@ class LoadedNetwork:
         same_nodes: SameNodes | None = None,
     ) -> None:
         self.config, self.profile, self._same_nodes = config, profile, same_nodes
-        self._now = self._nothing()
+        self.now = self._nothing()
+        """What is loaded now."""
         self._key: Hashable = None
         """The key under which that may stay loaded."""
         self._idle: dict[Hashable, Loaded] = {}
@@ -139,23 +140,23 @@ class LoadedNetwork:
     @property
     def pipelines(self) -> list[Pipeline]:
         """Return the pipelines that are loaded now, in the order of execution."""
-        return self._now.pipelines
+        return self.now.pipelines
 
     @property
     def network(self) -> OptimizedNetwork | None:
         """Return the network that is loaded now; in memory mode LIMIT it has only weights that are outputs."""
-        return self._now.network
+        return self.now.network
 
     @property
     def report(self) -> Report | None:
         """Return the report as of the load."""
-        return self._now.report
+        return self.now.report
 
     # -- backends --------------------------------------------------------------------------------------
 
     def ask(self, device: str) -> Backend:
         """Return a backend of the device for questions of support: a pipeline's, or one for a new pipeline."""
-        for pipeline in self.pipelines:
+        for pipeline in self.now.pipelines:
             if pipeline.device == device:
                 return pipeline.backend
         if device not in self._spare:
@@ -179,41 +180,42 @@ class LoadedNetwork:
         What was loaded until now stays loaded if this is to be loaded `beside` it; else its pipelines are resized.
         Under its key, `turn_to` finds it again, as long as few others were loaded since, and they take little memory.
         """
-        for pipeline in self.pipelines:
+        for pipeline in self.now.pipelines:
             pipeline.wait()  # a later part may still read memory that the resize frees
         if key in self._idle:
             self._close_idle(key)
         if beside and self._key is not None:
-            self._idle[self._key] = self._now
-            self._now = self._nothing()
+            self._idle[self._key] = self.now
+            self.now = self._nothing()
             self._make_room()
         old: dict[str, deque[Pipeline]] = {}
-        for pipeline in self.pipelines:
+        for pipeline in self.now.pipelines:
             old.setdefault(pipeline.device, deque()).append(pipeline)
-        before = self._now.told
+        before = self.now.told
         self._forget_now()
-        now = self._now
+        now = self.now
         copies = {n.outputs[0]: n for n in network.copies}
         fetched = {*network.graph.outputs, *(n.inputs[0] for n in copies.values())}
         try:
             for part in network.parts:
-                self.pipelines.append(self._pipeline(part, copies, old, fetched))
+                self.now.pipelines.append(self._pipeline(part, copies, old, fetched))
         finally:
             spare, self._spare = self._spare, {}
             close_all([*(p for left in old.values() for p in left), *spare.values()])
         if self.profile is not None:
-            now.told = {c for p in self.pipelines if (c := p.backend.info.profiling) is not None}
+            now.told = {c for p in self.now.pipelines if (c := p.backend.info.profiling) is not None}
             self.profile.forget(before - now.told)
         mapped = {o: p for o in network.graph.outputs if (p := now.made.get(o)) is not None and o in p.mapped}
         now.large = {o: p for o, p in mapped.items() if o not in now.kept and is_large(p.mapped[o])}
         records = [self._record(t) for transfers in now.copies.values() for t in transfers]
         user = [self._choices[d] for d in network.devices if d in self._choices]
+        network = network.without_constants() if self.config.memory is MemoryMode.LIMIT else network
         now.reported = partial(
-            make_report, user, self.pipelines, by_node(network.refusals), records, self.config, network.notes,
+            make_report, user, self.now.pipelines, by_node(network.refusals), records, self.config, network.notes,
             network.journal, network.parts,
         )
         now.report = now.reported()
-        now.network = network.without_constants() if self.config.memory is MemoryMode.LIMIT else network
+        now.network = network
         self._key = key
         self._note_lent()
         for name, note in misdeclared(network.graph).items():
@@ -224,7 +226,7 @@ class LoadedNetwork:
     @property
     def report_now(self) -> Report | None:
         """Return the report with what the backends say now: a run may have changed it."""
-        return None if self._now.reported is None else self._now.reported()
+        return None if self.now.reported is None else self.now.reported()
 
     def holds(self, key: Hashable) -> bool:
         """Tell whether what was loaded under a key is loaded now, or stayed loaded beside it."""
@@ -239,13 +241,13 @@ class LoadedNetwork:
         if self._key is None:
             self._close_pipelines()
         else:
-            self._idle[self._key] = self._now
-        self._now, self._key = self._idle.pop(key), key
+            self._idle[self._key] = self.now
+        self.now, self._key = self._idle.pop(key), key
         self._note_lent()
 
     def _note_lent(self) -> None:
         """Have pipelines ask their backends to take inputs from arrays that others lent."""
-        for pipeline in self.pipelines if self._lent else ():
+        for pipeline in self.now.pipelines if self._lent else ():
             pipeline.lends |= self._lent.intersection(pipeline.graph.inputs)
 
     def _make_room(self) -> None:
@@ -276,11 +278,11 @@ class LoadedNetwork:
     @property
     def wants_other_sizes(self) -> bool:
         """Tell whether a backend wants to hear, before the second shape, what other sizes change."""
-        return any(pipeline.backend.wants_other_sizes for pipeline in self.pipelines)
+        return any(pipeline.backend.wants_other_sizes for pipeline in self.now.pipelines)
 
     def show(self, other: OptimizedNetwork) -> None:
         """Show the backends of the pipelines their parts of the network for other sizes."""
-        held = {(p.device, tuple(p.graph.outputs)): p for p in self.pipelines}
+        held = {(p.device, tuple(p.graph.outputs)): p for p in self.now.pipelines}
         for part in other.parts:
             graph = part.graph if part.lowered is None else part.lowered.graph
             pipeline = held.get((part.device, tuple(graph.outputs)))
@@ -304,24 +306,24 @@ class LoadedNetwork:
         except BaseException:
             close_all([pipeline])
             raise
-        self._now.made.update(dict.fromkeys(part.graph.outputs, pipeline))
+        self.now.made.update(dict.fromkeys(part.graph.outputs, pipeline))
         return pipeline
 
     def _connect(self, part: Part, pipeline: Pipeline, copies: Mapping[str, Node]) -> dict[str, Tensor]:
         """Record the copies and pipelines that the part waits for; return the tensors whose memory it uses."""
         imports = {}
         for name in part.graph.inputs:
-            held = self._now.made.get(name)
+            held = self.now.made.get(name)
             if held is not None:
                 imports[name] = held.tensor(name)
-                self._now.kept.add(name)
-                self._now.waits.setdefault(pipeline, []).append(held)
+                self.now.kept.add(name)
+                self.now.waits.setdefault(pipeline, []).append(held)
             elif name in copies:
                 value = copies[name].inputs[0]
-                copy = PipelineCopy(copies[name].name, value, self._now.made[value], pipeline, name)
-                self._now.copies.setdefault(pipeline, []).append(copy)
-                self._now.kept.add(value)
-                self._now.made[name] = pipeline  # later parts may use its memory
+                copy = PipelineCopy(copies[name].name, value, self.now.made[value], pipeline, name)
+                self.now.copies.setdefault(pipeline, []).append(copy)
+                self.now.kept.add(value)
+                self.now.made[name] = pipeline  # later parts may use its memory
         return imports
 
     @staticmethod
@@ -332,7 +334,7 @@ class LoadedNetwork:
 
     def lend(self, name: str, spec: TensorSpec, *, is_input: bool) -> Array:
         """Return a new array for an input or output: of the backend that reads or makes it, or else of numpy."""
-        pipelines = [p for p in self.pipelines if name in (p.graph.inputs if is_input else p.graph.outputs)]
+        pipelines = [p for p in self.now.pipelines if name in (p.graph.inputs if is_input else p.graph.outputs)]
         for pipeline in pipelines:
             array = pipeline.lend(Tensor(name, spec.dims, spec.dtype), is_input=is_input)
             if array is not None:
@@ -356,7 +358,7 @@ class LoadedNetwork:
         if self.profile is not None:
             if first:
                 self.profile.begin()
-            self.profile.start(self._now.told)
+            self.profile.start(self.now.told)
         self._stored = {}
         try:
             self._execute(arrays, targets)
@@ -364,24 +366,24 @@ class LoadedNetwork:
             if is_error(e):
                 self._quiet()
             raise
-        assert self.network is not None
-        self._passed = {i: arrays[i].copy() for i in self.network.graph.outputs if i in arrays}
+        assert self.now.network is not None
+        self._passed = {i: arrays[i].copy() for i in self.now.network.graph.outputs if i in arrays}
 
     def _execute(self, arrays: Mapping[str, Array], targets: Sequence[Array | None]) -> None:
-        assert self.network is not None
-        wanted = zip(self.network.graph.outputs, targets, strict=True) if targets else ()
-        given = {o: t for o, t in wanted if t is not None and t.size and o not in self._now.kept}
-        for name in self._now.large:
+        assert self.now.network is not None
+        wanted = zip(self.now.network.graph.outputs, targets, strict=True) if targets else ()
+        given = {o: t for o, t in wanted if t is not None and t.size and o not in self.now.kept}
+        for name in self.now.large:
             if name not in given:
-                pipeline = self._now.large[name]
+                pipeline = self.now.large[name]
                 mapped = pipeline.mapped[name]
-                result = self._now.results.reached(name, mapped.shape, mapped.dtype, pipeline.reach)
+                result = self.now.results.reached(name, mapped.shape, mapped.dtype, pipeline.reach)
                 if result is not None:
                     given[name] = result
-        for pipeline in self.pipelines:
-            for source in self._now.waits.get(pipeline, ()):
+        for pipeline in self.now.pipelines:
+            for source in self.now.waits.get(pipeline, ()):
                 source.wait()
-            for copy in self._now.copies.get(pipeline, ()):
+            for copy in self.now.copies.get(pipeline, ()):
                 self._copy(copy)
             for name in pipeline.graph.inputs:
                 if name in arrays:
@@ -389,7 +391,7 @@ class LoadedNetwork:
             if not given:
                 pipeline.execute()
                 continue
-            mine = {o: t for o, t in given.items() if self._now.made.get(o) is pipeline}
+            mine = {o: t for o, t in given.items() if self.now.made.get(o) is pipeline}
             self._stored.update((name, given[name]) for name in pipeline.execute(mine))
 
     def _copy(self, copy: PipelineCopy) -> None:
@@ -400,7 +402,7 @@ class LoadedNetwork:
     def _wait(self) -> None:
         """Wait for all pipelines, then raise the first error: no error is left for the next run."""
         try:
-            for pipeline in self.pipelines:
+            for pipeline in self.now.pipelines:
                 pipeline.wait()
         except Exception as e:
             if is_error(e):
@@ -409,7 +411,7 @@ class LoadedNetwork:
 
     def _quiet(self) -> None:
         """After a failed run, wait for all pipelines and log their errors."""
-        for pipeline in self.pipelines:
+        for pipeline in self.now.pipelines:
             with caught(partial(log.warning, "after a run that failed, %s failed as well: %s", pipeline.device)):
                 pipeline.wait()
 
@@ -429,11 +431,11 @@ class LoadedNetwork:
         The run is over even if this raises: its outputs may be incomplete.
         """
         passed, self._passed = self._passed, None
-        assert passed is not None and self.network is not None
+        assert passed is not None and self.now.network is not None
         self._wait()
         if self.profile is not None:
-            self.profile.end(p.device for p in self.pipelines if p.tasks)
-        graph = self.network.graph
+            self.profile.end(p.device for p in self.now.pipelines if p.tasks)
+        graph = self.now.network.graph
         stored, self._stored = self._stored, {}
         if not given and not stored:
             return [self._fetch(graph, name, None, passed) for name in graph.outputs]
@@ -450,14 +452,14 @@ class LoadedNetwork:
         return results
 
     def _fetch(self, graph: Graph, name: str, target: Array | None, passed: Mapping[str, Array]) -> Array:
-        pipeline = self._now.made.get(name)
+        pipeline = self.now.made.get(name)
         if pipeline is not None and name in pipeline.mapped:
             mapped = pipeline.mapped[name]
-            result = self._now.results.array(name, mapped.shape, mapped.dtype) if target is None else target
+            result = self.now.results.array(name, mapped.shape, mapped.dtype) if target is None else target
             copy_into(result, mapped)
             return result
         spec = graph.specs[name]
-        result = self._now.results.array(name, spec.dims, spec.dtype.numpy) if target is None else target
+        result = self.now.results.array(name, spec.dims, spec.dtype.numpy) if target is None else target
         if pipeline is None:
             known = graph.constants.get(name)
             np.copyto(result, known if known is not None else passed[name])
@@ -473,7 +475,7 @@ class LoadedNetwork:
         """Have the memory managers of all devices in use acquire their memory, once each (A11)."""
         if not self._acquired or all(self._acquired.values()):  # few devices have one, and each run asks
             return
-        for device in dict.fromkeys(p.device for p in self.pipelines):
+        for device in dict.fromkeys(p.device for p in self.now.pipelines):
             manager = self._managers.get(device)
             if manager is not None and not self._acquired[device]:
                 what = "the backend's memory manager could not acquire its memory"
@@ -518,13 +520,13 @@ class LoadedNetwork:
         do_all([self._close_pipelines, self.close_idle])
 
     def _close_pipelines(self) -> None:
-        pipelines = self.pipelines[::-1]  # a pipeline that uses the memory of others is closed before them
+        pipelines = self.now.pipelines[::-1]  # a pipeline that uses the memory of others is closed before them
         spare, self._spare = self._spare, {}
         self._forget_now()
         close_all([*pipelines, *spare.values()])
 
     def _forget_now(self) -> None:
-        self._now, self._key = self._nothing(), None
+        self.now, self._key = self._nothing(), None
         self._passed, self._stored = None, {}
 
     def close(self) -> None:

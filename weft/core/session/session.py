@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from time import perf_counter
 from types import TracebackType
@@ -24,6 +24,7 @@ from weft.core.contract.profile import Profile, Profiled
 from weft.core.graph.control_op import Value
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, bind
+from weft.core.graph.later_constants import MOST_INTEGERS
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.tensor import OPEN_RANK, SequenceSpec, TensorSpec
 from weft.core.graph.validate import validate
@@ -127,6 +128,8 @@ class _Plan:
     """The arrays for outputs that it takes as they come; None if later stages give the outputs."""
     half_outputs: frozenset[str] = frozenset()
     """The outputs that it gives in fp16, though the model has fp32."""
+    values: Mapping[str, Array] = field(default_factory=dict)
+    """The inputs that decide shapes, with the values that it was made for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,6 +212,10 @@ class Session(NotCopied):
         """Prepares the graph for one shape after the other; None where weights are not kept for a second one."""
         self._divides_alone = self.options.debug is not None
         """Whether backends are asked again for each shape: one refused a node late, or debug nodes are placed."""
+        self._deciding: frozenset[str] = frozenset()
+        """Inputs of few integers that decide shapes, as a run in stages told; later plans are for their values."""
+        self._ran_stages = self._decided = False
+        """Whether a run came to later stages, and whether that was looked at since."""
         self._plan = _Plan()
         """The plan of the network that was loaded last; a run that is refused keeps it."""
         self._submitted: tuple[Outputs | None, list[Array | None]] = None, []
@@ -305,7 +312,7 @@ class Session(NotCopied):
     def _first_stage(self) -> OptimizedNetwork:
         """Return the network that is loaded."""
         self._check_open()
-        network = self._loaded.network
+        network = self._loaded.now.network
         if network is None:
             open_sizes = ", ".join(map(repr, sorted(self._bound.symbols())))
             why = f"the sizes {open_sizes} of its inputs are open" if open_sizes else _NOT_RESIZED
@@ -346,7 +353,7 @@ class Session(NotCopied):
 
         The arrays of `converted` are in the type of `output_arrays`, whatever the run gives.
         """
-        network = self._loaded.network
+        network = self._loaded.now.network
         assert network is not None
         if self._plan.tail is not None or outputs is None:
             return []
@@ -370,12 +377,13 @@ class Session(NotCopied):
 
     def _finish(self, tail: _Tail, outputs: Outputs | None) -> list[Array]:
         """Wait for the first stage, run the others, and return the outputs, in the given arrays where there are any."""
-        assert self._loaded.network is not None
-        names = self._loaded.network.graph.outputs
+        assert self._loaded.now.network is not None
+        names = self._loaded.now.network.graph.outputs
         made = dict(zip(names, self._loaded.finish([None] * len(names)), strict=True))
         rows: Rows = {}
         known, self._fed = {**self._fed, **made, **self._stages.corners(tail.corners, made, rows)}, {}
         values = self._stages.finish(tail.rest, known, rows)
+        self._ran_stages = True
         results = dict(zip(self.graph.outputs, values, strict=True))
         specs = {n: TensorSpec(a.shape, DType.of(a.dtype)) for n, a in results.items() if isinstance(a, np.ndarray)}
         if outputs is None and len(specs) < len(results):  # some are sequences, or optionals that hold nothing
@@ -549,13 +557,16 @@ class Session(NotCopied):
                 self._loaded.drop()
                 raise
         self._bound = bound
-        if self._loaded.network is not None and self._plan.tail is None:
+        if self._loaded.now.network is not None and self._plan.tail is None:
             self.graph, self._bound = self._weights.left(self.graph, bound)
 
     def _place(self, bound: Graph, wanted: frozenset[str], *, ahead: bool) -> None:
         """Optimise and load."""
-        shapes = tuple(bound.specs[i].shape for i in bound.inputs)
-        is_new = shapes != tuple(self._bound.specs[i].shape for i in bound.inputs)
+        inputs = self.graph.inputs
+        values = {i: bound.constants[i] for i in inputs if i in self._deciding and i in bound.constants}
+        sizes = tuple(bound.specs[i].shape for i in inputs)
+        is_new = sizes != tuple(self._bound.specs[i].shape for i in inputs)
+        shapes = sizes, tuple(value.tobytes() for value in values.values())
 
         def attempt(before: Assignment) -> None:
             if is_new and self._shows_other_sizes and self._loaded.wants_other_sizes:
@@ -573,12 +584,13 @@ class Session(NotCopied):
             can = _narrowable(divided)
             half, outputs = wanted & can, self.graph.outputs
             given = None if tail is not None else _forms(outputs, divided.graph.specs, half)
-            plan = _Plan(tail, can, wanted, _forms(bound.inputs, bound.specs, half), given, half & {*outputs})
+            forms = _forms(inputs, bound.specs, half)
+            plan = _Plan(tail, can, wanted, forms, given, half & {*outputs}, values)
             keeps = self._fixed is None and self.config.memory is not MemoryMode.LIMIT
             key = (shapes, half) if keeps else None
             if key is not None and self._loaded.holds(key):
                 self._loaded.turn_to(key)
-                network = self._loaded.network
+                network = self._loaded.now.network
                 assert network is not None
             else:
                 narrow = with_narrow_edges(divided, half)
@@ -746,9 +758,15 @@ class Session(NotCopied):
 
     def _accept(self, inputs: Sequence[Input | Mapping[str, Input]], outputs: Outputs | None) -> dict[str, Array]:
         """Check the arrays, prepare the session for their shapes and types if it must be, and return them by name."""
-        self._check_open()
-        planned = self._taken(self._plan, inputs, outputs) if self._loaded.network is not None else None
-        if planned is not None:
+        if self._loaded.is_closed:
+            self._check_open()
+        plan = self._plan
+        # What most runs get, with as few calls as can be.
+        if plan.forms is not None and self._loaded.now.network is not None and not (plan.tail or self._deciding):
+            planned = take_planned(plan.forms, inputs)
+            if planned is not None and half_outputs(self.graph, outputs) & plan.narrowable == plan.half_outputs:
+                return planned
+        elif self._loaded.now.network is not None and (planned := self._taken(plan, inputs, outputs)) is not None:
             return planned
         for key, known in self._cache:
             if self._loaded.holds(key) and (planned := self._taken(known.plan, inputs, outputs)) is not None:
@@ -759,22 +777,52 @@ class Session(NotCopied):
         arrays = take_inputs(self.graph, inputs, keep_half=self.config.precision is Precision.LOW)
         specs = self._bound.specs
         tensors = {i: a for i, a in arrays.items() if not isinstance(specs[i], SequenceSpec)}
+        self._learn_deciding(tensors)
+        values = {i: tensors[i] for i in self.graph.inputs if i in self._deciding}
         halves = _half_inputs(specs, tensors)
         wanted = halves | half_outputs(self.graph, outputs)
-        if self._loaded.network is None or any(a.shape != specs[i].shape for i, a in tensors.items()):
-            self._prepare(bind(self.graph, {i: a.shape for i, a in tensors.items()}, self._bound), wanted)
+        is_new = self._loaded.now.network is None or any(a.shape != specs[i].shape for i, a in tensors.items())
+        if is_new or not _are_values(self._plan.values, values):
+            shapes = {i: a.shape for i, a in tensors.items()}
+            self._prepare(_with_values(bind(self.graph, shapes, self._bound), values), wanted)
+            if values and self._plan.tail is not None:  # other shapes follow from values that only a run tells
+                self._deciding = frozenset()
+                self._prepare(bind(self.graph, shapes), wanted)
         elif (self._plan.wanted ^ wanted) & self._plan.narrowable:
             self._prepare(self._bound, wanted)
         for name in halves - self._plan.narrowable:
             arrays[name] = tensors[name].astype(np.float32)
         return arrays
 
+    def _learn_deciding(self, arrays: Mapping[str, Array]) -> None:
+        """After a run in stages, note which inputs decided the shapes, if they are few integers.
+
+        A caller's total length decides the size of a cache, for example. With its value known, as shapes are, the
+        network needs no stages, and the value may be an open size.
+        """
+        tail = self._plan.tail
+        if self._decided or not self._ran_stages or tail is None:
+            return
+        self._decided = True
+        wanted = tail.rest.wanted
+        few = all(i in arrays and arrays[i].dtype.kind in "iu" and arrays[i].size <= MOST_INTEGERS for i in wanted)
+        keeps = self._fixed is None and self.config.memory is not MemoryMode.LIMIT and self.options.debug is None
+        if few and wanted and keeps:
+            self._deciding, self._open = frozenset(wanted), None
+            self._take_open()
+
     def _taken(
         self, plan: _Plan, inputs: Sequence[Input | Mapping[str, Input]], outputs: Outputs | None
     ) -> dict[str, Array] | None:
         """Return the arrays by name if a plan takes them as they come, else None."""
+        if plan.tail is not None and not self._decided:
+            return None
         planned = None if plan.forms is None else take_planned(plan.forms, inputs)
-        if planned is None or half_outputs(self.graph, outputs) & plan.narrowable != plan.half_outputs:
+        if planned is None:
+            return None
+        if self._deciding and not _are_values(plan.values, {i: planned[i] for i in self._deciding}):
+            return None
+        if half_outputs(self.graph, outputs) & plan.narrowable != plan.half_outputs:
             return None
         return planned
 
@@ -782,6 +830,19 @@ class Session(NotCopied):
 def _others(session: Session) -> list[Session]:
     """Return the other sessions of the process that are open."""
     return [other for other in list(_sessions) if other is not session and not other.is_closed]
+
+
+def _with_values(bound: Graph, values: Mapping[str, Array]) -> Graph:
+    """Return a graph with the values of some inputs as constants in their place."""
+    if values:
+        bound.inputs = [i for i in bound.inputs if i not in values]
+        bound.constants = bound.constants | {name: value.copy() for name, value in values.items()}
+    return bound
+
+
+def _are_values(known: Mapping[str, Array], given: Mapping[str, Array]) -> bool:
+    """Tell whether arrays are those that a plan was made for."""
+    return known.keys() == given.keys() and all(np.array_equal(known[i], a) for i, a in given.items())
 
 
 def _interface(graph: Graph) -> Graph:

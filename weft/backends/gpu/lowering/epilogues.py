@@ -12,6 +12,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused, Step, pick_operands
 from weft.core.graph.graph import Graph, Names, Node, infer_node
 from weft.core.graph.op import Op
+from weft.core.graph.symbolic import has_open_size, shape_text
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.passes.fuse import MOST_STEPS, merge
 from weft.kernels.device_caps import DeviceCaps
@@ -52,6 +53,8 @@ def why_not_joined(
     if double and not first.computes_double:
         return f"the kernels of {base_op(base.op).type} do not compute in float64"
     if result != before:
+        if has_open_size((*result.shape, *before.shape)):  # a text with numbers would hold for these alone
+            return "its result has another shape than what it reads"
         return f"its result is {result}, and what it reads is {before}"
     if not result.dtype.is_float or op.expression(tuple(bool(i) for i in step.inputs)) is None:
         return f"{op.type} of {result.dtype.value} has no expression that a kernel could apply as it stores"
@@ -60,7 +63,7 @@ def why_not_joined(
             return f"its operand {name!r} is {graph.specs[name].dtype.value}, not {result.dtype.value}"
         if name and k not in inside and not _operand_fits(graph, base_op(base.op), name, result.dims):
             kind = "a constant" if name in graph.constants else "a value"
-            return f"its operand {name!r}, {kind} of shape {graph.specs[name].dims}, would be broadcast"
+            return f"its operand {name!r}, {kind} of shape {shape_text(graph.specs[name].dims)}, would be broadcast"
     return None
 
 
