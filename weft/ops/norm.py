@@ -18,6 +18,7 @@ from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.elementwise import FLOATS, Elementwise, check_type, misfit, widen
+from weft.ops.reduce import total
 from weft.ops.shape import given, many_axes, one_axis, optional, unfit
 
 STASH_FLOAT = 1
@@ -48,8 +49,9 @@ class BatchNormalization(Op):
     def factor_and_shift(self, parameters: Sequence[Array]) -> tuple[Array, Array]:
         """Return in float64 what each channel is multiplied by, and what is then added, for scale, B, mean and var."""
         scale, shift, mean, var = (np.asarray(p, np.float64) for p in parameters)
-        factor = scale / np.sqrt(var + self.epsilon)
-        return factor, shift - mean * factor
+        with np.errstate(all="ignore"):
+            factor = scale / np.sqrt(var + self.epsilon)
+            return factor, shift - mean * factor
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output."""
@@ -317,12 +319,12 @@ class LRN(Op):
     def reference(self, *inputs: Array | None) -> Array:
         """Return the output."""
         x = given(inputs, 0)
-        wide, total, channels = widen(x), np.zeros_like(widen(x)), x.shape[1]
+        wide, sums, channels = widen(x), np.zeros_like(widen(x)), x.shape[1]
         squares = np.square(wide)
         for shift in range(-min((self.size - 1) // 2, channels - 1), min(self.size // 2, channels - 1) + 1):
             target = slice(max(-shift, 0), channels - max(shift, 0))
-            total[:, target] += squares[:, max(shift, 0) : channels + min(shift, 0)]
-        factor = (self.bias + self.alpha / self.size * total) ** -self.beta
+            sums[:, target] += squares[:, max(shift, 0) : channels + min(shift, 0)]
+        factor = (self.bias + self.alpha / self.size * sums) ** -self.beta
         return (wide * factor).astype(x.dtype, copy=False)
 
 
@@ -364,8 +366,8 @@ class LpNormalization(Op):
         x = given(inputs, 0)
         wide = widen(x)
         powers = np.abs(wide) if self.p == 1 else np.square(wide)
-        total = powers.sum(axis=self.axis, keepdims=True)
-        norm = total if self.p == 1 else np.sqrt(total)
+        norm = total(powers, (self.axis,))
+        norm = norm if self.p == 1 else np.sqrt(norm)
         out = np.zeros_like(wide)
         np.divide(wide, norm, out=out, where=norm != 0)
         return out.astype(x.dtype, copy=False)
@@ -400,7 +402,7 @@ class L2Normalization(Op):
         """Return the output."""
         x = given(inputs, 0)
         wide = widen(x)
-        norm = np.sqrt(np.square(wide).sum(axis=self.axis, keepdims=True))
+        norm = np.sqrt(total(np.square(wide), (self.axis,)))
         return np.asarray(wide / np.maximum(norm, _scalar(self.least, norm))).astype(x.dtype, copy=False)
 
 
@@ -437,8 +439,8 @@ class SumNormalization(Op):
         """Return the output."""
         x = given(inputs, 0)
         wide = widen(x)
-        total = _mean(wide, (self.axis,)) if self.mean else wide.sum(axis=self.axis, keepdims=True)
-        return np.asarray(wide / (total + _scalar(self.epsilon, total))).astype(x.dtype, copy=False)
+        divisor = _mean(wide, (self.axis,)) if self.mean else total(wide, (self.axis,))
+        return np.asarray(wide / (divisor + _scalar(self.epsilon, divisor))).astype(x.dtype, copy=False)
 
 
 @decomposition("weft::SumNormalization")
@@ -446,8 +448,8 @@ def _sum_norm(op: SumNormalization, make: Body, node: Node) -> Sequence[str]:
     (x,) = node.inputs
     if make.dtype(x) is not DType.FLOAT32:
         return []  # float16 holds no large sums
-    total = make.add("ReduceMean" if op.mean else "ReduceSum", x, make.ints(op.axis))
-    return [make.add("Div", x, make.add("Add", total, make.number(op.epsilon, x)))]
+    divisor = make.add("ReduceMean" if op.mean else "ReduceSum", x, make.ints(op.axis))
+    return [make.add("Div", x, make.add("Add", divisor, make.number(op.epsilon, x)))]
 
 
 @register_op
@@ -523,7 +525,7 @@ def _mean(x: Array, axes: Shape) -> Array:
     count = prod([x.shape[a] for a in axes])
     if not count:
         return np.full(tuple(1 if a in axes else size for a, size in enumerate(x.shape)), np.nan, x.dtype)
-    return np.asarray(np.add.reduce(x, axis=axes, keepdims=True) / count)
+    return np.asarray(total(x, axes) / count)
 
 
 def _standardize(x: Array, axes: Shape, epsilon: float) -> tuple[Array, Array, Array]:

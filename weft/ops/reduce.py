@@ -93,9 +93,32 @@ class Reduction(Op):
         return prod(inputs[0] or ())
 
 
+FEW = 64
+"""How many floats are added one by one."""
+
+
 def total(x: Array, axes: tuple[int, ...]) -> Array:
-    """Return the sum over `axes`, kept with size 1, in the type of x."""
-    return np.asarray(np.sum(x, axis=axes, keepdims=True, dtype=x.dtype))
+    """Return the sum over `axes`, kept with size 1, in the type of x.
+
+    numpy adds floats in pairs along the last axes alone, and one by one along others, where a million of them lose
+    digits. So these are added up in parts.
+    """
+    axes = tuple(axis % x.ndim for axis in axes)
+    first = next(axis + 1 for axis in range(x.ndim - 1, -2, -1) if axis not in axes)
+    if x.dtype.kind == "f":
+        for axis in axes:
+            while axis < first and x.shape[axis] > FEW:
+                x = _sums_of_few(x, axis)
+    return np.asarray(np.add.reduce(x, axis=axes, keepdims=True, dtype=x.dtype))
+
+
+def _sums_of_few(x: Array, axis: int) -> Array:
+    """Return sums of up to FEW neighbours along an axis."""
+    before, size, behind = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    whole = size // FEW
+    head, rest = np.split(x, [whole * FEW], axis)
+    sums = np.add.reduce(head.reshape(*before, whole, FEW, *behind), axis=axis + 1)
+    return np.concatenate([sums, np.add.reduce(rest, axis=axis, keepdims=True)], axis) if rest.size else sums
 
 
 @register_op
@@ -116,7 +139,10 @@ class ReduceMean(Reduction):
     def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
         """Return means."""
         count = int(np.prod([x.shape[a] for a in axes], dtype=np.int64))
-        return divide(total(x, axes), np.asarray(count, x.dtype))
+        if not DType.of(x.dtype).is_integer:
+            return divide(total(x, axes), np.asarray(count, x.dtype))
+        wide = np.dtype(np.int64 if x.dtype.kind == "i" else np.uint64)  # the mean fits where the sum does not
+        return divide(total(x.astype(wide), axes), np.asarray(count, wide)).astype(x.dtype)
 
 
 @register_op

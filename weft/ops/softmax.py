@@ -15,7 +15,7 @@ from weft.core.graph.op import Constants, Op, OpClass, register_op, silent
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import FLOATS, check_type, required_inputs, widen
-from weft.ops.reduce import normalize_axis
+from weft.ops.reduce import normalize_axis, total
 
 
 @op_dataclass
@@ -62,7 +62,7 @@ class Softmax(AlongAxis):
     def lines(self, x: Array, axis: int) -> Array:
         """Return shares that add up to 1."""
         powers = np.exp(x - x.max(axis, keepdims=True))
-        return np.asarray(powers / powers.sum(axis, keepdims=True))
+        return np.asarray(powers / total(powers, (axis,)))
 
 
 @register_op
@@ -73,7 +73,7 @@ class LogSoftmax(AlongAxis):
     def lines(self, x: Array, axis: int) -> Array:
         """Return logarithms of shares."""
         shifted = x - x.max(axis, keepdims=True)
-        return np.asarray(shifted - np.log(np.exp(shifted).sum(axis, keepdims=True)))
+        return np.asarray(shifted - np.log(total(np.exp(shifted), (axis,))))
 
 
 @register_op

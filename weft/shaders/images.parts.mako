@@ -1,5 +1,6 @@
 ## How a work-group adds up images of channels in NC4HW4, or groups of EACH channels; `groups` is the number of groups in
 ## its PARTS blocks, 0: each channel by itself. A group reads the `pixels` pixels from pixel `start` on.
+<%namespace name="sums" file="sums.parts.mako"/>
 <%namespace name="tree" file="tree.parts.mako"/>
 <%!
 LANES = "xyzw"
@@ -28,8 +29,8 @@ const f32x4 ${name} = ${f"F4({', '.join(of_group(of, lane, groups) for lane in L
 </%def>
 ## The sums over groups of the elements or, with `mean`, of the squares of their differences from it.
 <%def name="add(value, mean=None)" filter="trim">
-f32x4 ${value} = SPLAT(0.0);
-  for (int e = LOCAL_X; e < parts * pixels; e += LX) {
+<%sums:in_parts value="${value}" kind="f32x4" zero="SPLAT(0.0)" first="LOCAL_X" end="parts * pixels" step="LX">
+      for (int e = near; e < near_end; e += LX) {
     ${place()}
     f32x4 v = ${x.load4("n", "c", "p")};
 % if mean:
@@ -40,14 +41,15 @@ f32x4 ${value} = SPLAT(0.0);
 % for lane in LANES:
     if (c * 4 + ${LANES.index(lane)} < CHANNELS) {
 % for group in range(groups):
-      ${value}.${LANES[group]} += q${lane} >= ${group} * EACH && q${lane} < ${group + 1} * EACH ? v.${lane} : 0.0;
+      few.${LANES[group]} += q${lane} >= ${group} * EACH && q${lane} < ${group + 1} * EACH ? v.${lane} : 0.0;
 % endfor
     }
 % endfor
 % else:
-    ${value} += v;
+    few += v;
 % endif
-  }
+      }
+</%sums:in_parts>
   ${tree.sum(value)}
 % if groups == 1:
   ${value} = SPLAT(${value}.x + ${value}.y + ${value}.z + ${value}.w);

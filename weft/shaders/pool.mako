@@ -8,7 +8,11 @@ ${k.for_each("i", "TOTAL")} {
 % if mode == "average":
   int count = 0;
 % endif
-  for (int kd = 0; kd < KD; kd++) for (int kh = 0; kh < KH; kh++) for (int kw = 0; kw < KW; kw++) {
+  for (int kd = 0; kd < KD; kd++) for (int kh = 0; kh < KH; kh++) {
+% if mode != "max":
+  f32x4 row = SPLAT(0.0);
+% endif
+  for (int kw = 0; kw < KW; kw++) {
     const int d = d0 + kd * DD, h = h0 + kh * DH, w = w0 + kw * DW;
 % if mode == "average":
     if (d >= -LOWD && d < ID + HIGHD && h >= -LOWH && h < IH + HIGHH && w >= -LOWW && w < IW + HIGHW) count++;
@@ -18,11 +22,15 @@ ${k.for_each("i", "TOTAL")} {
 % if mode == "max":
       acc = F4(fmax(acc.x, v.x), fmax(acc.y, v.y), fmax(acc.z, v.z), fmax(acc.w, v.w));
 % elif mode == "average":
-      acc += v;
+      row += v;
 % else:
-      acc += F4(pow(fabs(v.x), EXPONENT), pow(fabs(v.y), EXPONENT), pow(fabs(v.z), EXPONENT), pow(fabs(v.w), EXPONENT));
+      row += F4(pow(fabs(v.x), EXPONENT), pow(fabs(v.y), EXPONENT), pow(fabs(v.z), EXPONENT), pow(fabs(v.w), EXPONENT));
 % endif
     }
+  }
+% if mode != "max":
+  acc += row;
+% endif
   }
 % if mode == "average":
   acc /= TO_F32(count > 0 ? count : 1);

@@ -2,9 +2,10 @@
 ## adjacent items read adjacent memory if the blocks of a pixel are adjacent. An item loads `at_once` pixels before it uses
 ## the first: a load takes longer than all that is done with it. Then the LX / WIDE rows of items join in work-group memory,
 ## in one step or, `twice`, in two with ROWS rows between them: that takes fewer barriers than a tree.
+<%namespace name="sums" file="sums.parts.mako"/>
 <%
 k.shared("f32x4", "part", "LX")
-start = "-INFINITY_F" if mode == "max" else "0.0"
+first = "(c < BLOCKS ? LOCAL_X / WIDE : PLACES)"
 def join(a, b):
     if mode == "average":
         return f"{a} + {b}"
@@ -18,17 +19,14 @@ def join(a, b):
       total = ${join("total", "v")};
     }\
 </%def>\
-${k.for_groups("g", "GROUPS")} {
-  const int tiles = (BLOCKS + WIDE - 1) / WIDE;
-  const int c = g % tiles * WIDE + LOCAL_X % WIDE, n = g / tiles;
-  f32x4 acc = SPLAT(${start});
+<%def name="pixels(value, start, end)">\
 % if at_once == 1:
-  for (int p = c < BLOCKS ? LOCAL_X / WIDE : PLACES; p < PLACES; p += LX / WIDE) {
+  for (int p = ${start}; p < ${end}; p += LX / WIDE) {
     const f32x4 v = ${x.load4("n", "c", "p")};
-    acc = ${join("acc", "v")};
+    ${value} = ${join(value, "v")};
   }
 % else:
-  for (int p = c < BLOCKS ? LOCAL_X / WIDE : PLACES; p < PLACES; p += ${at_once} * (LX / WIDE)) {
+  for (int p = ${start}; p < ${end}; p += ${at_once} * (LX / WIDE)) {
 % for i in range(at_once):
     const int p${i} = p + ${i} * (LX / WIDE);
 % endfor
@@ -37,12 +35,24 @@ ${k.for_groups("g", "GROUPS")} {
 % endfor
 % for i in range(at_once):
 % if mode == "average":
-    acc += p${i} < PLACES ? v${i} : SPLAT(0.0);
+    ${value} += p${i} < ${end} ? v${i} : SPLAT(0.0);
 % else:
-    acc = ${join("acc", f"v{i}")};
+    ${value} = ${join(value, f"v{i}")};
 % endif
 % endfor
   }
+% endif
+</%def>\
+${k.for_groups("g", "GROUPS")} {
+  const int tiles = (BLOCKS + WIDE - 1) / WIDE;
+  const int c = g % tiles * WIDE + LOCAL_X % WIDE, n = g / tiles;
+% if mode == "average":
+  <%sums:in_parts value="acc" kind="f32x4" zero="SPLAT(0.0)" first="${first}" end="PLACES" step="(LX / WIDE)">
+      ${pixels("few", "near", "near_end")}
+  </%sums:in_parts>
+% else:
+  f32x4 acc = SPLAT(-INFINITY_F);
+  ${pixels("acc", first, "PLACES")}
 % endif
   part[LOCAL_X] = acc;
   BARRIER;

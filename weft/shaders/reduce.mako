@@ -2,22 +2,22 @@
 ## `term` is applied to each element, `join` joins two terms, `finish` makes the stored result. With `shifted` the
 ## greatest element is found first. Short reductions: one work-item for each output; long ones: one group for `adjacent`
 ## outputs, LX / `adjacent` items and a tree for each, which load `ahead` elements before they join them.
+<%namespace name="sums" file="sums.parts.mako"/>
 <%
 if not short:
     k.shared("real", "part", "LX")
 first, step = ("0", "1") if short else (f"LOCAL_X / {adjacent}", f"(LX / {adjacent})")
 place = "base + {0} / (R1 * R2) * RS0 + {0} / R2 % R1 * RS1 + {0} % R2 * RS2".format
 %>
-<%def name="gather(value, start, term, join)">
-  real ${value} = ${start};
+<%def name="elements(value, start, end, term, join)">
 % if ahead > 1:
-  for (int e = ${first}; e < LENGTH; e += ${ahead} * ${step}) {
+      for (int e = ${start}; e < ${end}; e += ${ahead} * ${step}) {
 % for u in range(ahead):
-    const int e${u} = min(e + ${u} * ${step}, LENGTH - 1);
+    const int e${u} = min(e + ${u} * ${step}, ${end} - 1);
     const real v${u} = ${x.load(place(f"e{u}"))};
 % endfor
 % for u in range(ahead):
-    if (e + ${u} * ${step} < LENGTH) {
+    if (e + ${u} * ${step} < ${end}) {
       const real v = v${u};
       const real t = ${term};
       ${value} = ${join.format(value, "t")};
@@ -25,11 +25,21 @@ place = "base + {0} / (R1 * R2) * RS0 + {0} / R2 % R1 * RS1 + {0} % R2 * RS2".fo
 % endfor
   }
 % else:
-  for (int e = ${first}; e < LENGTH; e += ${step}) {
-    const real v = ${x.load(place("e"))};
-    const real t = ${term};
-    ${value} = ${join.format(value, "t")};
-  }
+      for (int e = ${start}; e < ${end}; e += ${step}) {
+        const real v = ${x.load(place("e"))};
+        const real t = ${term};
+        ${value} = ${join.format(value, "t")};
+      }
+% endif
+</%def>
+<%def name="gather(value, start, term, join)">
+% if join == "{0} + {1}":
+  <%sums:in_parts value="${value}" kind="real" zero="${start}" first="${first}" end="LENGTH" step="${step}">
+      ${elements("few", "near", "near_end", term, join)}
+  </%sums:in_parts>
+% else:
+  real ${value} = ${start};
+  ${elements(value, first, "LENGTH", term, join)}
 % endif
 % if not short:
   part[LOCAL_X] = ${value};

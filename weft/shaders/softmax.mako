@@ -1,5 +1,6 @@
 ## Softmax or its logarithm along lines of LENGTH elements INNER apart. Long lines: one work-group for each, with trees in
 ## work-group memory; short lines: one work-item for each.
+<%namespace name="sums" file="sums.parts.mako"/>
 <%
 if not short:
     k.shared("real", "part", "LX")
@@ -29,8 +30,9 @@ ${k.for_groups("line", "LINES")} {
   real top = -INFINITY_F;
   for (int e = ${first}; e < LENGTH; e += ${step}) top = fmax(top, ${x.load("base + e * INNER")});
   ${tree("top", "fmax(a, b)")}
-  real sum = 0.0;
-  for (int e = ${first}; e < LENGTH; e += ${step}) sum += exp(${x.load("base + e * INNER")} - top);
+  <%sums:in_parts value="sum" kind="real" zero="0.0" first="${first}" end="LENGTH" step="${step}">
+      for (int e = near; e < near_end; e += ${step}) few += exp(${x.load("base + e * INNER")} - top);
+  </%sums:in_parts>
   ${tree("sum", "a + b")}
   for (int e = ${first}; e < LENGTH; e += ${step}) {
     const int at = base + e * INNER;
