@@ -287,15 +287,3 @@ def group_deviations(draw: st.DrawFn) -> Graph:
     square = draw(st.sampled_from(["Mul", "Pow"]))
     y = deviation(net, x, groups, keepdims=keepdims, square=square, reshaped=reshaped)
     return net.finish(net.add("Div", x, y), *draw(st.sampled_from([(), (x,), (y,)])))
-
-
-@st.composite
-def norms_of_few(draw: st.DrawFn) -> Graph:
-    """Draw a norm over axes of which all or none have size 1."""
-    net, size = Net(draw(st.integers(0, 100))), draw(st.integers(1, 2))
-    x = net.add("Relu", net.input("x", 2, 3, size))
-    kind = draw(st.sampled_from(["LayerNormalization", "InstanceNormalization", "parts"]))
-    if kind == "parts":
-        return net.finish(net.add("Sub", x, net.add("ReduceMean", x, np.array([-1]))), x)
-    given = [net.random(size if kind == "LayerNormalization" else 3) for _ in range(2)]
-    return net.finish(net.add("Add", net.add(kind, x, *given), x))

@@ -158,6 +158,10 @@ def assert_agree(actual: list[Array], expected: list[Array], op: Op) -> None:
         rtol, atol = tolerance(DType.of(theirs.dtype), op.op_class)
         theirs = theirs.astype(mine.dtype, copy=False)
         np.testing.assert_allclose(comparable(mine), comparable(theirs), rtol, atol, equal_nan=True)
+        if isinstance(op, Elementwise) and DType.of(theirs.dtype).is_float:
+            zeros = (comparable(mine) == 0) & (comparable(theirs) == 0)
+            minus, minus_there = (np.signbit(comparable(each)[zeros]) for each in (mine, theirs))
+            np.testing.assert_array_equal(minus, minus_there, "signs of zeros")
 
 
 SAMPLE = frozenset("Add Mul Sub PRelu Clip Sigmoid Erf Max Mod Pow Round Where Equal".split())

@@ -15,7 +15,6 @@ from tests.helpers.norms import (
     group_norms,
     l2_norms,
     layer_norms,
-    norms_of_few,
     rms_norms,
     sum_norms,
 )
@@ -68,7 +67,6 @@ def _before(name: str, drawn: Networks) -> Networks:
 
 OWN: Mapping[str, Networks] = {
     "fold_constants": constant_networks(),
-    "fold_single_norms": norms_of_few(),
     "remove_dead_nodes": st.one_of(networks(), transformers()),
     "read_through_casts": cast_chains(),
     "concat_scattered_slices": scattered_boxes(),

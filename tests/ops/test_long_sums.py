@@ -26,7 +26,7 @@ def one_node(op: str, shape: tuple[int, ...], *more: Array, **attributes: Any) -
 def standardized(rows: int) -> Array:
     """Return each of so many rows less its mean, and divided by its deviation."""
     lines = WIDE.reshape(rows, -1)
-    return (lines - lines.mean(1, keepdims=True)) / np.sqrt(lines.var(1, keepdims=True) + 1e-5)
+    return np.asarray((lines - lines.mean(1, keepdims=True)) / np.sqrt(lines.var(1, keepdims=True) + 1e-5))
 
 
 def channel(value: float, count: int = 4) -> Array:

@@ -15,6 +15,7 @@ from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
+from weft.ops.conversion import convert
 from weft.ops.elementwise import (
     ANY,
     BOOLEAN,
@@ -48,7 +49,8 @@ def power(base: Array, exponent: Array) -> Array:
             made = np.where(base == -np.inf, base.dtype.type(np.inf), made + base.dtype.type(0))
         return made
     if not np.issubdtype(exponent.dtype, np.integer):
-        return np.asarray(np.power(base.astype(np.float64), exponent.astype(np.float64)))
+        made = np.asarray(np.power(base.astype(np.float64), exponent.astype(np.float64)))
+        return convert(made, DType.of(base.dtype))
     # 1 / base to a power is whole for 1 and -1 alone, which do not change but for the sign.
     below = exponent < 0
     # In 64 bits every exponent fits, and the lower bits of what wraps are those of a narrower type.
@@ -139,7 +141,8 @@ class Mod(Elementwise):
         rest = "fmod({0}, {1})"
         if self.fmod:
             return rest
-        return f"{rest} == 0.0 ? {rest} : (({rest} < 0.0) != ({{1}} < 0.0) ? {rest} + {{1}} : {rest})"
+        moved = f"({rest} < 0.0) != ({{1}} < 0.0) ? {rest} + {{1}} : {rest}"
+        return f"{rest} == 0.0 ? ({{1}} < 0.0 ? -0.0 : 0.0) : ({moved})"
 
     def compute(self, a: Array, b: Array) -> Array:
         """Return the type of the inputs."""

@@ -27,10 +27,10 @@ def check_round_mode(op: Op, mode: str) -> None:
 def convert(x: Array, to: DType, saturate: bool = True, round_mode: str = "up") -> Array:
     """Return `x` in another element type, rounded to nearest even; integers keep the lower bits that fit.
 
-    With `saturate`, what is beyond the largest number of an 8-bit float becomes that number, infinities too; without,
-    NaN, or an infinity where the type has one. Floats of six and four bits always saturate. `round_mode` is how
-    float8_e8m0, whose numbers are powers of two, rounds: "up", "down" or "nearest". Complex numbers lose their
-    imaginary part.
+    What floats out of range become as integers, which ONNX leaves open, says `to_integers`. With `saturate`, what is
+    beyond the largest number of an 8-bit float becomes that number, infinities too; without, NaN, or an infinity where
+    the type has one. Floats of six and four bits always saturate. `round_mode` is how float8_e8m0, whose numbers are
+    powers of two, rounds: "up", "down" or "nearest". Complex numbers lose their imaginary part.
     """
     with np.errstate(all="ignore"):
         if np.iscomplexobj(x) and not to.is_complex:
@@ -44,7 +44,27 @@ def convert(x: Array, to: DType, saturate: bool = True, round_mode: str = "up") 
             most = float(ml_dtypes.finfo(to.numpy).max)  # type: ignore[no-untyped-call]
             wide = x if x.dtype == np.float64 else x.astype(np.float32)
             return np.clip(wide, -most, most).astype(to.numpy)
-        return x.astype(to.numpy)
+        return to_integers(x, to) if to.is_integer and x.dtype.kind == "f" else x.astype(to.numpy)
+
+
+def to_integers(x: Array, to: DType) -> Array:
+    """Return floats as integers, rounded towards zero, the same on every device and processor.
+
+    They pass through int32 or, to uint32, int64 and uint64, through int64, of which the lower bits stay; what is out
+    of its range, and NaN, becomes its least number. A uint64 also holds numbers from 2**63 on; from 2**64 on they
+    become 0. That is what numpy and ONNX Runtime do on x86, but for uint32, of which they have this or that.
+    """
+    through = np.int64 if to in (DType.UINT32, DType.INT64, DType.UINT64) else np.int32
+    limit = 2.0 ** (8 * np.dtype(through).itemsize - 1)
+    x = x.astype(np.float32) if x.dtype == np.float16 else x  # which does not hold the limit
+    if x.size and x.min() >= -limit and x.max() < limit:
+        return x.astype(through).astype(to.numpy, copy=False)
+    whole = np.trunc(x)
+    above = whole >= limit if to is DType.UINT64 else np.False_
+    whole = np.where(above, whole - limit, whole)
+    fits = (whole >= -limit) & (whole < limit)
+    made = np.where(fits, whole, -limit).astype(through)
+    return np.where(above, np.bitwise_xor(made, np.iinfo(through).min), made).astype(to.numpy)
 
 
 def _known_to_numpy(x: Array) -> Array:

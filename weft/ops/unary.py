@@ -150,7 +150,7 @@ Relu = elementwise(
 Sign = elementwise(
     "Sign",
     "-1, 0 or 1 by the sign of x",
-    "{0} > 0.0 ? 1.0 : ({0} < 0.0 ? -1.0 : {0})",
+    "{0} > 0.0 ? 1.0 : ({0} < 0.0 ? -1.0 : ({0} == 0.0 ? 0.0 : {0}))",
     np.sign,
     types=NUMERIC,
     op_class="exact",
@@ -348,7 +348,8 @@ class Shrink(Elementwise):
 
     def compute(self, x: Array) -> Array:
         """Return the type of x; integers are rounded towards zero."""
-        return np.where(x < -self.lambd, x + self.bias, np.where(x > self.lambd, x - self.bias, 0))
+        y = np.where(x < -self.lambd, x + self.bias, np.where(x > self.lambd, x - self.bias, 0))
+        return convert(y, DType.of(x.dtype))
 
 
 @decomposition("Shrink")
@@ -364,7 +365,10 @@ def _shrink(op: Shrink, make: Body, node: Node) -> Sequence[str]:
 @register_op
 @op_dataclass
 class Cast(Elementwise):
-    """Convert to another element type; `saturate` and `round_mode` matter to 8-bit floats alone, see `convert`."""
+    """Convert to another element type; `saturate` and `round_mode` matter to 8-bit floats alone, see `convert`.
+
+    Integers of floats that are out of range, infinite or NaN, which ONNX does not define, are the same on every device.
+    """
 
     flags: ClassVar[tuple[str, ...]] = ("saturate",)
     to: DType = DType.FLOAT32

@@ -100,6 +100,7 @@ real exponential(real x) {
 }
 real expm1(real x) {
   if (!(abs(x) < 40.0)) return exponential(x) - 1.0;
+  if (x == 0.0) return x;
   int n;
   const real p = short_expm1(reduce_exponent(x, n)), s = two_to(n);
   return s * p + (s - 1.0);
@@ -125,7 +126,7 @@ real logarithm(real x) {
   const real m = split_exponent(x, k);
   return logarithm_at(m - 1.0, real(k));
 }
-real log1p(real x) { return x > -0.29 && x < 0.41 ? logarithm_at(x, 0.0) : logarithm(1.0 + x); }
+real log1p(real x) { return x == 0.0 ? x : x > -0.29 && x < 0.41 ? logarithm_at(x, 0.0) : logarithm(1.0 + x); }
 // What a * b is beside p, its rounded product.
 real product_error(real a, real b, real p) {
   real c = 134217729.0 * a, d = 134217729.0 * b;

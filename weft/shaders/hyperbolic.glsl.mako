@@ -1,7 +1,7 @@
 ## Hyperbolic functions of either type, to a few ulp, by exp, expm1, log, log1p and sqrt; included by prelude.glsl.mako.
 real tangent_h(real x) {
   const real t = expm1(-2.0 * abs(x));
-  return with_sign(-t / (t + 2.0), x);
+  return with_sign(abs(t) / (t + 2.0), x);
 }
 // Half of exp(a), in a way that overflows no earlier than the result.
 real half_exp(real a) {

@@ -2,7 +2,12 @@
 ## The polynomials are Chebyshev interpolants.
 // The language leaves these undefined where C says NaN or minus infinity.
 f32 whole_sqrt(f32 x) { return x >= 0.0 ? sqrt(x) : NAN_F; }
-f32 whole_log(f32 x) { return x > 0.0 ? log(x) : (x == 0.0 ? -INFINITY_F : NAN_F); }
+// Some drivers read the exponent of a subnormal number as it stands.
+f32 whole_log(f32 x) {
+  const bool small = x < 1.17549435e-38;
+  const f32 y = log(small ? x * 16777216.0 : x) - (small ? 16.63553233 : 0.0);
+  return x > 0.0 ? y : (x == 0.0 ? -INFINITY_F : NAN_F);
+}
 // Powers of two times b are taken off, largest first: each difference is exact. A subnormal b counts as 0.
 f32 fmod(f32 x, f32 y) {
   const f32 b = abs(y);
@@ -18,7 +23,7 @@ f32 fmod(f32 x, f32 y) {
 f32 expm1(f32 x) {
   if (abs(x) > 0.5) return exp(x) - 1.0;
   const f32 p = 1.0 / 24.0 + x * (1.0 / 120.0 + x * (1.0 / 720.0 + x * (1.0 / 5040.0 + x / 40320.0)));
-  return x + x * x * (0.5 + x * (1.0 / 6.0 + x * p));
+  return x == 0.0 ? x : x + x * x * (0.5 + x * (1.0 / 6.0 + x * p));
 }
 f32 log1p(f32 x) {
   if (!(abs(x) < 0.5)) return whole_log(1.0 + x);

@@ -33,7 +33,10 @@ real nan_max(real a, real b) { return (a > b || isnan(a)) ? a : b; }
 real nan_min(real a, real b) { return (a < b || isnan(a)) ? a : b; }
 #define fmax(a, b) nan_max((a), (b))
 #define fmin(a, b) nan_min((a), (b))
-real with_sign(real magnitude, real x) { return x < 0.0 ? -magnitude : magnitude; }
+// Minus what is given if x is negative or -0.
+real with_sign(real magnitude, real x) {
+  return ${"int(unpackDouble2x32(x).y)" if double else "floatBitsToInt(x)"} < 0 ? -magnitude : magnitude;
+}
 % if double:
 <%include file="doubles.glsl.mako"/>
 % else:

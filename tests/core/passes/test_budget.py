@@ -20,7 +20,7 @@ from weft.core.passes import AnyPass, PassContext, PassManager, graph_pass, run_
 from weft.errors import ModelError
 
 ASKING = {
-    *("fold_constants", "fold_single_norms", "fold_negations", "move_transposes_up", "settle_moves"),
+    *("fold_constants", "fold_negations", "move_transposes_up", "settle_moves"),
     "move_transposes_down",
     *("undo_reshapes", "fold_batch_norm", "join_parallel_convolutions", "settle_convolutions"),
     *("fuse_attention", "join_projections", "join_sibling_products", "join_sibling_steps"),

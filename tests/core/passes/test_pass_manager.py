@@ -109,7 +109,7 @@ def test_a_users_pass_has_its_place_behind_the_one_that_it_names() -> None:
     places = {"a": "", "b": "fuse_gelu", "c": ""}
     first, second, third = (replace(relu_to_abs, name=name, after=after) for name, after in places.items())
     names = [each.name for each in steps(Precision.LOW, (first, second, third))]
-    assert names[names.index("a") - 1 : names.index("a") + 3] == ["fold_constants", "a", "c", "fold_single_norms"]
+    assert names[names.index("a") - 1 : names.index("a") + 3] == ["fold_constants", "a", "c", "remove_dead_nodes"]
     assert names[names.index("b") - 1] == "fuse_gelu"
     assert [n for n in names if n not in "abc"] == [each.name for each in steps(Precision.LOW)]
     with pytest.raises(ConfigError, match="'a' is to come after 'nowhere', and there is no such pass") as caught:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from math import inf, nan
 
+import numpy as np
+
 from weft.conformance.cases.table import Case, boolean, case, const, f16, f32, f64, given, i8, i32, i64, u8
+from weft.conformance.cases.unary import ON_X86, WHOLE, limits
 
 ARITHMETIC = ("Add", "Sub", "Mul", "Div")
 COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 VARIADIC = ("Max", "Min", "Sum", "Mean")
 ODD = [-inf, -1.0, -0.0, 0.0, 2.0, inf, nan]
+PAIRED = [nan, inf, -inf, 0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, -2.5, 1e30, 1e-30, 16777217.0]
+"""Each is paired with each."""
 SIGNED_PAIR = (given([7, -7, 7, -7, 6, -6, 0], "int32"), given([3, 3, -3, -3, 3, -3, 5], "int32"))
 FLOAT_PAIR = (given([7.5, -7.5, 7.5, -7.5, 6, -6, 0, 1e6]), given([2, 2, -2, -2, 3, -3, 5, 0.3]))
 SPECIAL_PAIR = (given([1, -1, inf, 3, nan, 3, -3]), given([inf, inf, 2, 0, 2, nan, -inf]))
@@ -69,6 +74,46 @@ for _op in COMPARISONS:
             ("ties", (given([1, 2, 3]), given([1, 3, 2]), given([1, 2, 3]), const(-inf))),
         )
     ]
+_column = given([[v] for v in PAIRED])
+CASES += [
+    *(case(_op, _column, given(PAIRED), name="pairs") for _op in (*ARITHMETIC, *VARIADIC, *COMPARISONS, "Pow", "Mod")),
+    case("Mod", _column, given(PAIRED), name="pairs", fmod=1),
+]
+CASES += [
+    *(case(_op, x, y, name="pairs") for _op in ("Mul", "Div", "Pow") for number in (0.0, -0.0, inf)
+      for x, y in ((given(PAIRED), const(number)), (const(number), given(PAIRED)))),
+    # onnx's evaluator adds the two parts, of which the other is NaN where the slope is no finite number.
+    case("PRelu", given([[v] * len(PAIRED) for v in PAIRED]), given(PAIRED), name="pairs", oracles=("ort",)),
+    case("PRelu", given(PAIRED), const(0.0), name="pairs", oracles=("ort",)),
+    case("SwiGLU", given([v for v in PAIRED for _ in PAIRED]), given(PAIRED * len(PAIRED)), name="pairs"),
+]
+# onnxruntime has NaN neither for a limit that is, nor infinities on a side without a limit.
+CASES += [
+    case("Clip", given(PAIRED), *ends, name="special", oracles=("onnx",))
+    for ends in (
+        (None, given(nan)), (given(nan),), (given(-1), given(nan)), (given(inf), given(-inf)),
+        (const(-1.0), const(inf)),
+    )
+]
+for _type in WHOLE:
+    _line = limits(_type)
+    _across = given(np.reshape(_line.draw(np.random.default_rng(0)), (-1, 1)), _type.value)
+    _wide = [v for v in (0, 1, 7, 8, 15, 16, 31, 32, 33, 63, 64, 65, 100, -1) if v >= 0 or _type.is_signed]
+    CASES += [
+        # onnxruntime dies of the least number divided by -1.
+        *(case(op, _across, _line, name="limits", oracles=("onnx",) if op in ("Div", "Max", "Min") else ("ort", "onnx"))
+          for op in ("Add", "Sub", "Mul", "Div", "Max", "Min", "Less", "Equal")),
+        *(case("Mod", _across, _line, name="limits", oracles=("onnx",), fmod=fmod) for fmod in (0, 1)),
+        *(case("BitShift", _across, given(_wide, _type.value), name="widths", direction=direction)
+          for direction in ("LEFT", "RIGHT")),
+        *(case(op, _line, const(np.array(divisor, _type.numpy)), name="limits", oracles=("onnx",))
+          for op in ("Div", "Mod") for divisor in (0, _type.limits[1], -1 if _type.is_signed else 1)),
+        case("Clip", _line, given(_type.limits[1], _type.value), given(_type.limits[0], _type.value), name="limits"),
+    ]
+CASES += [
+    case("Pow", given([[5], [-3], [0], [2**31 - 1]], "int32"), given([0.0, 0.5, -1.0, 33.0, nan, inf, -inf]),
+         name="out of range", **ON_X86),
+]
 CASES += [case("Equal", boolean(9), boolean(9))]
 CASES += [case(op, boolean(3, 1, 5), boolean(4, 1)) for op in ("And", "Or", "Xor")]
 CASES += [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from weft.conformance.cases.table import Case, case, const, f16, f32, f64, i32, i64, of_type
+from math import inf, nan
+
+from weft.conformance.cases.table import Case, case, const, f16, f32, f64, given, i32, i64, of_type
 
 CASES: list[Case] = [
     case("MatMul", f32(5, 7), f32(7, 3)),
@@ -53,4 +55,11 @@ CASES: list[Case] = [
     case("Gemm", f16(5, 70), f16(3, 70), f16(3), transB=1, alpha=0.5),
     case("Gemm", f64(5, 7), f64(7, 3), f64(3), alpha=0.5, beta=2.0),
     case("Gemm", f64(5, 8), const(f64(8, 4)), const(f64(4)), alpha=0.25),
+]
+_STRANGE = [[inf, 0, 1], [-inf, inf, 0], [0, -0.0, 0]]
+CASES += [
+    case("MatMul", given([[nan, 0, 1], *_STRANGE]), given([[0, 1], [nan, 2], [1, 1]]), name="special"),
+    *(case("Gemm", given(_STRANGE), given([[0, 1], [1, 2], [1, 1]]), given([nan, 0]), alpha=alpha, beta=0.0,
+           name="special") for alpha in (0.0, 1.0)),
+    case("Gemm", f32(3, 4), const(f32(4, 2)), const(given([nan, inf])), beta=0.0, name="special"),
 ]

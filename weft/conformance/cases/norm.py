@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from weft.conformance.cases.table import Case, Input, case, const, f16, f32, f64
+from dataclasses import replace
+from math import inf, nan
+
+import numpy as np
+
+from weft.conformance.cases.reduce import LINES, ONE_EACH
+from weft.conformance.cases.table import Case, Input, case, const, f16, f32, f64, given
+from weft.core.graph.layout import Array
 
 
 def channels(count: int) -> Input:
@@ -143,4 +150,35 @@ CASES += [
     case("MeanVarianceNormalization", f32(2, 3, 4, 5), axes=(1, -1)),
     case("MeanVarianceNormalization", f32(2, 3, 7), axes=(2,)),
     case("MeanVarianceNormalization", f32(2, 3, 4, 9), axes=(2, 3)),
+]
+
+
+def _special(x: Array, name: str) -> list[Case]:
+    """Return rows of norms along the last axis of a matrix, or over images of that many pixels."""
+    count, size = x.shape
+    images, ones = given(x.reshape(1, count, 1, size)), given(np.ones(count))
+    return [
+        *(case("LayerNormalization", given(x), *(kind(given(np.full(size, v))) for v in (1.0, 0.5)), name=name)
+          for kind in (const, replace)),
+        case("RMSNormalization", given(x), given(np.ones(size)), name=name),
+        *(case("LpNormalization", given(x), axis=1, p=p, name=name, oracles=("ort",)) for p in (1, 2)),
+        *(case("InstanceNormalization", images, *(kind(given(np.full(count, v))) for v in (1.0, 0.5)), name=name)
+          for kind in (const, replace)),
+        *(case("GroupNormalization", images, const(ones), const(given(np.zeros(count))), num_groups=groups, name=name)
+          for groups in (count, count // 2) if count % groups == 0),
+        case("MeanVarianceNormalization", images, axes=(0, 2, 3), name=name, oracles=(),
+             unverified="the oracles subtract squares, and of equal numbers some make NaN"),
+        case("BatchNormalization", images, ones, given(np.zeros(count)), given(np.zeros(count)), ones, name=name),
+        case("TrainingBatchNormalization", images, ones, given(np.zeros(count)), given(np.zeros(count)), ones,
+             name=name, unverified=TRAINING),
+    ]
+
+
+CASES += _special(LINES[:12], "lines")  # of equal numbers near 1e20 the oracles have this or that
+CASES += _special(ONE_EACH, "one")
+_PARAMETERS = ([0, 0, 0, 0, inf, 1, 1], [0, 0, 0, 0, 0, nan, 0], [0] * 6 + [inf], [1, 1, 1, 0, 1, 1, -1])
+CASES += [
+    case("BatchNormalization", given([[nan, inf, -inf, 1, 0, 2, 3]]), *(kind(given(v)) for v in _PARAMETERS),
+         name="special")
+    for kind in (const, replace)
 ]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from math import inf, nan
 from typing import Any
 
-from weft.conformance.cases.table import Case, case, f16, f32, f64, given, i8, of_type, u8
+import numpy as np
+
+from weft.conformance.cases.reduce import LINES, ONE_EACH
+from weft.conformance.cases.table import Case, Input, case, f16, f32, f64, given, i8, of_type, u8
 
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("MaxPool", {}),
@@ -110,4 +113,33 @@ CASES += [
     case("GlobalLpPool", f32(2, 3, 2, 3, 4), p=3, opset=21),
     case("GlobalLpPool", f16(1, 4, 3, 3), p=3, opset=21),
     case("GlobalLpPool", f64(1, 4, 3, 3), opset=21, unverified="onnxruntime has no GlobalLpPool of float64"),
+]
+
+
+def _spoiled() -> Input:
+    """Return images of seven channels: of one number that is none or infinite, of many, and of large ones."""
+    image = np.tile(np.arange(1.0, 37).reshape(1, 1, 6, 6), (1, 7, 1, 1))
+    for channel, number in enumerate((nan, inf, -inf, 1e38)):
+        image[0, channel, channel, 2 * channel % 6] = number
+    image[0, 4:] = np.array([nan, -inf, -1e38]).reshape(3, 1, 1)
+    return given(image)
+
+
+CASES += [
+    # Of NaN, onnx's sums are the rest of a window.
+    case(op, _spoiled(), name="spoiled", oracles=() if op == "MaxPool" else ("ort",),
+         unverified="of NaN, the oracles' maxima are the rest of a window, or not, by where it lies"
+         if op == "MaxPool" else "", **window, **also)
+    for op, also in OPTIONS
+    for window in (
+        {"kernel_shape": (2, 2), "strides": (2, 2)},
+        {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)},
+        {"kernel_shape": (6, 6)},
+    )
+]
+CASES += [
+    case("GlobalAveragePool", given(LINES.reshape(1, -1, 1, 4)), name="lines"),
+    case("GlobalMaxPool", given(LINES.reshape(1, -1, 1, 4)), name="lines", oracles=("onnx",)),
+    case("GlobalAveragePool", given(ONE_EACH.reshape(1, -1, 1, 1)), name="one"),
+    case("GlobalMaxPool", given(ONE_EACH.reshape(1, -1, 1, 1)), name="one", oracles=("onnx",)),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from weft.conformance.cases.table import Input, case, const, f16, f32, given, i8, i32, of_type, u8
@@ -16,7 +18,17 @@ ENDS = given([2**31 - 1, -(2**31), 5, 0], "int32")
 
 
 
+OUTSIDE = given(
+    [np.nan, np.inf, -np.inf, 0.0, -0.0, 0.5, 1.5, -0.5, 127.5, -129.0, 255.5, 256.0, 1e10, -1e10, 3e38, -3e38]
+)
 CASES = [
+    # onnx's evaluator converts to integers before it limits them.
+    *(case("QuantizeLinear", OUTSIDE, kind(given(scale)), kind(given(3, to)), name="outside", opset=21,
+           oracles=("ort",))
+      for to in ("int8", "uint8", "int16", "uint16") for kind in (const, replace)
+      for scale in (1.0, 0.0, np.inf, np.nan, -1.0, 1e-38)),
+    *(case("DequantizeLinear", given([-128, -1, 0, 1, 127], "int8"), given(scale), given(0, "int8"), name="outside")
+      for scale in (0.0, np.inf, np.nan, 3e38)),
     case("QuantizeLinear", f32(3, 7, low=-20, high=20), STEP, given(128, "uint8")),
     case("QuantizeLinear", f32(3, 7, low=-20, high=20), STEP, given(3, "int8")),
     case("QuantizeLinear", f32(2, 7, low=-20, high=20), STEP),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from math import inf, nan
 
+import numpy as np
+
 from weft.conformance.cases.table import (
     Case,
     Input,
@@ -20,11 +22,22 @@ from weft.conformance.cases.table import (
     of_type,
     u8,
 )
+from weft.core.graph.dtypes import DType
 
 SUMS = ("ReduceSum", "ReduceMean", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare")
 LOGS = ("ReduceLogSum", "ReduceLogSumExp")
 EXTREMES = ("ReduceMax", "ReduceMin")
 NO_AXES = const([], "int64")
+LINES = np.array(
+    [
+        *([nan, 1, 2, 3], [1, 2, 3, nan], [1, nan, inf, -inf], [nan] * 4, [nan, nan, 1, 1]),
+        *([inf, inf, 1, 0], [-inf] * 4, [inf, -inf, 1, 2], [-inf, 1, 2, 3], [inf, 1, 2, 3]),
+        *([0.0, -0.0, 0.0, -0.0], [-0.0] * 4, [1e20] * 4, [200, -200, 100, 88]),
+    ]
+)
+"""What reductions and norms of each line show: whether NaN wins, what infinities add up to, and what overflows."""
+ONE_EACH = np.array([[nan], [inf], [-inf], [1.0], [0.0]])
+"""Lines of one element, which is its own mean and its own maximum."""
 
 
 def _positive(*shape: int) -> Input:
@@ -104,6 +117,34 @@ CASES += [
     case("ReduceMean", f32(1, 64, 33, 31), const([2, 3]), name="pool"),
     case("ReduceMean", f32(100003, 3), const([0]), name="tall"),
 ]
+for _op in SUMS + LOGS + EXTREMES:
+    # Of NaN onnxruntime takes some for the least number; of large ones it has exponentials.
+    _oracles = ("onnx",) if _op in EXTREMES else ("ort", "onnx")
+    _lines = LINES[LINES[:, 0] != 1e20] if _op == "ReduceLogSumExp" else LINES
+    CASES += [
+        case(_op, given(_lines), const([1]), name="lines", oracles=_oracles),
+        case(_op, given(_lines.T), const([0]), name="lines", oracles=_oracles),
+        case(_op, given(ONE_EACH), const([1]), name="one", oracles=_oracles),
+    ]
+    if _op in SUMS:
+        CASES += [
+            case(_op, given([[most, most, 1], [least, least, 1], [most, least, 0]], kind.value), const([1]),
+                 name="wraps", oracles=("onnx",) if _op == "ReduceSum" else (),
+                 unverified="" if _op == "ReduceSum" else "onnxruntime computes in doubles and limits what comes out")
+            for kind in (DType.INT32, DType.INT64, DType.UINT32, DType.UINT64)
+            for least, most in [kind.limits]
+        ]
+for _op in ("ArgMax", "ArgMin"):
+    CASES += [
+        case(_op, given(LINES), axis=1, name="lines", select_last_index=last, oracles=("onnx",)) for last in (0, 1)
+    ]
+for _op in ("CumSum", "CumProd"):
+    CASES += [
+        case(_op, given(LINES), const(1), name="lines"),
+        case(_op, given(LINES), const(1), name="lines", exclusive=1, reverse=1),
+        case(_op, given([2**31 - 1, 1, -(2**31), -1], "int32"), const(0), name="wraps"),
+        case(_op, given([2**63 - 1, 1, -(2**63), -1], "int64"), const(0), name="wraps"),
+    ]
 for _op in ("ArgMax", "ArgMin"):
     CASES += [
         case(_op, f32(3, 5, 7)),

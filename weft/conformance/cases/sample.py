@@ -9,7 +9,14 @@ from weft.conformance.cases.table import Case, boolean, case, const, f16, f32, f
 EDGES = given([[[[np.inf, 1, np.nan], [2, 3, 4], [-np.inf, 5, np.inf]]]])
 """An image whose corners would spoil what is read outside of it, were they multiplied with 0."""
 OUTSIDE = given([[[[-1.8, -1.9], [0, 0.1], [1.7, 2], [0.2, -0.1], [5, -3], [-2, 0]]]])
+NOWHERE = given(
+    [[[[np.nan, np.nan], [0, np.nan], [np.inf, 0], [0, -np.inf], [1e30, 0], [-1, 1], [1e10, 3e38], [5e9, 0]]]]
+)
+"""Places that are none, infinitely far, or too far for an integer."""
 CASES: list[Case] = [
+    *(case("GridSample", f32(1, 1, 3, 4), NOWHERE, mode=mode, padding_mode=padding, name="nowhere", oracles=(),
+           unverified="onnxruntime makes integers of such places, and onnx's evaluator refuses most")
+      for mode in ("nearest", "linear", "cubic") for padding in ("zeros", "border", "reflection")),
     *(
         case("GridSample", f32(2, 3, 4, 5), f32(2, 3, 2, 2, low=-1.4, high=1.4), mode=mode, padding_mode=padding)
         for mode in ("nearest", "linear", "cubic")

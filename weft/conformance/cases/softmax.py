@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import inf, nan
 
+from weft.conformance.cases.reduce import LINES, ONE_EACH
 from weft.conformance.cases.table import Case, case, f16, f32, f64, given
 
 CASES: list[Case] = []
@@ -40,5 +41,8 @@ for _op in ("Softmax", "LogSoftmax", "Hardmax"):
 CASES += [
     case("Softmax", given([[-inf, 0.0, 1.0], [nan, 0.0, 1.0]]), name="special"),
     case("LogSoftmax", given([[-inf, 0.0, 1.0], [nan, 0.0, 1.0]]), name="special"),
+    *(case(op, given(x), axis=axis, name="lines",
+           oracles={"Softmax": ("ort", "onnx"), "LogSoftmax": ("ort",), "Hardmax": ("onnx",)}[op])
+      for op in ("Softmax", "LogSoftmax", "Hardmax") for x, axis in ((LINES, 1), (LINES.T, 0), (ONE_EACH, 1))),
     case("Hardmax", given([[1, nan, 3], [nan, 1, nan], [2, -inf, 2]]), name="special", oracles=("onnx",)),
 ]

@@ -109,8 +109,9 @@ def of_type(dtype: str, *shape: int, low: float = -1, high: float = 1) -> Input:
 
 
 def given(value: Any, dtype: str = "float32") -> Input:
-    """Return an input of exactly these values."""
-    array = np.asarray(value).astype(DType(dtype).numpy)
+    """Return an input of exactly these values, rounded to the type; what it does not hold becomes infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        array = np.asarray(value).astype(DType(dtype).numpy)
     return Input(dtype, array.shape, value=array)
 
 

@@ -50,7 +50,6 @@ from weft.core.passes.siblings import (
     join_sibling_products,
     join_sibling_steps,
 )
-from weft.core.passes.single_norms import fold_single_norms
 from weft.core.passes.squash import NO_MOVES_IN_A_ROW, squash_moves
 from weft.core.passes.stacked_steps import stack_steps
 from weft.core.passes.stacked_sums import add_stacked_parts
@@ -109,7 +108,6 @@ SETTLE_STEPS = PassGroup(
 
 PASSES: tuple[AnyPass, ...] = (
     fold_constants,
-    fold_single_norms,
     # Early as well: a dead node that reads a value would keep the passes below from folding it.
     remove_dead_nodes,
     read_through_casts,

@@ -266,12 +266,12 @@ def _spread(node: Node, weight: Shape, factor: Array) -> Array:
 
 def _vector(node: Node, bias: Array | None, channels: int) -> Array | None:
     """Return the bias of each channel in float64; None if the node does not add one number to each channel."""
-    if bias is None:
+    op: Any = node.op
+    beta = op.beta if op.type == "Gemm" else 1.0
+    if bias is None or beta == 0:
         return np.zeros(channels)
     if bias.ndim == 2 and bias.shape[0] != 1:
         return None
-    op: Any = node.op
-    beta = op.beta if op.type == "Gemm" else 1.0
     return np.broadcast_to(beta * bias.astype(np.float64).reshape(-1), (channels,))
 
 

@@ -390,7 +390,9 @@ class LpNormOnGpu(_OneNormOnGpu):
     ) -> None:
         """Launch with the sum of magnitudes, or the root of that of squares."""
         term, norm = ("fabs(v)", "total") if op.p == 1 else ("v * v", "sqrt(total)")
-        self._launch(op, k, inputs[0], outputs, term=term, factor=f"total == 0.0 ? 0.0 : 1.0 / {norm}")
+        # The reciprocal of 2^-128 or less is infinite in f32.
+        least = 0.0 if outputs[0].dtype is DType.FLOAT64 or op.p == 2 else 2.0**-128
+        self._launch(op, k, inputs[0], outputs, term=term, factor=f"total <= {least} ? 0.0 : 1.0 / {norm}")
 
 
 class _StoredAnywhere(_OneNormOnGpu):

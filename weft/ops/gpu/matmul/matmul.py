@@ -160,7 +160,7 @@ class GemmOnGpu(GpuOp):
     def launches(self, op: Gemm, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Launch with the strides of the transposed matrices."""
         a, b = inputs[0], inputs[1]
-        c = inputs[2] if len(inputs) > 2 else None
+        c = inputs[2] if len(inputs) > 2 and op.beta != 0 else None  # 0 times NaN would be NaN
         assert a is not None and b is not None
         y = outputs[0]
         m, n = y.shape
