@@ -2,7 +2,7 @@
 
 Weft finds it in a folder, if it is named <vendor>_<name>_backend.py there:
     cp two_ops_backend.py backends/acme_twoops_backend.py
-    weft inspect model.onnx --devices twoops,cpu --backend-path $PWD/backends
+    weft inspect model.onnx --device twoops+cpu --backend-path $PWD/backends
 """
 
 from __future__ import annotations
