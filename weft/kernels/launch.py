@@ -54,6 +54,11 @@ def nested_rounds(*turns: int) -> int:
     return rounds
 
 
+def rounds_in_parts(count: int) -> int:
+    """Return the rounds of an item that adds up so many elements in parts, as sums.parts.mako does."""
+    return count + -(-count // 64) + -(-count // 64**2)
+
+
 def tree_items(caps: DeviceCaps, most: int = 64) -> int:
     """Return the work-group size for a tree reduction: a power of two, at most `most`."""
     return int(2 ** int(log2(min(most, caps.max_local_items))))

@@ -8,10 +8,10 @@ FEW = 64
 <%def name="in_parts(value, kind, zero, first, end, step)" filter="trim">
 ${kind} ${value} = ${zero};
   for (int far = ${first}; far < ${end}; ) {
-    const int far_end = (${end}) - far > ${FEW * FEW} * ${step} ? far + ${FEW * FEW} * ${step} : ${end};
+    const int far_end = far + min((${end}) - far, ${FEW * FEW} * ${step});
     ${kind} more = ${zero};
     for (int near = far; near < far_end; ) {
-      const int near_end = far_end - near > ${FEW} * ${step} ? near + ${FEW} * ${step} : far_end;
+      const int near_end = near + min(far_end - near, ${FEW} * ${step});
       ${kind} few = ${zero};
       ${capture(caller.body).strip()}
       more += few;

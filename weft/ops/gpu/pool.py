@@ -10,7 +10,14 @@ from weft.core.graph.layout import PACK, Layout
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
-from weft.kernels.launch import SECTOR, KernelBuilder, nested_rounds, power_of_two, tree_items
+from weft.kernels.launch import (
+    SECTOR,
+    KernelBuilder,
+    nested_rounds,
+    power_of_two,
+    rounds_in_parts,
+    tree_items,
+)
 from weft.kernels.self_test_cases import noise64, one_node
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.conv.problem import window_constants
@@ -168,7 +175,7 @@ class GlobalPoolOnGpu(GpuOp):
     def rounds(self, op: object, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return an item's share of the pixels."""
         assert inputs[0] is not None
-        return -(-prod(inputs[0].shape[2:]) // tree_items(caps))
+        return rounds_in_parts(-(-prod(inputs[0].shape[2:]) // tree_items(caps)))
 
     def launches(
         self, op: object, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]

@@ -16,7 +16,7 @@ from weft.core.graph.layout import Shape, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps, Size3
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
-from weft.kernels.launch import SECTOR, KernelBuilder, power_of_two, tree_items
+from weft.kernels.launch import SECTOR, KernelBuilder, power_of_two, rounds_in_parts, tree_items
 from weft.kernels.self_test_cases import indices, one_node
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.integers import INTEGERS, halves
@@ -183,9 +183,9 @@ def _most_items(caps: DeviceCaps, length: int) -> int:
 def walk_rounds(caps: DeviceCaps, lines: int, length: int, contiguous: bool, passes: int = 1) -> int:
     """Return the rounds of an item that goes over its share of lines in so many passes; see `choose_group`."""
     if _is_short(lines, length, contiguous):
-        return passes * length
+        return passes * rounds_in_parts(length)
     items = tree_items(caps, _most_items(caps, length))
-    return passes * (-(-length // items) + items.bit_length()) * max(-(-lines // caps.max_grid[0]), 1)
+    return passes * (rounds_in_parts(-(-length // items)) + items.bit_length()) * max(-(-lines // caps.max_grid[0]), 1)
 
 
 def choose_group(k: KernelBuilder, lines: int, length: int, contiguous: bool) -> tuple[bool, Size3, Size3]:
