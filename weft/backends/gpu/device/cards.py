@@ -33,6 +33,8 @@ class Variable:
     """The variable that says how cards are numbered."""
     by_bus: str = ""
     """The value of `order` with which they are numbered as here."""
+    unrepeated: bool = False
+    """Whether a list that names a card twice shows none, as NVIDIA's driver does. Otherwise it ends there."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,8 @@ def _apply(variable: Variable, value: str, cards: Sequence[Card], numbered: Sequ
             kept.append(numbered[place])
         elif not variable.mask:
             ended = f", whose list ends at {entry!r}" if value.strip() else ""
+            if place is not None and variable.unrepeated:
+                kept, ended = [], f", which names a card twice: {entry!r}"
             break
     hidden = [i for i in numbered if i not in kept]
     if variable.mask:
