@@ -78,6 +78,7 @@ def load(
     passes: Sequence[AnyPass] = (),
     runtime: Runtime | None = None,
     progress: Progress | None = None,
+    overflow_check: bool = True,
 ) -> Session:
     """Return a session that runs an ONNX model (a path, bytes, a loaded model), a `Network` or a `Graph`.
 
@@ -109,9 +110,12 @@ def load(
     `passes` are rewrites of your own, `weft.extend.Pass`, which run among the standard ones: see docs/add-a-pass.md.
     PassError names a pass that fails, or whose result is not what the pass declares.
 
+    With `overflow_check`, the first run at precision LOW looks for values beyond float16, which are float32 from then
+    on, and the run is repeated with them; docs/use.md says when it looks again.
+
     An `OptimizedNetwork`, or the path of a saved one ("model.weft"), is loaded as it was optimised, and takes only
-    the options `profile`, `backend_options`, `runtime` and `progress`. It keeps those `backend_options` that it
-    depends on (`BackendOption.saved`); options given here override them.
+    the options `profile`, `backend_options`, `runtime`, `progress` and `overflow_check`. It keeps those
+    `backend_options` that it depends on (`BackendOption.saved`); options given here override them.
     """
     config, held = _config(precision, memory, power, fusing, winograd), runtime or default_runtime()
     if progress is not None and not callable(progress):
@@ -137,7 +141,10 @@ def load(
                 fix="leave these options out, or pass them to weft.optimize (the command `weft optimize`)",
             )
         assert isinstance(network, OptimizedNetwork)  # what `read` of such a front end returns
-        return load_optimized(network, held, profile=profile, backend_options=backend_options, progress=progress)
+        return load_optimized(
+            network, held, profile=profile, backend_options=backend_options, progress=progress,
+            overflow_check=overflow_check,
+        )
     most, own = Limits.of(limits), _passes(passes)
     _check_names(held.registry, device, fallback)
     kept = config.memory is not MemoryMode.LIMIT
@@ -148,7 +155,7 @@ def load(
         again = partial(_graph, model, most) if not kept and isinstance(model, (str, os.PathLike)) else None
         return Session(
             graph, choices, options, runtime=held, host=host, progress=progress, profile=profile, prefetch=prefetch,
-            reread=again,
+            reread=again, overflow_check=overflow_check,
         )
 
 

@@ -54,6 +54,19 @@ def test_several_devices_write_to_files_of_their_own(cli: Cli, tmp_path: Path) -
     assert "no --input for 'image': random numbers, float32[1x3x128x128], seed 0" in done.err
 
 
+def test_what_overflows_at_low_is_float32_unless_that_is_switched_off(cli: Cli, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Mul", ["x", "large"], ["up"]),
+        helper.make_node("Softmax", ["up"], ["shares"]),
+        helper.make_node("Mul", ["shares", "large"], ["y"]),
+    ]
+    model = write_model(tmp_path / "m.onnx", nodes, {"x": (2, 4)}, ["y"], large=np.array(30000, np.float32))
+    np.save(tmp_path / "x.npy", np.arange(8, dtype=np.float32).reshape(2, 4))
+    how = ("run", model, "--input", f"x={tmp_path / 'x.npy'}", "-d", "cpu", "--precision", "low")
+    assert "overflowed float16 in a run: up" in cli(*how).out
+    assert "overflowed" not in cli(*how, "--no-overflow-check").out
+
+
 def test_options_for_pictures_are_noted_where_there_is_none(cli: Cli, tmp_path: Path) -> None:
     done = cli("run", double(tmp_path / "m.onnx"), "-d", "cpu", "--bgr")
     assert "--mean, --scale and --bgr do nothing here" in done.err

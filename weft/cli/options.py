@@ -90,6 +90,13 @@ FusingOption = Annotated[
 WinogradOption = Annotated[
     bool, typer.Option("--winograd/--no-winograd", help="Let large convolutions be computed by Winograd's method.")
 ]
+OverflowCheckOption = Annotated[
+    bool,
+    typer.Option(
+        "--overflow-check/--no-overflow-check",
+        help="At precision low, compute in float32 what the first run finds beyond float16, and repeat that run.",
+    ),
+]
 OutputOption = Annotated[
     list[str] | None, typer.Option("--output", "-o", help="A folder for all outputs, or NAME=FILE.npy.")
 ]

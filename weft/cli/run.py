@@ -25,6 +25,7 @@ from weft.cli.options import (
     LimitOption,
     MeanOption,
     OutputOption,
+    OverflowCheckOption,
     PrecisionOption,
     RunnableArgument,
     ScaleOption,
@@ -73,6 +74,7 @@ def run(
     backend_option: BackendOptionOption = None,
     fusing: FusingOption = True,
     winograd: WinogradOption = True,
+    overflow_check: OverflowCheckOption = True,
     limit: LimitOption = None,
 ) -> None:
     """Run a network and show its outputs, its time, and what ran where.
@@ -90,6 +92,7 @@ def run(
         "backend_options": parse_backend_options(backend_option),
         "fusing": fusing,
         "winograd": winograd,
+        "overflow_check": overflow_check,
         "limits": limits,
     }
     source, graph, orders = _read(model, device, limits)

@@ -15,7 +15,7 @@ CALLBACKS = (
     "onCreate", "onAcquireBuffer", "onReleaseBuffer", "onImportBuffer", "onClearBuffer", "onCopyBuffer",
     "onExecuteBegin", "onExecuteEnd", "onResizeBegin", "onResizeEnd", "onAllocateBuffer", "onWaitFinish",
     "onMapInput", "onFillInput", "onMapOutput", "onLendInput", "onLendOutput", "onStoreOutput", "onReachMemory",
-    "why_not", "OptimizeSubgraph", "lower", "canImport", "statistics", "notes", "close",
+    "onRepeatRun", "why_not", "OptimizeSubgraph", "lower", "canImport", "statistics", "notes", "close",
 )
 OF_EXECUTIONS = ("onResize", "onExecute", "close")
 CLEANING = frozenset({"onReleaseBuffer", "onClearBuffer", "onWaitFinish", "close", "Execution.close"})

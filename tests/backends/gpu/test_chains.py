@@ -103,6 +103,20 @@ def test_a_chain_is_right_in_every_run() -> None:
         assert sum(each.flops for each in work if each) == listing(session.optimized).flops
 
 
+def test_what_overflows_in_a_chain_is_found() -> None:
+    net = Net()
+    x = net.input("x", 1, 8, 12, 11)
+    for k, scale in enumerate((300, 300, 1e-5)):
+        x = net.add("Relu", net.add("Conv", x, net.random(8, 8, 1, 1, scale=scale), name=f"conv{k}"), name=f"relu{k}")
+    graph = net.finish(net.add("Softmax", x, axis=1, name="y"))
+    fed = feeds(graph)
+    (want,) = outputs(graph, fed)
+    with emulated_gpu("opencl", **ONE_GROUP), weft.load(graph, "emulated", precision="low") as session:
+        assert chains(session)
+        np.testing.assert_allclose(session.run(fed)[0], want, atol=5e-3)
+        assert any("overflowed" in note for note in session.report.notes)
+
+
 def test_arrays_of_the_session_keep_the_chains() -> None:
     graph = block()
     fed = feeds(graph)

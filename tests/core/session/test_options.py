@@ -231,7 +231,7 @@ def test_4_fallback_error_says_where_each_node_was_wanted() -> None:
 
 # -- networks that are optimised already -----------------------------------------------------------------------
 
-TAKEN = {"model", "profile", "progress", "backend_options", "runtime"}
+TAKEN = {"overflow_check", "model", "profile", "progress", "backend_options", "runtime"}
 CHANGED: dict[str, Any] = {
     "device": "cpu",
     "precision": "low",

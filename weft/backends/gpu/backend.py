@@ -6,7 +6,7 @@ its outputs. `onResizeEnd` records it; a run submits it once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -404,6 +404,21 @@ class GpuBackend(Backend):
     def onWaitFinish(self) -> bool:
         """Wait for the last submit."""
         self.recording.wait()
+        return True
+
+    def onRepeatRun(self, show: Callable[[Iterable[Tensor], Iterable[Tensor]], None], suspect: bool) -> bool:
+        """Repeat the run launch by launch, and show what each one stores.
+
+        Chains need more kernels for that, so a run with chains is only repeated if it is suspect.
+        """
+        if self.recording.chains:
+            if not suspect:
+                return False
+            self._build_alone([level for chain in self.recording.chains for level in chain.levels])
+            self._builds.finish(self._blame)
+        for launch in self.recording.repeat():
+            read, written = launch.accessed
+            show(read, self.recording.stored(written))
         return True
 
     # -- copies ----------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ execution does nothing, so runs skip it: a part that is one recording makes as m
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
@@ -509,6 +509,16 @@ class Backend(ABC):
         Called after `onExecuteBegin` for outputs for which the user gave an array, which need not be a lent one, or
         for which the session has one in memory that `onReachMemory` took. False leaves the copy to the session, which
         then reads the output as always.
+        """
+        return False
+
+    def onRepeatRun(self, show: Callable[[Iterable[Tensor], Iterable[Tensor]], None], suspect: bool) -> bool:
+        """Repeat the run that has ended, and show what each step of it reads and stores.
+
+        Called at precision LOW, after the first run or one whose outputs are not finite, so that values beyond float16
+        are found; the arrays of `onMapInput` hold the inputs. What is stored is shown as host tensors of the same names
+        with all numbers that the device has for them. Unless something overflowed (`suspect`), it should take no
+        longer than a few runs. False, as by default, if the backend does not repeat runs.
         """
         return False
 

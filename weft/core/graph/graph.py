@@ -67,6 +67,8 @@ class Graph:
     """What the model's file declares about outputs; it need not be true."""
     wide: frozenset[str] = frozenset()
     """Values that nodes outside of this graph need in float32, see `weft.core.passes.wide_values`."""
+    overflowing: frozenset[str] = frozenset()
+    """Values of which a run found that float16 does not hold them; they may be of other graphs of the same model."""
 
     def copy(self) -> Graph:
         """Return a graph that can be changed without changing this one (weights are shared)."""
@@ -80,6 +82,7 @@ class Graph:
             dict(self.layouts),
             dict(self.declared),
             self.wide,
+            self.overflowing,
         )
 
     def producers(self) -> dict[str, Node]:

@@ -126,6 +126,7 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
             exact[value] = outputs[k] = own
         node = replace(typed, outputs=tuple(outputs))
         out.nodes += [node, *behind]
+    out.overflowing = graph.overflowing | {exact[v] for v in graph.overflowing & exact.keys()}
     for name, new in outside.items():
         if name not in graph.constants and exact.get(name) != name:
             kind = graph.specs[name].dtype
@@ -153,7 +154,7 @@ def _nodes_that_keep(graph: Graph, dtype: DType) -> dict[str, _Keeps]:
         is_wide = not wide.isdisjoint(node.outputs)
         if node.op.keeps_types or (is_wide and (spreads(node) or makes_wide(graph, node))):
             found[node.name] = _Keeps(every, outputs=True)
-        elif node.op.is_elementwise and not wide.isdisjoint(node.inputs):
+        elif not (wide if node.op.is_elementwise else graph.overflowing).isdisjoint(node.inputs):
             found[node.name] = _Keeps(every)
         elif wide and node.op.wide_inputs:
             found[node.name] = _Keeps(every.intersection(node.op.wide_inputs))

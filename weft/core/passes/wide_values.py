@@ -56,7 +56,7 @@ class Extreme(Flag):
 
 def wide_values(graph: Graph) -> frozenset[str]:
     """Return the values of a graph that stay float32, `Graph.wide` among them; shapes need not be known."""
-    wide = {*graph.wide}
+    wide = {*graph.wide, *graph.overflowing}
     for node in graph.nodes:
         wide.update(node.outputs[k] for k in node.op.wide_outputs if k < len(node.outputs))
     for node in reversed(graph.nodes):
@@ -83,8 +83,8 @@ def masks(graph: Graph) -> frozenset[str]:
 
 
 def makes_wide(graph: Graph, node: Node) -> bool:
-    """Tell whether a constant of a node asks for float32 whatever kind of op it is."""
-    return any(_extremes(graph, node))
+    """Tell whether a node makes float32 whatever kind of op it is, for a constant or a result that fp16 cannot hold."""
+    return not graph.overflowing.isdisjoint(node.outputs) or any(_extremes(graph, node))
 
 
 def _beside_extremes(graph: Graph) -> tuple[set[str], set[str]]:

@@ -69,6 +69,7 @@ def prepare_network(
             notes += _casts(before, precision)
         elif step is store_as_float16:
             notes += _rounded(before, graph)
+            notes += _overflowed(before)
     _share_weights(graph, bound)
     return PreparedNetwork(graph, (*notes, *budget.notes()), tuple(manager.records), manager.journal)
 
@@ -104,6 +105,13 @@ def _casts(folded: Graph, precision: Precision) -> list[str]:
             kept = f"keep {stored.value} at precision {precision.name}"
             notes.append(f"{len(casts)} cast(s) to {to.value} {kept}: {shown}")
     return notes
+
+
+def _overflowed(wide: Graph) -> list[str]:
+    """Return a note on the values that a run found to be beyond fp16."""
+    names = sorted(wide.overflowing & wide.specs.keys() - wide.constants.keys())
+    kept = f"{len(names)} value(s) are float32 because they overflowed float16 in a run"
+    return [f"{kept}: {', '.join(names[:5])}"] if names else []
 
 
 def _rounded(wide: Graph, narrow: Graph) -> list[str]:

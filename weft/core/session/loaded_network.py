@@ -30,6 +30,7 @@ from weft.core.host.tensor_copy import copy_tensor
 from weft.core.placement.optimized_network import OptimizedNetwork, Part
 from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.notices import Notices
+from weft.core.session.overflow import OverflowWatch, are_finite
 from weft.core.session.pipeline import Pipeline, Progress
 from weft.core.session.report import CopyRecord, Report, make_report
 from weft.errors import Refusal
@@ -127,6 +128,8 @@ class LoadedNetwork:
         self._acquired: dict[str, bool] = {}
         """Whether the memory manager of each device has acquired its memory; only devices that have one."""
         self._spare: dict[str, Backend] = {}
+        self._watched: tuple[OverflowWatch, Mapping[str, Array]] | None = None
+        """What sees the run that was started, and the run's inputs."""
         self._stored: dict[str, Array] = {}
         """The arrays in which the backends themselves leave outputs of the run."""
         self._warned = set[str]()
@@ -344,13 +347,19 @@ class LoadedNetwork:
         return np.zeros(spec.dims, spec.dtype.numpy)
 
     def start(
-        self, arrays: dict[str, Array], targets: Sequence[Array | None] = (), *, first: bool = True
+        self,
+        arrays: dict[str, Array],
+        targets: Sequence[Array | None] = (),
+        *,
+        first: bool = True,
+        watch: OverflowWatch | None = None,
     ) -> None:
         """Start a run with the given inputs; only the last part is left running.
 
         `targets` are arrays for the outputs, which backends may fill themselves; `finish` gets them, too. Outputs for
         which there are none go to result memory that the backend reaches, if any is free. `first` says whether the
-        session's run begins here. In a later stage, the profile keeps its events.
+        session's run begins here. In a later stage, the profile keeps its events. A `watch` sees what the run stores;
+        `arrays` must be the same until `finish`.
         """
         self.abandon()
         self._acquire()
@@ -360,8 +369,9 @@ class LoadedNetwork:
                 self.profile.begin()
             self.profile.start(self.now.told)
         self._stored = {}
+        self._watched = None if watch is None else (watch, arrays)
         try:
-            self._execute(arrays, targets)
+            self._execute(arrays, targets, watch)
         except Exception as e:
             if is_error(e):
                 self._quiet()
@@ -369,7 +379,9 @@ class LoadedNetwork:
         assert self.now.network is not None
         self._passed = {i: arrays[i].copy() for i in self.now.network.graph.outputs if i in arrays}
 
-    def _execute(self, arrays: Mapping[str, Array], targets: Sequence[Array | None]) -> None:
+    def _execute(
+        self, arrays: Mapping[str, Array], targets: Sequence[Array | None], watch: OverflowWatch | None
+    ) -> None:
         assert self.now.network is not None
         wanted = zip(self.now.network.graph.outputs, targets, strict=True) if targets else ()
         given = {o: t for o, t in wanted if t is not None and t.size and o not in self.now.kept}
@@ -389,10 +401,10 @@ class LoadedNetwork:
                 if name in arrays:
                     pipeline.fill(name, arrays[name])
             if not given:
-                pipeline.execute()
+                pipeline.execute(watch=watch)
                 continue
             mine = {o: t for o, t in given.items() if self.now.made.get(o) is pipeline}
-            self._stored.update((name, given[name]) for name in pipeline.execute(mine))
+            self._stored.update((name, given[name]) for name in pipeline.execute(mine, watch))
 
     def _copy(self, copy: PipelineCopy) -> None:
         seconds = copy.run()
@@ -438,7 +450,10 @@ class LoadedNetwork:
         graph = self.now.network.graph
         stored, self._stored = self._stored, {}
         if not given and not stored:
-            return [self._fetch(graph, name, None, passed) for name in graph.outputs]
+            results = [self._fetch(graph, name, None, passed) for name in graph.outputs]
+            if self._watched is not None:
+                self._repeat(self._watched, results)
+            return results
         results = list[Array]()
         for name, target in zip(graph.outputs, given or [None] * len(graph.outputs), strict=True):
             left = stored.get(name)
@@ -449,7 +464,23 @@ class LoadedNetwork:
             else:  # the array came after the run had begun
                 copy_into(target, left)
                 results.append(target)
+        if self._watched is not None:
+            self._repeat(self._watched, results)
         return results
+
+    def _repeat(self, watched: tuple[OverflowWatch, Mapping[str, Array]], results: Sequence[Array]) -> None:
+        """Let the watch of the run see what devices stored: their parts run once more."""
+        (watch, arrays), self._watched = watched, None
+        watch.give(arrays)
+        for pipeline in self.now.pipelines:
+            watch.give(pipeline.graph.constants)
+            for copy in self.now.copies.get(pipeline, ()):
+                watch.copy(copy.value, copy.made)
+                pipeline.give(copy.made, copy.source.port(copy.value))
+            for name in pipeline.graph.inputs:
+                if name in arrays:
+                    pipeline.give(name, Tensor.from_numpy(arrays[name], name=name))
+            pipeline.repeat(watch, suspect=watch.thorough or not are_finite(results))
 
     def _fetch(self, graph: Graph, name: str, target: Array | None, passed: Mapping[str, Array]) -> Array:
         pipeline = self.now.made.get(name)

@@ -23,6 +23,7 @@ from weft.core.graph.tensor import Tensor, same_value
 from weft.core.host.parallel_copy import copy_into
 from weft.core.host.tensor_copy import copy_tensor, is_host
 from weft.core.placement.optimized_network import Part
+from weft.core.session.overflow import OverflowWatch
 from weft.errors import LESS_MEMORY, BackendError, ExecutionError, OutOfMemory
 
 REFUSE_LATE = "return None to refuse the node"
@@ -124,6 +125,13 @@ def _executed(answer: object, task: Task) -> None:
             answer, callback_of(task.execution, "onExecute"), "None", "write the result into outputs[0].memory"
         )
     _done(answer, task.execution, "onExecute")
+
+
+def _show(watch: OverflowWatch, inputs: Iterable[Tensor | None], outputs: Iterable[Tensor]) -> None:
+    reads = [tensor.name for tensor in inputs if tensor is not None]
+    for tensor in outputs:
+        if isinstance(tensor.memory, np.ndarray):
+            watch.see(tensor.name, reads, tensor.memory)
 
 
 class Pipeline:
@@ -542,10 +550,11 @@ class Pipeline:
 
     # -- run ---------------------------------------------------------------------------------------------
 
-    def execute(self, targets: Mapping[str, Array] = NO_TARGETS) -> list[str]:
+    def execute(self, targets: Mapping[str, Array] = NO_TARGETS, watch: OverflowWatch | None = None) -> list[str]:
         """Start one run; an asynchronous backend may still be at work afterwards.
 
-        Return the outputs that the backend itself leaves in the arrays of `targets`.
+        Return the outputs that the backend itself leaves in the arrays of `targets`. A `watch` sees what a host's
+        backend stores; for others see `repeat`.
         """
         answer: object
         stored = list[str]()
@@ -563,6 +572,8 @@ class Pipeline:
             if backend.host_memory:
                 for task in self._called:
                     self._run(task)
+                    if watch is not None:
+                        _show(watch, task.inputs, task.outputs)
             else:  # which only enqueue: so many calls of ours as well would take longer than a small network
                 for task in self._called:
                     answer = task.execution.onExecute(task.inputs, task.outputs)
@@ -578,6 +589,15 @@ class Pipeline:
             with blame(at_node(task.node, self.device) if task else self._everywhere(), callback=named):
                 raise
         return stored
+
+    def repeat(self, watch: OverflowWatch, *, suspect: bool) -> None:
+        """Have a device's backend repeat the run that has ended, if it can, so that a watch sees what it stores.
+
+        `give` must have given the inputs again.
+        """
+        if not self.backend.host_memory:
+            answer = self._call("onRepeatRun", partial(_show, watch), suspect)
+            self._granted(answer, "onRepeatRun", "where it does not repeat runs")
 
     def _run(self, task: Task) -> None:
         """Run one node on the host, report its time to the profile, and check that its outputs kept their memory."""
@@ -625,6 +645,11 @@ class Pipeline:
         if name in self.mapped and as_wanted and is_host(source):
             self.fill(name, source.memory)
         else:
+            copy_tensor(source, self.port(name))
+
+    def give(self, name: str, source: Tensor) -> None:
+        """Put an input where `repeat` takes it from: in the lasting host array, or else on the device."""
+        with self.copying(name):
             copy_tensor(source, self.port(name))
 
     def _copy_in(self, name: str, array: Array) -> None:

@@ -218,6 +218,7 @@ def load_optimized(
     profile: Profiled = False,
     backend_options: BackendOptions | None = None,
     progress: Progress | None = None,
+    overflow_check: bool = True,
 ) -> Session:
     """Return a session that runs an optimised network on the devices that it was optimised for.
 
@@ -245,7 +246,8 @@ def load_optimized(
     choices = runtime.for_network(found, network.backend_options, backend_options)
     options = OptimizerOptions(network.config) if network.tail is None else network.tail.options
     return Session(
-        network.interface, choices, options, runtime=runtime, progress=progress, profile=profile, fixed=network
+        network.interface, choices, options, runtime=runtime, progress=progress, profile=profile, fixed=network,
+        overflow_check=overflow_check,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import threading
@@ -58,6 +59,7 @@ from weft.core.session.late_refusal import until_taken
 from weft.core.session.left_weights import LeftWeights
 from weft.core.session.loaded_network import LoadedNetwork, close_forgotten, forget
 from weft.core.session.network_cache import NetworkCache
+from weft.core.session.overflow import ROUNDS, OverflowWatch, are_suspect, in_model
 from weft.core.session.pipeline import NodeRefused, Pipeline, Progress
 from weft.core.session.prefetch import Prefetch
 from weft.core.session.report import Report, joined
@@ -153,7 +155,8 @@ class Session(NotCopied):
     `choices` are the devices in order of preference; debug nodes run on `host`, which may be among them. `fixed` is a
     network that was optimised before for these devices. `prefetch` is another thread's work: the graph bound to these
     shapes, and the prepared network with the precision of `options`. `reread` reads the model's file again: then the
-    session leaves the weights to the devices.
+    session leaves the weights to the devices. With `overflow_check`, values that overflow at precision LOW are planned
+    again as float32 (`weft.core.session.overflow`).
     """
 
     _noun = "session"
@@ -177,6 +180,7 @@ class Session(NotCopied):
         fixed: OptimizedNetwork | None = None,
         prefetch: Prefetch | None = None,
         reread: Callable[[], Graph] | None = None,
+        overflow_check: bool = True,
     ) -> None:
         close_forgotten()
         if prefetch is None and (fixed is None or fixed.tail is None):  # a first stage does not make all outputs
@@ -220,6 +224,13 @@ class Session(NotCopied):
         """The plan of the network that was loaded last; a run that is refused keeps it."""
         self._submitted: tuple[Outputs | None, list[Array | None]] = None, []
         """The arrays for the outputs of the last `submit`: as they were given, and in order."""
+        self._checks_range = overflow_check and self.config.precision is Precision.LOW
+        self._watch = OverflowWatch() if self._checks_range else None
+        """Sees what the next run stores."""
+        self._kept_inputs: dict[str, Array] | None = None
+        """Copies of the inputs of the run that `submit` started, if it is watched."""
+        self._infinite = frozenset[str]()
+        """The values that are not finite in float32 either."""
         self._fed: dict[str, Value] = {}
         """The inputs of the run that was started, as far as later stages read them."""
         self._warned = ""
@@ -344,9 +355,77 @@ class Session(NotCopied):
             self._start(arrays, given)
             tail = self._plan.tail
             results = self._loaded.finish(given) if tail is None else self._finish(tail, outputs)
+            if self._checks_range:
+                results = self._in_range(inputs, outputs, results)
             return results if own is outputs else as_given(self.graph, own, results)
         finally:
             self._loaded.abandon()  # after an interrupt, too
+
+    def _in_range(
+        self, inputs: Sequence[Input | Mapping[str, Input]], outputs: Outputs | None, results: list[Array]
+    ) -> list[Array]:
+        """Return the results of a run, or of another with what overflowed in float32; see `weft.core.session.overflow`.
+
+        A run that was not watched is repeated if its outputs are not finite.
+        """
+        if self._watch is None:
+            if not are_suspect(results):
+                return results
+            results, watch = self._watched_run(inputs, outputs)
+        else:
+            watch, self._watch = self._watch, None
+        before = self.graph.overflowing
+        for _ in range(ROUNDS):
+            found = watch.overflowing(self._infinite) - self.graph.overflowing
+            if not found:
+                break
+            if self._fixed is not None:
+                names = ", ".join(sorted(found)[:5])
+                log.warning("values overflow float16 in an optimised network, which stays as it is: %s", names)
+                self._checks_range = False
+                return results
+            self._plan_in_float32(self.graph.overflowing | found)
+            results, watch = self._watched_run(inputs, outputs)
+        if self.graph.overflowing != before:
+            self._infinite |= watch.infinite
+            kept = before | watch.beyond_half(self.graph.overflowing)
+            if kept != self.graph.overflowing:
+                self._plan_in_float32(kept)
+                results, watch = self._watched_run(inputs, outputs)
+                found = watch.overflowing(self._infinite)
+                if not found <= kept:
+                    self._plan_in_float32(kept | found)
+                    results, _ = self._watched_run(inputs, outputs)
+        if self.graph.overflowing != before:
+            names = ", ".join(sorted({*map(in_model, self.graph.overflowing - before)})[:5])
+            log.warning("values overflowed float16 in a run and are float32 from now on: %s", names)
+        elif are_suspect(results):
+            self._checks_range = False  # they are not finite at any precision
+        return results
+
+    def _watched_run(
+        self, inputs: Sequence[Input | Mapping[str, Input]], outputs: Outputs | None
+    ) -> tuple[list[Array], OverflowWatch]:
+        self._watch = watch = OverflowWatch(thorough=True)
+        try:
+            arrays = self._accept(inputs, outputs)
+            given = self._checked(outputs)
+            self._start(arrays, given)
+            tail = self._plan.tail
+            return self._loaded.finish(given) if tail is None else self._finish(tail, outputs), watch
+        finally:
+            self._watch = None
+
+    def _plan_in_float32(self, overflowing: frozenset[str]) -> None:
+        """Load the network again with these values in float32."""
+        self.graph = self.graph.copy()
+        self.graph.overflowing = overflowing
+        for key, _ in self._cache:
+            self._loaded.forget(key)
+        self._cache.clear()
+        self._open = None
+        self._stages.plan_again(overflowing)
+        self._prepare(self._bound)
 
     def _checked(self, outputs: Outputs | None, *, converted: frozenset[str] = frozenset()) -> list[Array | None]:
         """Return the arrays for the outputs in order; an empty list if none is given, or later stages give the outputs.
@@ -373,7 +452,8 @@ class Session(NotCopied):
         if self._plan.tail is not None:
             read = {*self._plan.tail.rest.graph.inputs, *self.graph.outputs}
             self._fed = {i: a.copy() if keep else a for i, a in arrays.items() if i in read}
-        self._loaded.start(arrays, given)
+        self._stages.watch = self._watch
+        self._loaded.start(arrays, given, watch=self._watch)
 
     def _finish(self, tail: _Tail, outputs: Outputs | None) -> list[Array]:
         """Wait for the first stage, run the others, and return the outputs, in the given arrays where there are any."""
@@ -407,6 +487,9 @@ class Session(NotCopied):
         own, outputs = outputs, None if outputs is None else host_outputs(outputs)
         arrays = self._accept(inputs, outputs)
         given = self._checked(outputs)
+        self._kept_inputs = None
+        if self._watch is not None:
+            arrays = self._kept_inputs = copy.deepcopy(arrays)
         self._start(arrays, given, keep=True)
         self._submitted = own, given
 
@@ -441,6 +524,9 @@ class Session(NotCopied):
             own, outputs = before, host_outputs(before)
         tail = self._plan.tail
         results = self._loaded.finish(given) if tail is None else self._finish(tail, outputs)
+        kept, self._kept_inputs = self._kept_inputs, None
+        if kept is not None:
+            results = self._in_range([kept], outputs, results)
         return results if own is outputs else as_given(self.graph, own, results)
 
     # -- arrays in the devices' reach ------------------------------------------------------------------
@@ -544,7 +630,9 @@ class Session(NotCopied):
         of a run, later stages are planned and loaded as far as they can be foreseen.
         """
         wanted = self._plan.wanted if wanted is None else wanted
+        overflowing = self.graph.overflowing
         self.graph, bound = self._weights.taken(self.graph, bound)
+        self.graph.overflowing = bound.overflowing = overflowing
         if bound.symbols():
             self._loaded.drop()
         elif self._loaded.notices is None:

@@ -33,6 +33,7 @@ from weft.core.placement.optimized_network import LaterStage
 from weft.core.placement.rows import padded, row_axes, size_class
 from weft.core.placement.stage_split import Corner, Stage, chosen, split, without
 from weft.core.session.loaded_network import LoadedNetwork, forget
+from weft.core.session.overflow import OverflowWatch
 from weft.core.session.pipeline import Pipeline
 from weft.core.session.report import Report
 from weft.core.session.stage_loader import Ahead, StageSource, later_stage
@@ -138,6 +139,14 @@ class StageRunner:
         self._bodies: OrderedDict[Hashable, _Body] = OrderedDict()
         self._used: dict[int, Report] = {}
         self._own: dict[str, str] = {}
+        self.watch: OverflowWatch | None = None
+        """Sees what the stages of the run store."""
+        self._overflowing: frozenset[str] = frozenset()
+
+    def plan_again(self, overflowing: frozenset[str]) -> None:
+        """Forget the stages that were planned; those to come keep these values float32."""
+        plans, self._plans, self._overflowing = list(self._plans.values()), OrderedDict(), overflowing
+        do_all(plan.network.close_unheard for plan in plans if plan.network is not None)
 
     # -- running ---------------------------------------------------------------------------------------
 
@@ -169,7 +178,7 @@ class StageRunner:
             arrays: dict[str, Array] = {i: known[i] for i in plan.inputs}  # type: ignore[misc]  # a stage's are tensors
             if counted:
                 arrays |= {i: padded(arrays[i], a, plan.size) for i, a in counted.axes.items() if i in arrays}
-            plan.network.start(arrays, first=False)
+            plan.network.start(arrays, first=False, watch=self.watch)
             made = dict(zip(plan.outputs, plan.network.finish([None] * len(plan.outputs)), strict=True))
             self.take(plan, counted, made, known, rows)
             self._note(plan.network)
@@ -360,6 +369,7 @@ class StageRunner:
     ) -> ReadyStage:
         """Return the plan of a stage, loaded and kept; ahead, it may be neither."""
         graph, following = stage.graph, None if stage.rest is None else self.rest(stage.rest)
+        graph.overflowing = self._overflowing
         network = self._loader.load(graph, rest.same_nodes, ahead) if graph.nodes or graph.outputs else None
         specs = {o: graph.specs[o] for o in graph.outputs}
         inputs, outputs = tuple(graph.inputs), tuple(graph.outputs)

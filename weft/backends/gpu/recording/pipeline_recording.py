@@ -35,6 +35,7 @@ from weft.backends.gpu.recording.submissions import WHOLE, Division, Submissions
 from weft.core.contract.backend import StorageType
 from weft.core.contract.error_context import is_error
 from weft.core.contract.profile import SPAN, ProfilingContext, Work
+from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
 from weft.errors import DeviceError
@@ -461,6 +462,58 @@ class PipelineRecording:
         took = now - self._submitted
         if self.submissions.learn(run.division, took, waited=now - asked > took / 10):
             self._forget_replays()
+
+    def repeat(self) -> Iterator[BoundLaunch]:
+        """Run every launch by itself, from the host memory of the inputs, and yield it when it has ended.
+
+        Memory that a launch is the first to write is zero before.
+        """
+        self.wait()
+        fork_guard.check(*self._place)
+        with ExitStack() as placed:
+            before, cleared = list[Access](), set[int]()
+            for name, port in (self._inputs | self._outputs).items():
+                if port.in_place:
+                    placed.enter_context(_placed(port.tensor, port.buffer))
+                elif name in self._inputs:
+                    before.append(_upload(port.buffer, port.tensor))
+                cleared |= {id(port.tensor.memory.slot)} if name in self._inputs else set()
+            before += [_inside(source, target) for source, target in self.imports]
+            cleared |= {id(target.memory.slot) for _, target in self.imports}
+            if before:
+                run_once(self.device, before)
+            for launch in self.run.one_by_one:
+                read, written = launch.accessed
+                cleared |= {id(tensor.memory.slot) for tensor in read}
+                for tensor in written:
+                    slot = tensor.memory.slot
+                    if id(slot) not in cleared:
+                        cleared.add(id(slot))
+                        self._write(Binding(slot.buffer, slot.offset, slot.nbytes), np.zeros(slot.nbytes, np.uint8))
+                run_once(self.device, [access(launch)])
+                yield launch
+
+    def stored(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Return host tensors of the same names with all numbers in the memory of float tensors."""
+        found = []
+        for tensor in tensors:
+            if tensor.dtype in (DType.FLOAT16, DType.FLOAT32):
+                binding = tensor.memory.binding()
+                numbers = np.empty(binding.nbytes // tensor.dtype.itemsize, tensor.dtype.numpy)
+                host = binding.buffer.host
+                if host is None:
+                    self.device.download(binding.buffer, binding.offset, numbers)
+                else:
+                    numbers.view(np.uint8)[:] = host[binding.offset :][: numbers.nbytes]
+                found.append(Tensor(tensor.name, numbers.shape, tensor.dtype, memory=numbers))
+        return found
+
+    def _write(self, binding: Binding, data: Array) -> None:
+        host = binding.buffer.host
+        if host is None:
+            self.device.upload(binding.buffer, binding.offset, data)
+        else:
+            host[binding.offset :][: data.nbytes] = data
 
     def _check_chains(self) -> None:
         """Raise DeviceError if work-groups of a chain gave up in the last run. On a GPU that takes a while."""

@@ -46,6 +46,11 @@ class RunLaunches:
         return [*(self.undivided or self._divided), *self.joined]
 
     @property
+    def one_by_one(self) -> list[BoundLaunch]:
+        """Return the launches of a run on the whole batch as if none shared one."""
+        return [*(self.undivided or self._divided), *self.rest]
+
+    @property
     def separate(self) -> list[BoundLaunch]:
         """Return all launches as if none shared one."""
         return [*self._divided, *self.rest]

@@ -1,0 +1,123 @@
+"""Overflow at precision LOW: which values of a run are beyond fp16, so that they are planned again as float32.
+
+The first run of a session is watched (`OverflowWatch`): for each float value that is stored the watch notes whether a
+number is not finite, and, of float32, the largest number. If fp16 values are infinite or NaN that are made of finite
+numbers, all that are not finite become float32 (`Graph.overflowing`), and the run is repeated. Then their sizes are
+known: those that fp16 holds are stored as fp16 again. What is not finite in float32 either, such as log(0), is the
+network's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array
+from weft.core.graph.symbolic import is_symbolic
+from weft.core.passes.precision import INFINITE, magnitude
+
+HELD = 32768.0
+"""A value that reaches this stays float32: other inputs may make it twice as large."""
+ROUNDS = 4
+"""How often a network is planned again at most: a value may be beyond fp16 only once another one is finite."""
+MOST_CHECKED = 1 << 16
+"""Outputs of up to so many bytes are checked in every run, which takes microseconds."""
+_STORED_AS = re.compile(r"(\.float(16|32)(\.\d+)?)+$")
+"""What `store_as_float16` adds to the name of a value."""
+
+
+@dataclass
+class _Seen:
+    """What was stored for a value, in all runs of its node."""
+
+    is_half: bool
+    reads: set[str] = field(default_factory=set)
+    is_finite: bool = True
+    largest: float = 0.0
+    """Of the finite numbers of float32."""
+
+
+class OverflowWatch:
+    """Notes what a run stores; a `thorough` one wants to see all of it, even if that takes long."""
+
+    def __init__(self, *, thorough: bool = False) -> None:
+        self.thorough = thorough
+        self._seen: dict[str, _Seen] = {}
+        self._given: dict[str, Array] = {}
+
+    def give(self, values: Mapping[str, object]) -> None:
+        """Note inputs of the run, or constants, which may themselves not be finite."""
+        self._given.update((name, value) for name, value in values.items() if isinstance(value, np.ndarray))
+
+    def copy(self, source: str, target: str) -> None:
+        """Note a copy to another device."""
+        self._seen[target] = _Seen(False, {source}, source not in self._seen or self._seen[source].is_finite)
+
+    def see(self, name: str, reads: Iterable[str], stored: Array) -> None:
+        """Note a value as it is stored, padding included, in float16 or float32; other types tell nothing."""
+        if stored.dtype not in (np.float16, np.float32) or not stored.size:
+            return
+        is_half = stored.dtype == np.float16
+        seen = self._seen.setdefault(name, _Seen(is_half))
+        seen.reads.update(reads)
+        if is_half:
+            seen.is_finite = seen.is_finite and bool(magnitude(stored).max() < INFINITE)
+            return
+        largest = float(max(stored.max(), -stored.min()))
+        if not np.isfinite(largest):
+            seen.is_finite = False
+            largest = float(np.abs(stored).max(where=np.isfinite(stored), initial=0))
+        seen.largest = max(seen.largest, largest)
+
+    def overflowing(self, infinite: frozenset[str]) -> frozenset[str]:
+        """Return the fp16 values that are not finite, by the model's names; none unless one comes of finite numbers.
+
+        `infinite` are values that are not finite in float32 either.
+        """
+        bad = {name: seen for name, seen in self._seen.items() if seen.is_half and not seen.is_finite}
+        begins = any(all(self._is_finite(i) for i in seen.reads) for seen in bad.values())
+        return frozenset(_in_model(n for n in bad if in_model(n) not in infinite)) if begins else frozenset()
+
+    @property
+    def infinite(self) -> frozenset[str]:
+        """Return the values that are not finite in float32 either."""
+        return frozenset(in_model(n) for n, seen in self._seen.items() if not (seen.is_half or seen.is_finite))
+
+    def beyond_half(self, names: frozenset[str]) -> frozenset[str]:
+        """Return the names without those of values that were stored as float32 and that fp16 would hold."""
+        held = {in_model(n) for n, seen in self._seen.items() if not seen.is_half and seen.largest < HELD}
+        return frozenset(name for name in names if in_model(name) not in held)
+
+    def _is_finite(self, name: str) -> bool:
+        seen = self._seen.get(name)
+        if seen is not None:
+            return seen.is_finite
+        given = self._given.get(name)
+        return given is None or is_symbolic(given) or given.dtype.kind not in "fV" or bool(_all_finite(given))
+
+
+def in_model(name: str) -> str:
+    """Return what the model calls a value, whatever it is stored as."""
+    return _STORED_AS.sub("", name)
+
+
+def _in_model(names: Iterable[str]) -> set[str]:
+    return {each for name in names for each in (name, in_model(name))}  # a model's own name may end so
+
+
+def _all_finite(values: Array) -> bool:
+    return bool(np.isfinite(values.astype(np.float32, copy=False)).all())
+
+
+def are_finite(arrays: Sequence[object]) -> bool:
+    """Tell whether all floats of some arrays are finite."""
+    return all(_all_finite(a) for a in arrays if isinstance(a, np.ndarray) and DType.of(a.dtype).is_float)
+
+
+def are_suspect(arrays: Sequence[object]) -> bool:
+    """Tell whether outputs of a run are not finite, as far as a check takes no time."""
+    return sum(a.nbytes for a in arrays if isinstance(a, np.ndarray)) <= MOST_CHECKED and not are_finite(arrays)
