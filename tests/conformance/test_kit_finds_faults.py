@@ -18,7 +18,8 @@ from weft.core.contract.backend import Backend, BackendCreator, BackendInfo
 from weft.core.contract.views import OptimizationViews, SubgraphView
 
 pytestmark = pytest.mark.usefixtures("passes_unchecked")  # tests/conformance/test_our_backends.py has them checked
-ROWS = ["Softmax", "Erf", "Relu", "MatMul", "Gather"]
+WIDE = "wide-integers"
+ROWS = ["Softmax", "Erf", "Relu", "MatMul", "Gather", "ReduceSum", "MaxPool", WIDE]
 CHOSEN = [*(name for name in CHECKS if name != "table"), *ROWS]
 """Every check, and rows of a few ops."""
 SLOW = {"table", "outputs", "support", "large", "threads", "leaks"}
@@ -46,6 +47,12 @@ def end_when_found(monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
     monkeypatch.setitem(CHECKS, fault.check, replace(check, look=look))
 
 
+def rows_of(fault: Fault) -> Sequence[str]:
+    """Return those of the rows that are of the ops that a fault spoils, where it says which."""
+    ops = (*getattr(fault.made, "ops", ()),)
+    return [row for row in ROWS if row in ops or (row == WIDE and "Add" in ops)] or ROWS
+
+
 @pytest.mark.parametrize("to_all", SHOWN)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_by_the_right_check(name: str, to_all: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +60,7 @@ def test_a_fault_is_found_by_the_right_check(name: str, to_all: bool, monkeypatc
     if not is_long():
         end_when_found(monkeypatch, fault)
     shown = [c for c in CHECKS if (to_all and c not in SLOW) or c == fault.check != "table"]
-    report = examine(fault.made, [*shown, *(ROWS if fault.check == "table" else ())])
+    report = examine(fault.made, [*shown, *(rows_of(fault) if fault.check == "table" else ())])
     assert not report.ok
     bad = [f for f in report.findings if f.verdict.is_bad]
     found = [f for f in bad if f.check == fault.check]

@@ -10,7 +10,7 @@ import pytest
 from examples.numpy_backend import AcmeCreator
 from tests.helpers.fakes import registered
 from tests.helpers.run_length import is_long
-from weft.conformance import CHECKS, Verdict, run
+from weft.conformance import CHECKS, Verdict, open_kit, run
 
 OTHERS = [name for name in CHECKS if name != "table"]
 SAMPLE = ["Softmax", "Relu", "MatMul", "Concat", "GlobalAveragePool", "Transpose", "Gather", "Shape"]
@@ -27,7 +27,7 @@ kit's time on OpenCL too: tests/ops/gpu/test_unread_outputs.py shows it there.""
 ON_CPU = {"outputs"}
 """Two thirds of the kit's time on the CPU, whose ops compute all outputs at once."""
 ON_VULKAN = SLOW | {"copies", "leaks", "networks", "convolutions"}
-ON_OPENCL = {"outputs", "copies", "convolutions"}
+ON_OPENCL = {"outputs", "copies", "networks", "convolutions"}
 """What the short run leaves out on a GPU: tests/core/host/test_copies.py copies between all forms there, too,
 tests/core/session/test_steady_state.py counts what sessions and runs leave on Vulkan, and what convolutions compute is
 the matter of tests/ops/gpu."""
@@ -52,6 +52,18 @@ def test_a_device_of_ours_keeps_the_contract(
     assert report.ok, report
     assert report.counts("table")[Verdict.SUPPORTED] >= SUPPORTED[device]
     assert set(report.checks) == set(CHECKS) - without
+
+
+@pytest.mark.alike
+@pytest.mark.usefixtures("sizes_are_pushed", "passes_unchecked")
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+def test_some_random_networks_are_right_on_a_gpu(device: str) -> None:
+    """The long run draws as many as the kit does."""
+    kit = open_kit(device)
+    kit.networks = 12
+    findings = kit.look(CHECKS["networks"])
+    assert not [str(f) for f in findings if f.verdict.is_bad]
+    assert [f.verdict for f in findings].count(Verdict.SUPPORTED) == 12
 
 
 @pytest.mark.alike

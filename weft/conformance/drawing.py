@@ -111,7 +111,11 @@ class Drawing:
         return self.pick(fits) if fits else None
 
     def numbers(self, *shape: int, low: float = -1.0, high: float = 1.0) -> Array:
-        """Return random numbers that the precision's type holds exactly."""
+        """Return random numbers that the precision's type holds exactly, now and then a constant that is there."""
+        fits = [c for c in self.graph.constants.values() if c.shape == shape and c.dtype == np.float32
+                and low <= c.min(initial=high) and c.max(initial=low) <= high]
+        if fits and self.rng.random() < 0.4:
+            return fits[-1]
         return self._held(Input("float32", shape, low, high))
 
     # -- drawing -----------------------------------------------------------------------------------------------
@@ -125,6 +129,8 @@ class Drawing:
         shape = (self.pick((1, 2, 3)), channels, *sides)[:rank]
         if self.rng.random() < 0.4:
             return shape, shape
+        if rank > 3 and self.rng.random() < 0.3 and sides[-1] != sides[-2]:
+            return shape, (*shape[:-2], shape[-1], shape[-2])  # as many elements
         return shape, tuple(s if k == 1 else self.pick([c for c in SIDES[:8] if c != s]) for k, s in enumerate(shape))
 
     def _add_input(self, first: Input, other: Input) -> str:
@@ -156,7 +162,8 @@ class Drawing:
             if isinstance(given, Input):
                 names.append(self._add_input(given, given))
             elif isinstance(given, np.ndarray):
-                names.append(f"w{len(graph.constants)}")
+                known = next((n for n, c in graph.constants.items() if c is given), None)
+                names.append(known or f"w{len(graph.constants)}")
                 graph.constants[names[-1]] = given
                 graph.specs[names[-1]] = TensorSpec(given.shape, DType.of(given.dtype))
             else:
@@ -227,7 +234,7 @@ class Drawing:
     def bounds(self) -> tuple[float, float]:
         """Return (rtol, atol) of a value at the end of a network."""
         rtol, atol = tolerance(self.dtype, "reduction")
-        return rtol * (MOST_NODES + 1), atol * (MOST_NODES + 1)
+        return rtol * (MOST_NODES + 2), atol * (MOST_NODES + 2)
 
     def finish(self) -> Trial | None:
         """Return the network with its runs; some values that are read are outputs too. None if it has no nodes."""

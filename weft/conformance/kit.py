@@ -82,7 +82,7 @@ class Kit:
     """The seed of the first random network; the next ones follow."""
     seconds: float = 0.0
     """For how long random networks are drawn; at least `networks` are."""
-    networks: int = 24
+    networks: int = 64
     _current: str = ""
     _witness: Watch | None = None
     """Records every callback during a check, to tell which one an error came from."""

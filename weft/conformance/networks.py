@@ -30,10 +30,13 @@ class Net:
 
     def weights(self, *shape: int) -> str:
         """Add a constant of random numbers between -1 and 1 and return its name."""
-        value = self._rng.uniform(-1, 1, shape).astype(np.float32)
+        return self.constant(self._rng.uniform(-1, 1, shape).astype(np.float32))
+
+    def constant(self, value: Array) -> str:
+        """Add a constant and return its name."""
         name = f"w{len(self.graph.constants)}"
         self.graph.constants[name] = value
-        self.graph.specs[name] = TensorSpec(shape, DType.FLOAT32)
+        self.graph.specs[name] = TensorSpec(value.shape, DType.of(value.dtype))
         return name
 
     def add(self, op: Op, *inputs: str) -> str:

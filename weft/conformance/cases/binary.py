@@ -215,3 +215,7 @@ for _op in ("Max", "Min"):
         case(_op, u8(5), u8(5)),
         case(_op, given([1, nan, 3, nan, -inf]), given([2, 2, nan, nan, inf]), name="special"),
     ]
+CASES += [
+    case(kind, i64(3, 5, low=-(2**40), high=2**40), i64(5, low=-(2**40), high=2**40), name="wide-integers")
+    for kind in ("Add", "Sub", "Max", "Min")
+]

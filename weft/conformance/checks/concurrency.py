@@ -29,6 +29,7 @@ def threads(kit: Kit) -> Iterable[Finding]:
     yield kit.attempt("sessions loaded by several threads", _loads, kit, graph)
     yield kit.attempt("two sessions, step by step in turn", _in_turn, kit, graph)
     yield kit.attempt("the same bits in every thread", _same_bits, kit, graph)
+    yield kit.attempt("a session after another was closed", _after_another, kit, graph)
     yield kit.attempt("several sessions with work that lasts", _lasting, kit, large_blocks(kit))
 
 
@@ -123,6 +124,15 @@ def _lasting(kit: Kit, blocks: Blocks) -> str:
             return work
 
         return problem or _together(kit, [works(session, k) for k, session in enumerate(sessions)])
+
+
+def _after_another(kit: Kit, graph: Graph) -> str:
+    """Run a session whose device another one has left."""
+    fed = kit.blocks.feeds(12)
+    with kit.load(graph) as session:
+        with kit.load(graph) as other:
+            other.run(fed)
+        return kit.compare(graph, fed, session.run(fed))
 
 
 def _in_turn(kit: Kit, graph: Graph) -> str:

@@ -20,7 +20,8 @@ from weft.core.registry.backend_registry import registry
 from weft.errors import WeftError
 
 SHAPES: tuple[Shape, ...] = (
-    (), (9,), (2, 5), (1, 6, 3), (2, 3, 4, 5), (1, 8, 2, 3), (1, 5, 2, 3, 2), (2, 7, 1, 2, 3, 2),
+    (), (9,), (2, 5), (1, 6, 3), (3, 5, 4), (2, 3, 4, 5), (1, 8, 2, 3), (2, 65, 2, 1), (1, 130, 1, 3), (3, 1, 2, 2),
+    (1, 5, 2, 3, 2), (2, 7, 1, 2, 3, 2),
 )
 """Ranks 0 to 6, with numbers of channels that fill blocks of four and some that do not."""
 TYPES = (DType.FLOAT32, DType.FLOAT16)

@@ -11,18 +11,21 @@ import numpy as np
 
 from weft.conformance.cases.table import Case
 from weft.conformance.checks.table import all_rows, graph_of
-from weft.conformance.drawing import MOST_NODES, Drawing
+from weft.conformance.drawing import MOST_NODES, Drawing, Made
 from weft.conformance.kit import Kit, check
 from weft.conformance.makers import MAKERS, of_row, serves
 from weft.conformance.report import Finding
 from weft.conformance.trials import accepts, is_taken, judged
 from weft.core.contract.backend import Backend
+from weft.core.graph.op import new_op
 
 ATTEMPTS = 12
 """Tries of each node; a network may end with fewer nodes than it could have."""
 COMMON = ("Conv", "Conv", "Conv", "Add", "Mul", "Relu", "MaxPool", "AveragePool", "Concat", "Split", "Transpose",
-          "Slice", "MatMul", "ReduceMean", "Softmax")
+          "Slice", "MatMul", "ReduceMean", "Softmax", "Reshape", "Sub", "Pad", "Pad")
 """Ops of which half of the nodes are, if the backend takes them."""
+LATE = ("Relu", "Neg", "Abs", "Sigmoid", "Tanh", "Identity")
+"""Ops of nodes behind all others, which read what was made early: its memory must have lasted."""
 
 
 @check("networks", "M3 M4 M6 M11", "random networks of the backend's ops are right, run after run and size after size")
@@ -72,4 +75,8 @@ def _network(kit: Kit, backend: Backend, kinds: dict[str, list[Case]], seed: int
             made = use(drawing, kind) if use else of_row(drawing, drawing.pick(kinds[kind]))
             if made is not None and drawing.try_node(made):
                 break
+    late = [k for k in LATE if k in kinds]
+    made_early = [node.outputs[0] for node in drawing.graph.nodes[:-2]]
+    for value in drawing.rng.permutation(made_early)[:2] if late else ():
+        drawing.try_node(Made(new_op(drawing.pick(late)), [str(value)]))
     return judged(kit, drawing)

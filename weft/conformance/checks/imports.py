@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from weft.conformance.checks.optimizing import optimized
-from weft.conformance.drive import Drive
+from weft.conformance.drive import Drive, read
 from weft.conformance.kit import Kit, Untried, check
 from weft.conformance.report import Finding
 from weft.core.graph.graph import infer_shapes
@@ -33,7 +33,11 @@ def _imported(kit: Kit, name: str) -> str:
                 fed = kit.blocks.feeds(seed)
                 source.run(fed)
                 (between,) = expected(first, fed)
+                shared = source.tensor(source.outputs[0])
+                before = read(source.backend, shared).copy()
                 problem = kit.compare(then, {"x": between}, target.run({}))
                 if problem:
                     return f"run {seed + 1}: {problem}"
+                if read(source.backend, shared).tobytes() != before.tobytes():
+                    return f"run {seed + 1}: the memory that was imported was written to"
     return ""

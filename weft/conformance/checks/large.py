@@ -17,12 +17,18 @@ LARGE: dict[int, Shape] = {4: (2, 6, 163, 157), 3: (293, 6, 173), 2: (1741, 173)
 of 64 KiB or 1 MB holds, in sizes that no tile divides."""
 
 
+LONG: dict[int, tuple[Shape, ...]] = {
+    4: ((1, 6, 70001, 1), (66001, 6, 1, 1)), 3: ((66001, 6, 1),), 2: ((70001, 6),),
+}
+"""Shapes by rank with more rows, or more images, than the 65,535 groups that some devices start along an axis."""
+
+
 def large_blocks(kit: Kit) -> Blocks:
     """Return the networks of a kit's ops at a large size."""
     return replace(kit.blocks, form=LARGE[len(kit.blocks.form)])
 
 
-@check("large", "M3 M6 M10", "tensors of 1.2 MB are right to their last element, at each step and in a network")
+@check("large", "M3 M6 M10", "tensors of 1.2 MB or 70,001 rows are right to their last element, one op or a network")
 def large(kit: Kit) -> Iterable[Finding]:
     """Run each op alone and networks of them on some 300,000 elements."""
     blocks = large_blocks(kit)
@@ -31,6 +37,11 @@ def large(kit: Kit) -> Iterable[Finding]:
         graph = net.finish(step(net, "x"))
         yield kit.attempt(f"{graph.nodes[0].op.type} of {graph.specs['x']}", _run_and_run_again, kit, graph, blocks)
     yield kit.attempt("branches", _run_and_run_again, kit, blocks.diamond(), blocks)
+    for form in LONG[len(blocks.form)]:
+        long = replace(blocks, form=form)
+        net = Net(form)
+        graph = net.finish(*(step(net, "x") for step in long.steps))
+        yield kit.attempt(f"each op of {graph.specs['x']}", _run_and_run_again, kit, graph, long)
 
 
 def _run_and_run_again(kit: Kit, graph: Graph, blocks: Blocks) -> str:

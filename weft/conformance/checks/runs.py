@@ -7,11 +7,12 @@ from collections.abc import Iterable
 import numpy as np
 
 from weft.conformance.kit import Kit, check, same_bits
-from weft.conformance.networks import Net
+from weft.conformance.networks import Net, Step
 from weft.conformance.report import Finding
 from weft.core.contract.backend import MemoryMode
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
+from weft.core.graph.op import new_op
 
 SIZES = (2, 5, 1, 5, 3, 1)
 
@@ -91,6 +92,43 @@ def inputs(kit: Kit) -> Iterable[Finding]:
         graph = net.finish(first, again)
         graph.constants = {name: value.copy() for name, value in graph.constants.items()}
         yield kit.attempt(graph.nodes[0].op.type, _untouched, kit, graph)
+        if graph.constants:
+            yield kit.attempt(f"{graph.nodes[0].op.type}, one constant of two nodes", _one_constant, kit, step)
+    for kind, numbers in VIEWS.items():
+        yield kit.attempt(f"a result of {kind} that is read late", _read_late, kit, kind, numbers)
+
+
+VIEWS = {"Reshape": [-1], "Unsqueeze": [0], "Squeeze": [], "Flatten": None, "Identity": None}
+"""Ops whose result a backend may leave where the input lies, with the numbers that they read besides."""
+
+
+def _read_late(kit: Kit, kind: str, numbers: list[int] | None) -> str:
+    """Read a view after other nodes have had the time to take the memory of what it is a view of."""
+    blocks = kit.blocks
+    net = Net(blocks.form)
+    more = [] if numbers is None else [net.constant(np.array(numbers, np.int64))]
+    view = net.add(new_op(kind), blocks.steps[0](net, "x"), *more)
+    other = blocks.steps[-1](net, blocks.steps[0](net, "x"))
+    join = new_op(blocks.join) if blocks.join else None
+    graph = net.finish(other, net.add(join, view, view) if join else view)
+    fed = blocks.feeds(4)
+    with kit.load(graph) as session:
+        return kit.compare(graph, fed, session.run(fed))
+
+
+def _one_constant(kit: Kit, step: Step) -> str:
+    """Let two nodes in a row read the same constants, in two runs."""
+    net = Net(kit.blocks.form)
+    value = step(net, "x")
+    (node,) = net.graph.nodes
+    graph = net.finish(net.add(node.op, *(value if i == "x" else i for i in node.inputs)))
+    with kit.load(graph) as session:
+        for seed in range(2):
+            fed = kit.blocks.feeds(seed)
+            problem = kit.compare(graph, fed, session.run(fed))
+            if problem:
+                return f"run {seed + 1}: {problem}"
+    return ""
 
 
 def _untouched(kit: Kit, graph: Graph) -> str:
