@@ -140,6 +140,58 @@ def test_what_would_be_mostly_zeros_keeps_its_kernel() -> None:
     assert "conv_transpose" in planned_kernels(net.finish(y))
 
 
+@pytest.mark.covering
+@pytest.mark.parametrize("device", APIS)
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    ("inside", "channels", "taps", "strides", "options"),
+    [
+        (5, 7, (2, 2), (2, 2), {}),
+        (3, 5, (4, 4), (2, 2), {"pads": (1, 1, 1, 1)}),
+        (5, 3, (3, 4), (3, 2), {"output_padding": (2, 1)}),
+        (6, 1, (3, 3), (1, 1), {"pads": (1, 0, 1, 2)}),
+        (5, 7, (3, 3), (2, 2), {"pads": (1, 1, 1, 1), "output_padding": (1, 1)}),
+        (6, 3, (5, 3), (3, 2), {"pads": (2, 1, 1, 0)}),
+        (6, 5, (3, 3), (2, 2), {"group": 2, "pads": (1, 1, 1, 1)}),
+        (5, 3, (3, 3), (2, 2), {"dilations": (2, 1)}),
+    ],
+)
+def test_what_is_not_finite_spreads_no_further_than_whole_sub_pixels(
+    device: str,
+    special: float,
+    inside: int,
+    channels: int,
+    taps: tuple[int, int],
+    strides: tuple[int, int],
+    options: dict[str, Any],
+) -> None:
+    """Only where taps are no multiple of strides it reaches more than on the CPU, and what whole multiples would."""
+    net, group, whole = Net(seed=4), options.get("group", 1), list(taps)
+    x = net.input("x", 1, inside, 5, 6)
+    y = net.add("ConvTranspose", x, net.random(inside, channels, *taps), strides=strides, name="y", **options)
+    graph = net.finish(y)
+    if group == 1 and "dilations" not in options:
+        whole = [-(-n // s) * s for n, s in zip(taps, strides, strict=True)]
+    (image,) = feeds(graph).values()
+    image = image.copy()
+    image[0, inside - 1, 2, 3] = special
+    with weft.load(graph, "cpu") as cpu, weft.load(graph, device, fallback="error") as session:
+        expected, made = cpu.run(image)[0], session.run(image)[0]
+    may = np.zeros(made.shape[2:], bool)
+    pads = options.get("pads", (0, 0, 0, 0))
+    steps = options.get("dilations", (1, 1))
+    rows, columns = (
+        [at for n in range(size) if 0 <= (at := place * s - pad + n * step) < limit]
+        for size, place, s, pad, step, limit in zip(whole, (2, 3), strides, pads, steps, may.shape, strict=False)
+    )
+    may[np.ix_(rows, columns)] = True
+    if whole == list(taps):
+        np.testing.assert_allclose(made, expected, rtol=1e-4, atol=1e-5)
+    else:
+        assert not np.isfinite(made[~np.isfinite(expected)]).any()
+        np.testing.assert_allclose(made[..., ~may], expected[..., ~may], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("device", APIS)
 @pytest.mark.parametrize("wrong", ["conv_subpixels", "conv_gemm"])
 def test_where_a_kernel_is_wrong_the_other_one_runs(device: str, wrong: str) -> None:

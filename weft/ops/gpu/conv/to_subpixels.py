@@ -3,6 +3,10 @@
 With strides s, output pixels whose places are the same modulo s see the same taps. So each input pixel, with those
 beside it, makes s * s output pixels as a convolution makes s * s times as many channels, which are stored where they
 belong (`weft.kernels.output_maps`). Most kernels of convolutions can do that.
+
+Where the taps are no multiple of the strides, some sub-pixels have fewer taps than others, and weights of zero in place
+of those. So an input that is infinite or NaN makes NaN of outputs that such a tap would reach, and an infinite weight
+may make NaN at the edges, as docs/use.md says.
 """
 
 from __future__ import annotations
