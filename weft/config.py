@@ -202,10 +202,15 @@ def full_tracebacks() -> bool:
     return _shows_everything or _switch("WEFT_FULL_TRACEBACKS", False)
 
 
-def show_full_tracebacks() -> None:
-    """Let errors of this process keep the frames of Weft's own code."""
+@contextmanager
+def showing_full_tracebacks() -> Iterator[None]:
+    """Let errors keep the frames of Weft's own code in the block."""
     global _shows_everything
-    _shows_everything = True
+    before, _shows_everything = _shows_everything, True
+    try:
+        yield
+    finally:
+        _shows_everything = before
 
 
 def dynamic_backend_paths() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Annotated
 
@@ -86,10 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(PlainFormatter("weft: %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.DEBUG if debug else logging.WARNING)
-    if debug:
-        config.show_full_tracebacks()
     try:
-        app_of(_named(given))([a for a in given if a != "--debug"])
+        with config.showing_full_tracebacks() if debug else nullcontext():
+            app_of(_named(given))([a for a in given if a != "--debug"])
     except (WeftError, MemoryError) as e:
         if debug:
             raise

@@ -208,3 +208,27 @@ def test_later_stages_are_watched(device: str) -> None:
     x = np.abs(ROWS)
     with weft.load(model, "cpu") as high, weft.load(model, device, precision="low") as session:
         assert_near(session.run(x)[0], high.run(x)[0], 4e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_an_input_holds_that_is_not_finite_hides_nothing(device: str) -> None:
+    net = Net()
+    large = net.add("MatMul", net.input("x", 2, 4), np.full((4, 4), 100, np.float32))
+    graph = net.finish(net.add("MatMul", large, np.full((4, 2), 1e-3, np.float32)))
+    x = np.array([[300] * 4, [np.inf] * 4], np.float32)
+    with weft.load(graph, device, precision="low") as session:
+        np.testing.assert_allclose(session.run(x)[0], [[480, 480], [np.inf, np.inf]], rtol=2e-3)
+        assert session.report.nodes_by_device.keys() == {device}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("limit", [2e5, 3.4e38])
+@pytest.mark.parametrize("kind", ["Min", "Clip"])
+def test_limits_beyond_float16_limit_nothing_below_them(kind: str, limit: float, device: str) -> None:
+    net = Net()
+    large = net.add("Mul", net.input("x", 2), number(1000))
+    limits = [number(limit)] if kind == "Min" else [number(-limit), number(limit)]
+    graph = net.finish(net.add("Mul", net.add(kind, large, *limits), number(1e-4)))
+    with weft.load(graph, device, precision="low") as session:
+        np.testing.assert_allclose(session.run(np.array([100, 1], np.float32))[0], [10, 0.1], rtol=2e-3)
+        assert session.report.nodes_by_device.keys() == {device}

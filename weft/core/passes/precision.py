@@ -16,7 +16,7 @@ from weft.core.graph.tensor import TensorSpec
 from weft.core.host.threads import in_threads
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.properties import Property
-from weft.core.passes.wide_values import makes_wide, masks, spreads, wide_values
+from weft.core.passes.wide_values import limits_alone, makes_wide, masks, spreads, wide_values
 
 LARGEST, INFINITE = 0x7BFF, 0x7C00
 """The bits of the largest finite number and of infinity in fp16, without the sign; the bits of NaN are larger."""
@@ -91,9 +91,10 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
     nbytes = sum(value.nbytes for value in held.values() if not is_symbolic(value))
     convert = to_float16 if dtype is DType.FLOAT16 else _wide
     stored_values = in_threads(lambda value: converted(value, convert, dtype), list(held.values()), nbytes)
+    limits = limits_alone(graph) if dtype is DType.FLOAT16 else frozenset()
     for name, array in zip(held, stored_values, strict=True):
         stored = renamed.get(name, name)
-        out.constants[stored] = array
+        out.constants[stored] = _limit(held[name]) if name in limits and not is_symbolic(held[name]) else array
         out.specs[stored] = replace(graph.specs[name], dtype=dtype)
     exact = {i: i for i in (*graph.inputs, *(floats.keys() - held.keys()))}
     exact |= {o: o for o in graph.outputs if o in graph.constants}
@@ -178,6 +179,12 @@ def _exact(graph: Graph, out: Graph, value: str, stored: str, names: Names) -> s
 
 def _wide(value: Array) -> Array:
     return value.astype(np.float32)
+
+
+def _limit(value: Array) -> Array:
+    """Return a limit in fp16; infinite if it is beyond, or a fused kernel would limit what fp16 alone cannot hold."""
+    with np.errstate(over="ignore"):
+        return value.astype(np.float16)
 
 
 def to_float16(value: Array) -> Array:

@@ -31,8 +31,12 @@ REDUCTIONS = frozenset({
     "ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", "CumSum",
     "ReduceProd",
 })
-LIMITS = frozenset({"Min", "Max", "Clip", "Where", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+CHOICES = frozenset({"Where", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 """Ops that make the same of fp16's largest number as of a constant beyond it: it is above all that they meet."""
+LIMITS = frozenset({"Min", "Max", "Clip"})
+"""Ops that limit what they read, which in a fused kernel may itself be beyond fp16."""
+NO_LIMIT = 1e30
+"""From here on a limit means that there is none: exporters write the largest float."""
 WEIGHTS = frozenset({"Mul", "PRelu", "Add", "Sub"})
 """Ops whose constants may be weights, of which single ones are tiny because training made nothing of them."""
 MASKED = frozenset({"Softmax", "LogSoftmax", "weft::Attention"})
@@ -80,6 +84,14 @@ def masks(graph: Graph) -> frozenset[str]:
     """
     read = {i for node in graph.nodes if node.op.type in MASKED for i in node.inputs}
     return frozenset(_beside_extremes(graph)[1] & read) if read else frozenset()
+
+
+def limits_alone(graph: Graph) -> frozenset[str]:
+    """Return the values that nodes read as limits alone: beyond fp16 they are infinite, not fp16's largest number."""
+    read, others = set[str](), set(graph.outputs)
+    for node in graph.nodes:
+        (read if node.op.type in LIMITS else others).update(node.inputs)
+    return frozenset(read - others)
 
 
 def makes_wide(graph: Graph, node: Node) -> bool:
@@ -148,9 +160,10 @@ def _extreme(node: Node, position: int, value: Array) -> Iterator[Extreme]:
             yield Extreme.HERE
         else:
             yield Extreme.BEFORE | Extreme.BEYOND if kind == "Div" else Extreme.BEFORE
-    if kind in LIMITS or not value.size or max(value.max(), -value.min()) <= LARGEST:
+    if kind in CHOICES or not value.size or max(value.max(), -value.min()) <= LARGEST:
         return
-    if (_sizes(value) > LARGEST).any():
+    sizes = _sizes(value)
+    if ((sizes > LARGEST) & ((sizes < NO_LIMIT) | (kind not in LIMITS))).any():
         if kind == "Div" and position == 1:
             yield Extreme.HERE
         else:

@@ -125,7 +125,7 @@ def _rounded(wide: Graph, narrow: Graph) -> list[str]:
         if value.dtype != np.float32 or not value.size or half is None or half.dtype != np.float16:
             continue
         bits = magnitude(half)
-        if bits.max() >= LARGEST and np.any(np.isfinite(value) & (np.abs(value) > most)):
+        if bits.max() >= LARGEST and np.any(np.isfinite(half) & (np.abs(value) > most)):
             clamped.append(name)
         if np.count_nonzero(bits) < np.count_nonzero(value):
             lost.append(name)

@@ -473,7 +473,6 @@ class LoadedNetwork:
         (watch, arrays), self._watched = watched, None
         watch.give(arrays)
         for pipeline in self.now.pipelines:
-            watch.give(pipeline.graph.constants)
             for copy in self.now.copies.get(pipeline, ()):
                 watch.copy(copy.value, copy.made)
                 pipeline.give(copy.made, copy.source.port(copy.value))

@@ -1,23 +1,21 @@
 """Overflow at precision LOW: which values of a run are beyond fp16, so that they are planned again as float32.
 
 The first run of a session is watched (`OverflowWatch`): for each float value that is stored the watch notes whether a
-number is not finite, and, of float32, the largest number. If fp16 values are infinite or NaN that are made of finite
-numbers, all that are not finite become float32 (`Graph.overflowing`), and the run is repeated. Then their sizes are
-known: those that fp16 holds are stored as fp16 again. What is not finite in float32 either, such as log(0), is the
-network's own.
+number is not finite, and, of float32, the largest number that is. fp16 values that are not finite become float32
+(`Graph.overflowing`), and the run is repeated. Then their sizes are known: those that fp16 holds are stored as fp16
+again. What is not finite in float32 either, such as log(0) or what is made of an infinite input, is the network's own.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
-from weft.core.graph.symbolic import is_symbolic
 from weft.core.passes.precision import INFINITE, magnitude
 
 HELD = 32768.0
@@ -35,7 +33,6 @@ class _Seen:
     """What was stored for a value, in all runs of its node."""
 
     is_half: bool
-    reads: set[str] = field(default_factory=set)
     is_finite: bool = True
     largest: float = 0.0
     """Of the finite numbers of float32."""
@@ -47,23 +44,25 @@ class OverflowWatch:
     def __init__(self, *, thorough: bool = False) -> None:
         self.thorough = thorough
         self._seen: dict[str, _Seen] = {}
-        self._given: dict[str, Array] = {}
+        self._held: set[str] = set()
+        """The inputs of the run whose finite numbers fp16 holds."""
 
-    def give(self, values: Mapping[str, object]) -> None:
-        """Note inputs of the run, or constants, which may themselves not be finite."""
-        self._given.update((name, value) for name, value in values.items() if isinstance(value, np.ndarray))
+    def give(self, inputs: Mapping[str, Array]) -> None:
+        """Note the inputs of the run."""
+        for name, value in inputs.items():
+            if value.dtype == np.float32 and np.abs(value).max(where=np.isfinite(value), initial=0) < HELD:
+                self._held.add(name)
 
     def copy(self, source: str, target: str) -> None:
         """Note a copy to another device."""
-        self._seen[target] = _Seen(False, {source}, source not in self._seen or self._seen[source].is_finite)
+        self._seen[target] = _Seen(False, source not in self._seen or self._seen[source].is_finite)
 
-    def see(self, name: str, reads: Iterable[str], stored: Array) -> None:
+    def see(self, name: str, stored: Array) -> None:
         """Note a value as it is stored, padding included, in float16 or float32; other types tell nothing."""
         if stored.dtype not in (np.float16, np.float32) or not stored.size:
             return
         is_half = stored.dtype == np.float16
         seen = self._seen.setdefault(name, _Seen(is_half))
-        seen.reads.update(reads)
         if is_half:
             seen.is_finite = seen.is_finite and bool(magnitude(stored).max() < INFINITE)
             return
@@ -74,30 +73,23 @@ class OverflowWatch:
         seen.largest = max(seen.largest, largest)
 
     def overflowing(self, infinite: frozenset[str]) -> frozenset[str]:
-        """Return the fp16 values that are not finite, by the model's names; none unless one comes of finite numbers.
+        """Return the fp16 values that are not finite, by the model's names.
 
         `infinite` are values that are not finite in float32 either.
         """
-        bad = {name: seen for name, seen in self._seen.items() if seen.is_half and not seen.is_finite}
-        begins = any(all(self._is_finite(i) for i in seen.reads) for seen in bad.values())
-        return frozenset(_in_model(n for n in bad if in_model(n) not in infinite)) if begins else frozenset()
+        bad = [name for name, seen in self._seen.items() if seen.is_half and not seen.is_finite]
+        return frozenset(_in_model(n for n in bad if in_model(n) not in infinite | self._held))
 
     @property
     def infinite(self) -> frozenset[str]:
-        """Return the values that are not finite in float32 either."""
-        return frozenset(in_model(n) for n, seen in self._seen.items() if not (seen.is_half or seen.is_finite))
+        """Return the values that are not finite in float32 either, and whose finite numbers fp16 holds."""
+        own = (n for n, seen in self._seen.items() if not (seen.is_half or seen.is_finite) and seen.largest < HELD)
+        return frozenset(in_model(n) for n in own)
 
     def beyond_half(self, names: frozenset[str]) -> frozenset[str]:
         """Return the names without those of values that were stored as float32 and that fp16 would hold."""
         held = {in_model(n) for n, seen in self._seen.items() if not seen.is_half and seen.largest < HELD}
         return frozenset(name for name in names if in_model(name) not in held)
-
-    def _is_finite(self, name: str) -> bool:
-        seen = self._seen.get(name)
-        if seen is not None:
-            return seen.is_finite
-        given = self._given.get(name)
-        return given is None or is_symbolic(given) or given.dtype.kind not in "fV" or bool(_all_finite(given))
 
 
 def in_model(name: str) -> str:

@@ -128,10 +128,9 @@ def _executed(answer: object, task: Task) -> None:
 
 
 def _show(watch: OverflowWatch, inputs: Iterable[Tensor | None], outputs: Iterable[Tensor]) -> None:
-    reads = [tensor.name for tensor in inputs if tensor is not None]
     for tensor in outputs:
         if isinstance(tensor.memory, np.ndarray):
-            watch.see(tensor.name, reads, tensor.memory)
+            watch.see(tensor.name, tensor.memory)
 
 
 class Pipeline:
