@@ -45,6 +45,7 @@ GARBAGE = 20_000
 
 _modules = count()
 
+os.environ.pop("COLUMNS", None)  # pytest-xdist tells its workers how wide their terminal is
 if not IS_WORKER:
     os.environ["WEFT_CACHE_DIR"] = tempfile.mkdtemp(prefix="weft-test-cache-")
     os.environ["WEFT_VULKAN_VALIDATION"] = "1"
