@@ -201,7 +201,8 @@ class Kit:
         """Return a session on this device alone, unless the CPU may take what it refuses."""
         own = {self.choice.creator.id: self.choice.given}
         return loading.load(
-            graph, self.device, precision=self.precision, memory=memory, fallback=fallback, backend_options=own
+            graph, self.device, precision=self.precision, memory=memory, fallback=fallback, backend_options=own,
+            overflow_check=False,
         )
 
     def look(self, check: Check) -> list[Finding]:

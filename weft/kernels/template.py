@@ -201,8 +201,14 @@ class ArgWriter:
         return self._block(*lines)
 
     def _block(self, *lines: str) -> str:
-        """Return statements that are computed as they are written, as a block."""
-        return f"{{{self._dialect.exact_block} {' '.join(lines)} }}"
+        """Return statements as a block; steps and element-wise nodes are computed as they are written.
+
+        Elsewhere nothing says so: Intel's compiler takes the word for the whole kernel, whose sums of products then
+        lose digits.
+        """
+        request = self._writer.request
+        exact = self._steps() or request.loaded or request.gate or request.template.startswith("elementwise")
+        return f"{{{self._dialect.exact_block if exact else ''} {' '.join(lines)} }}"
 
     def _scalar_operand(self, o: Operand, step: int, lines: list[str]) -> str:
         if o.kind == "value":

@@ -19,6 +19,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.interpreter import evaluate
 from weft.core.graph.layout import Array, Shape
+from weft.core.passes.wide_values import makes_wide
 from weft.errors import UnsupportedOps
 
 NAME = "table"
@@ -267,9 +268,12 @@ def compare_row(row: Case, arrays: Sequence[Array | None], actual: Sequence[Arra
 def halved(row: Case, arrays: Sequence[Array | None] | None = None) -> list[Array | None]:
     """Return inputs of a row with float16 instead of float32, as precision LOW stores them.
 
-    Constants of `Op.wide_inputs` and `Op.exact_parameters` stay float32.
+    Constants of `Op.wide_inputs` and `Op.exact_parameters` stay float32, and all inputs beside a constant that float16
+    cannot hold.
     """
-    op = row.make_op()
+    op, graph = row.make_op(), graph_of(row)
+    if any(makes_wide(graph, node) for node in graph.nodes):
+        return list(row.arrays() if arrays is None else arrays)
     kept = (*op.wide_inputs, *op.exact_parameters)
     wide = {k for k in kept if k < len(row.inputs) and (i := row.inputs[k]) and i.constant}
     with np.errstate(over="ignore"):
