@@ -14,6 +14,7 @@
 typedef struct {
     float slope; /* of the negative half */
     size_t count;
+    int is_relu;
 } leaky_state;
 
 static int32_t supports(void *device, const weft_node *node, char *reason, size_t size)
@@ -38,6 +39,7 @@ static int32_t create(void *device, const weft_node *node, void **state, char *e
         snprintf(error, size, "the host has no memory for the state of '%s'", node->name);
         return 1;
     }
+    made->is_relu = strcmp(node->op_type, "Relu") == 0;
     made->slope = (float)weft_float(node, "alpha", 0.0); /* Relu has no alpha */
     made->count = (size_t)weft_elements(node->inputs[0]);
     *state = made;
@@ -54,7 +56,7 @@ static int32_t execute(void *state, const weft_tensor *const *inputs, const weft
         snprintf(error, size, "the slope of '%s' is not a number: set alpha to a finite value", outputs[0]->name);
         return 1;
     }
-    if (node->slope == 0.0f) { /* 0 times -infinity is not a number */
+    if (node->is_relu) { /* 0 for -infinity, of which a slope of 0 makes what is not a number */
         for (size_t k = 0; k < node->count; ++k) y[k] = x[k] < 0.0f ? 0.0f : x[k];
     } else {
         for (size_t k = 0; k < node->count; ++k) y[k] = x[k] < 0.0f ? x[k] * node->slope : x[k];

@@ -175,7 +175,7 @@ static void work(const job_t *job)
     float *y = (float *)job->y;
     for (size_t k = 0; k < job->state->count; ++k) {
         if (job->state->what[0] == 'a') y[k] = a[k] + b[k];
-        else y[k] = b && a[k] < b[0] ? b[0] : a[k]; /* of Clip's bounds, the lower */
+        else y[k] = b && (a[k] < b[0] || b[0] != b[0]) ? b[0] : a[k]; /* of Clip's bounds, the lower */
     }
 }
 

@@ -136,7 +136,7 @@ def test_A19_both_kinds_keep_the_device_contract(name: str, rows: list[str], tmp
         report = conformance.run(name, only=[*checks, *rows])
     finally:
         registry.rescan()
-    assert report.ok, report
+    assert report.ok, str(report)
 
 
 class Spread(CpuBackend):

@@ -38,7 +38,7 @@ def test_A19_the_kit_on_a_strict_c_backend_breaks_no_rule(probe: Probe, tmp_path
         report = conformance.run("probe", only=chosen)
     finally:
         registry.rescan()
-    assert report.ok, report
+    assert report.ok, str(report)
     assert probe.broken == []
     assert probe.judged > 10_000
 

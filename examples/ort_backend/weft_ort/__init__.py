@@ -213,6 +213,8 @@ def why_not_right(inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
         return f"ONNX Runtime computes {op.type} of large numbers of int64 otherwise than ONNX"
     if op.type == "Resize" and not outputs[0].dtype.is_float:
         return "ONNX Runtime resizes integers otherwise than ONNX, or not at all"
+    if op.type == "Resize" and inputs[0] is not None and inputs[0].shape[:2] != outputs[0].shape[:2]:
+        return "ONNX Runtime does not interpolate between images or channels"
     if op.type == "Gelu" and outputs[0].dtype is DType.FLOAT64:
         return "ONNX Runtime computes Gelu of float64 no better than in float32"
     if op.type == "DFT" and values["inverse"] and values["onesided"]:
