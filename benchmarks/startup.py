@@ -31,6 +31,7 @@ import onnx
 
 from benchmarks import models
 from benchmarks.facts import command, variables
+from benchmarks.gpt2 import GPT2, gpt2
 from benchmarks.options import output, words
 
 FIRST, SECOND = 10.0, 1.0
@@ -42,6 +43,9 @@ FOLDERS = {
 }
 """The variables that say where caches lie: Weft's, NVIDIA's, Mesa's, PoCL's."""
 TIMEOUT = 600.0
+DECODER, CACHED = "gpt2", 128
+"""The name of a language model, GPT-2 in fp16, and the words in its cache when it starts."""
+NETWORKS = (*models.MODELS, DECODER)
 HEADERS = ("device", "precision", "import", "first start", "of it load", "self-test", "run", "second start", "met")
 
 
@@ -73,7 +77,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=words(("vulkan", "opencl", "cpu")), default=["vulkan", "opencl"])
     parser.add_argument("--precision", type=words(("high", "normal", "low")), default=["low", "high"])
-    parser.add_argument("--network", default="resnet50", choices=list(models.MODELS))
+    parser.add_argument("--network", default="resnet50", choices=NETWORKS)
     parser.add_argument("--repeats", type=int, default=3, help="first and second starts of each; medians are shown")
     parser.add_argument("--quick", action="store_true", help="a trial: small pictures, one repetition")
     parser.add_argument("--json", type=output, metavar="FILE", help="write everything to this file")
@@ -90,7 +94,7 @@ def main() -> None:
         print(f"not passed on to the starts: {', '.join(f'{n}={v}' for n, v in variables().items())}", flush=True)
     with tempfile.TemporaryDirectory(prefix="weft-startup-") as folder:
         model = Path(folder) / f"{options.network}.onnx"
-        _write_model(options.network, 64 if options.quick else 224, model)
+        write_model(options.network, 64 if options.quick else 224, model)
         found = []
         for device in options.devices:
             for precision in options.precision:
@@ -103,9 +107,17 @@ def main() -> None:
         options.json.write_text(json.dumps(_facts() | {"starts": [asdict(s) for s in found]}, indent=1))
 
 
-def _write_model(network: str, image: int, path: Path) -> None:
-    keywords = {} if network.startswith("minilm") else {"image": image}
-    onnx.save(models.MODELS[network](1, **keywords), path)
+def write_model(network: str, image: int, path: Path) -> None:
+    """Write a network to a file: for pictures of this size, or for a word behind `CACHED` others."""
+    if network == DECODER:
+        model, sizes = gpt2(GPT2, half=True), {"batch": 1, "words": 1, "past": CACHED, "past + words": CACHED + 1}
+        for value in (*model.graph.input, *model.graph.output):
+            for extent in value.type.tensor_type.shape.dim:
+                if extent.dim_param:
+                    extent.dim_value = sizes[extent.dim_param]
+    else:
+        model = models.MODELS[network](1, **({} if network.startswith("minilm") else {"image": image}))
+    onnx.save(model, path)
 
 
 def measure(model: Path, device: str, precision: str, repeats: int) -> Start:
