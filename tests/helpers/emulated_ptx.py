@@ -23,15 +23,17 @@ CALLED void hand_over(__local float* mine, uint4 a, uint2 b) {
   uint words[WORDS] = {a.x, a.y, a.z, a.w, b.x, b.y};
   LOOP for (int i = 0; i < 2 * WORDS; i++) mine[i] = vload_half(i, (half*)words);
 }
-CALLED float4 products(__local const float* all, int lane, float4 d) {
+CALLED float4 products(__local const float* all, int lane, float4 before) {
+  double4 d = convert_double4(before);  // exact, and rounded toward zero as the units do
   LOOP for (int k = 0; k < 16; k++) {
     __local const float* holder = all + k % 8 / 2 * 2 * WORDS;
     __local const float* row = holder + lane / 4 * 8 * WORDS + k / 8 * 4 + k % 2;
     __local const float* column = holder + lane % 4 * 16 * WORDS + 8 + k / 8 * 2 + k % 2;
-    d += (float4)(row[0], row[0], row[2], row[2])
+    const float4 product = (float4)(row[0], row[0], row[2], row[2])
       * (float4)(column[0], column[8 * WORDS], column[0], column[8 * WORDS]);
+    d += convert_double4(product);
   }
-  return d;
+  return convert_float4_rtz(d);
 }
 float4 emulated_mma(__local uint* words, int lane, float4 d, uint4 a, uint2 b) {
   hand_over((__local float*)words + lane * 2 * WORDS, a, b);

@@ -27,10 +27,11 @@ float element(__local const uchar* memory, ulong matrix, int r, int k) {
   return vload_half(0, (__local const half*)(memory + (at ^ (at >> 3 & 0x70))));
 }
 // Sum i of an item, in the layout of wgmma's accumulators: rows g and g + 8 of 16 a warp, two columns of every eight.
-CALLED float emulated_product(__local const uchar* memory, ulong a, ulong b, int item, int i, float d) {
+CALLED float emulated_product(__local const uchar* memory, ulong a, ulong b, int item, int i, float before) {
   const int row = item % 128 / 32 * 16 + item % 32 / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + item % 4 * 2 + i % 2;
+  double d = before;  // exact, and rounded toward zero as the units do
   for (int k = 0; k < 16; k++) d += element(memory, a, row, k) * element(memory, b, column, k);
-  return d;
+  return convert_float_rtz(d);
 }
 """
 _ASM = re.compile(r'asm volatile\("(?P<text>[^"]*)"\s*(?P<operands>(?::[^;]*?)?)\);', re.DOTALL)

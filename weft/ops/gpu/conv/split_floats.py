@@ -149,7 +149,7 @@ def packed_weights(weight: Array, tile: SplitTile, truncates: bool) -> Array:
     `truncates` tells whether the matrix units are known to round toward zero.
     """
     rows = by_taps(weight)
-    lost = truncation(PACK * tile.kb) if truncates else 0.0
+    lost = truncation(PACK * tile.kb, rows.shape[1]) if truncates else None
     both = np.stack([pack_weights(half, tile) for half in split_weights(rows, lost)], axis=2)
     return both.reshape(1, -1, PACK).transpose(0, 2, 1)
 
@@ -192,7 +192,7 @@ class SplitConv(Algorithm[ConvProblem, ConvPlan, SplitTile]):
     def launch(self, plan: ConvPlan, tile: SplitTile) -> None:
         """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
         k, p = plan.k, plan.problem
-        truncates = plan.problem.caps.warpgroup_units  # measured on these alone
+        truncates = plan.problem.caps.warpgroup_units  # others may add in another way
         pack = plan.packing(packed_weights, tile, truncates)
         spec = vectors_spec(2 * packed_size(p, tile), DType.FLOAT16)
         packed = k.constant(f"split.{tile.columns}.{tile.kb}", pack, Layout.NC4HW4, spec)

@@ -166,7 +166,7 @@ def pack_planes(weight: Array, cols: int, planes: int, turns: int) -> Array:
     """
     rows = by_taps(weight)
     co, depth = rows.shape
-    high, low = split_weights(rows, truncation(STEP), LOW_BITS if planes == 2 else 0)
+    high, low = split_weights(rows, truncation(STEP, depth), LOW_BITS if planes == 2 else 0)
     steps, across = -(-depth // (STEP * turns)) * turns, -(-co // cols)
     full = np.zeros((planes, across * cols, steps * STEP), np.float16)
     full[0, :co, :depth], full[1, :co, :depth] = high, low
