@@ -91,7 +91,10 @@ def test_a_prompt_and_a_step_of_a_decoder(device: str) -> None:
 @pytest.mark.alike
 @pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
 def test_lengths_that_a_run_is_given(device: str) -> None:
-    """Attend with the total length as an input, which decides the shape of the caches, and differs from run to run."""
+    """Attend with the total length as an input, which decides the shape of the caches, and differs from run to run.
+
+    What a past holds behind the rows of an image changes nothing, and stays where the past has room for the new rows.
+    """
     kinds = {"q": TensorProto.FLOAT, "past_k": TensorProto.FLOAT, "past_v": TensorProto.FLOAT}
     fixed: dict[str, Any] = {
         "q": (2, 1, (HEADS + 2 * GROUPS) * DEPTH), "past_k": (2, GROUPS, 6, DEPTH), "past_v": (2, GROUPS, 6, DEPTH),
@@ -110,8 +113,14 @@ def test_lengths_that_a_run_is_given(device: str) -> None:
     rng = np.random.default_rng(0)
     floats = {name: rng.uniform(-1, 1, fixed[name]).astype(np.float32) for name in kinds}
     with weft.load(model, device, fallback="error") as session:
-        for ends in ([6, 3], [4, 4], [6, 1]):
+        for ends in ([6, 3], [4, 2], [6, 1]):
             fed = {**floats, "lengths": np.array(ends, np.int32), "total": np.array([max(ends) + 1], np.int32)}
-            for mine, theirs in zip(session.run(fed), oracle.run(None, fed), strict=True):
-                np.testing.assert_allclose(mine, theirs, *tolerance(DType.FLOAT32, "reduction"))
+            (y, *caches), (wanted, *others) = session.run(fed), oracle.run(None, fed)
+            np.testing.assert_allclose(y, wanted, *tolerance(DType.FLOAT32, "reduction"))
+            for cache, other, past in zip(caches, others, ("past_k", "past_v"), strict=True):
+                assert cache.shape == other.shape
+                for image, end in enumerate(ends):
+                    np.testing.assert_array_equal(cache[image, :, : end + 1], other[image, :, : end + 1])
+                    if max(ends) < 6:
+                        np.testing.assert_array_equal(cache[image, :, end + 1 :], fed[past][image, :, end + 1 :])
         assert {where.partition(":")[0] for where in session.report.placement.values()} <= {device}

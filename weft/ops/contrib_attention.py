@@ -18,7 +18,6 @@ from weft.errors import ValueNeeded
 from weft.ops.attention import heads_apart, heads_joined
 from weft.ops.contrib_quantize import MatMulIntegerToFloat
 from weft.ops.elementwise import FLOATS, misfit
-from weft.ops.key_cache import gather_rows
 from weft.ops.onnx_attention import Masks, attend, check_heads, distances
 
 FILTER = -10000.0
@@ -305,8 +304,14 @@ class GroupQueryAttention(Composite):
         return [heads_joined(make, y), k, v]
 
     def _cached(self, make: Body, old: str, new: str, past: str, first: bool, keys: int) -> str:
-        """Return (batch, groups, keys, depth): rows of the past, then the new ones, then zeros."""
+        """Return (batch, groups, keys, depth): rows of the past, then the new ones, then zeros.
+
+        If the past has room for all keys, the new rows are written there, and what is behind them stays.
+        """
         batch, groups, rows, depth = make.dims(new)
+        if old and make.dims(old)[2] >= keys:
+            places = [] if first else [make.reshape(past, batch)]
+            return make.add("TensorScatter", old, new, *places)
         before = make.dims(old)[2] if old and not first else 0
         zero = make.zeros(make.dtype(new), batch, groups, 1, depth)
         every = make.add("Concat", *([old] if before else []), new, zero, axis=2)
@@ -318,7 +323,10 @@ class GroupQueryAttention(Composite):
         place = make.add("Where", fresh, moved, make.integer(before + rows))
         if before:
             place = make.add("Where", make.add("Less", at, past), at, place)
-        return gather_rows(make, every, place)
+        height, count = make.dims(every)[2], make.dims(place)[0]
+        starts = make.add("Mul", make.counting(batch * groups, batch, groups, 1), make.integer(height))
+        place = make.add("Add", starts, make.reshape(place, count, 1, keys))
+        return make.add("Gather", make.reshape(every, batch * groups * height, depth), place, axis=0)
 
     def _mask(self, make: Body, q: str, past: str, steps: str, bias: str, first: bool, keys: int) -> str:
         batch, _, rows, _ = make.dims(q)

@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, MovingOp, Op, register_op
+from weft.core.graph.op import Constants, MovingOp, WritingOp, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.symbolic import integer
 from weft.core.graph.tensor import TensorSpec
@@ -104,7 +104,7 @@ class GatherND(MovingOp):
 
 @register_op
 @op_dataclass
-class ScatterElements(Op):
+class ScatterElements(WritingOp):
     """Data with each update written at its index along `axis`; inputs data, indices, updates."""
 
     most_inputs: ClassVar[int | None] = 3
@@ -122,15 +122,20 @@ class ScatterElements(Op):
             raise unfit(f"{places.dims} indices do not fit updates of shape {updates.dims}")
         return (x,)
 
-    def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
-        x, places, updates = (given(inputs, k) for k in range(3))
-        return _write(x, _grid(places, x.shape, one_axis(self.axis, x.ndim)), updates, self.reduction)
+    @property
+    def in_place(self) -> bool:
+        """Tell whether nothing is reduced."""
+        return self.reduction == "none"
+
+    def write(self, memory: Array, *inputs: Array | None) -> None:
+        """Write the updates, or join them with what is there."""
+        places, updates = given(inputs, 0), given(inputs, 1)
+        _write(memory, _grid(places, memory.shape, one_axis(self.axis, memory.ndim)), updates, self.reduction)
 
 
 @register_op
 @op_dataclass
-class ScatterND(Op):
+class ScatterND(WritingOp):
     """Data with each slice of updates written where `indices` says; inputs data, indices, updates."""
 
     most_inputs: ClassVar[int | None] = 3
@@ -148,13 +153,18 @@ class ScatterND(Op):
         _check_ranges(optional(constants, 1), x.dims)
         return (x,)
 
-    def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
-        x, places, updates = (given(inputs, k) for k in range(3))
+    @property
+    def in_place(self) -> bool:
+        """Tell whether nothing is reduced."""
+        return self.reduction == "none"
+
+    def write(self, memory: Array, *inputs: Array | None) -> None:
+        """Write the updates, or join them with what is there."""
+        places, updates = given(inputs, 0), given(inputs, 1)
         if not places.shape[-1]:  # each index names all of the data
-            first = (np.zeros(places.shape[:-1], np.int64),)
-            return _write(x[None], first, updates, self.reduction).reshape(x.shape)
-        return _write(x, tuple(np.moveaxis(places, -1, 0)), updates, self.reduction)
+            _write(memory[None], (np.zeros(places.shape[:-1], np.int64),), updates, self.reduction)
+        else:
+            _write(memory, tuple(np.moveaxis(places, -1, 0)), updates, self.reduction)
 
 
 def _indices(spec: TensorSpec) -> TensorSpec:
@@ -197,11 +207,11 @@ def _grid(places: Array, dims: Shape, axis: int) -> tuple[Array, ...]:
     return tuple(index)
 
 
-def _write(x: Array, index: tuple[Array, ...], updates: Array, reduction: str) -> Array:
-    wide = np.float32 if x.dtype == np.float16 else x.dtype
-    out = x.astype(wide)
+def _write(memory: Array, index: tuple[Array, ...], updates: Array, reduction: str) -> None:
     if reduction == "none":
-        out[index] = updates
-    else:
-        REDUCTIONS[reduction].at(out, index, updates.astype(wide, copy=False))  # type: ignore[attr-defined]
-    return out.astype(x.dtype, copy=False)
+        memory[index] = updates
+        return
+    wide = np.float32 if memory.dtype == np.float16 else memory.dtype
+    joined = memory.astype(wide)
+    REDUCTIONS[reduction].at(joined, index, updates.astype(wide, copy=False))  # type: ignore[attr-defined]
+    memory[...] = joined

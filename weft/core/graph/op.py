@@ -125,6 +125,30 @@ class MovingOp(Op):
         return 0
 
 
+class WritingOp(Op):
+    """An op whose one result is the first input with some elements replaced.
+
+    If the result may lie where that input does (`Graph.aliases`), only these elements need be written.
+    """
+
+    @property
+    def in_place(self) -> bool:
+        """Tell whether `write` may change the first input itself: not if what it writes depends on what was there."""
+        return True
+
+    @abstractmethod
+    def write(self, memory: Array, *inputs: Array | None) -> None:
+        """Replace the elements in `memory`, which holds the first input; `inputs` are the others."""
+
+    def reference(self, *inputs: Array | None) -> Array:
+        """Return a copy of the first input with the elements replaced."""
+        if not inputs or inputs[0] is None:
+            raise ModelError("the inputs do not fit", why="input 0 is missing")
+        out = inputs[0].copy()
+        self.write(out, *inputs[1:])
+        return out
+
+
 OpT = TypeVar("OpT", bound=type[Op])
 ReferenceT = TypeVar("ReferenceT", bound=Callable[..., Any])
 

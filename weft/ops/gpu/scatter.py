@@ -1,14 +1,18 @@
-"""ScatterElements and ScatterND on GPUs.
+"""ScatterElements, ScatterND and TensorScatter on GPUs.
 
 Without a reduction the data is copied and an item writes each update: of two for one place either may win, as ONNX
 says. With one, an item an element of the data looks at all updates that may be for it: no two write one place, and
-sums are those of the reference, in its order.
+sums are those of the reference, in its order. A TensorScatter takes one launch, whether it copies or not.
+
+Where the result lies in the memory of the data, nothing is copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+
+import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import row_major
@@ -17,10 +21,12 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import indices, one_node
+from weft.kernels.source import RAW_KINDS
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gather import ScatterElements, ScatterND
 from weft.ops.gpu.integers import INTEGERS
-from weft.ops.gpu.move import Strides, launch_move
+from weft.ops.gpu.move import Strides, elements_at_once, launch_move
+from weft.ops.key_cache import TensorScatter
 
 JOINS = {"add": "{0} + {1}", "mul": "{0} * {1}", "max": "fmax({0}, {1})", "min": "fmin({0}, {1})"}
 
@@ -135,6 +141,54 @@ class ScatterNDOnGpu(_Scatter):
         self.launch(k, op, (x, places, updates, outputs[0]), ints, {"depth": depth, "axis": -1})
 
 
+@gpu_op(TensorScatter)
+class TensorScatterOnGpu(GpuOp):
+    """Rows at computed places along one axis."""
+
+    fuses_into_store = False
+    moves_bits = True
+    any_place = True
+
+    def rounds(self, op: TensorScatter, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+        """Return how many bits are looked at of a place beyond 32 bits."""
+        return 32 if op.mode == "circular" else 0
+
+    def launches(
+        self, op: TensorScatter, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> None:
+        """Launch over the update if the result lies in the cache, else over the result."""
+        x, update, y = inputs[0], inputs[1], outputs[0]
+        assert x is not None and update is not None
+        first = inputs[2] if len(inputs) > 2 else None
+        axis = op.axis % len(x.shape)
+        parts = prod(x.shape[1:axis])  # for which there is one first row
+        if first is None:
+            first, parts = k.constant("first", lambda: np.zeros(1, np.int64)), prod(x.shape[:axis])
+        size, length, inner = x.shape[axis], update.shape[axis], prod(x.shape[axis + 1 :])
+        in_place = k.is_alias(x, y)
+        moved = (update, y) if in_place else (x, update, y)
+        at_once = elements_at_once(k.caps, x.dtype.itemsize, [(inner, 1, 1)]) if k.lies_plain(*moved) else 1
+        total = prod((update if in_place else y).shape) // at_once
+        if not total:
+            return
+        grid, local = k.for_items(total)
+        kind = RAW_KINDS.get(at_once * x.dtype.itemsize, "raw")
+        k.launch(
+            "tensor_scatter",
+            reads={**({} if in_place else {"x": x}), "update": update, "first": first},
+            writes={"y": y},
+            ints={
+                "SIZE": size, "LENGTH": length, "INNER": inner // at_once, "PARTS": parts, "TOTAL": total,
+            },
+            variant={"in_place": in_place, "circular": op.mode == "circular"},
+            grid=grid,
+            local=local,
+            raw=True,
+            kinds={**dict.fromkeys(("x", "update", "y"), kind), "first": "linear"},
+            epilogue=False,
+        )
+
+
 register_family(
     KernelFamily(
         "scatter", "scatters",
@@ -145,5 +199,14 @@ register_family(
             one_node(ScatterND(reduction="max"), (5, 3), indices((4, 1), 5), (4, 3)),
         ),
         templates=("scatter", "scatter_reduce"),
+    )
+)
+register_family(
+    KernelFamily(
+        "tensor_scatter", "writes into caches",
+        cases=lambda: (
+            one_node(TensorScatter(), (2, 3, 5, 4), (2, 3, 2, 4), np.array([1, 3])),
+            one_node(TensorScatter(mode="circular", axis=1), (2, 5, 3), (2, 2, 3), np.array([4, 8])),
+        ),
     )
 )
