@@ -222,6 +222,65 @@ def test_what_an_input_holds_that_is_not_finite_hides_nothing(device: str) -> No
         assert session.report.nodes_by_device.keys() == {device}
 
 
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+@pytest.mark.parametrize("runs", [("odd",), ("small", "odd"), ("odd", "odd")])
+def test_an_odd_input_does_not_end_the_check(runs: tuple[str, ...], odd: float) -> None:
+    net = Net()
+    x = net.input("x", 3)
+    graph = net.finish(net.add("Mul", net.add("Mul", x, x), number(1e-3)))
+    given = {"odd": np.array([1, odd, 2], np.float32), "small": np.array([1, 2, 3], np.float32)}
+    with weft.load(graph, "cpu", precision="low") as session:
+        for name in runs:
+            session.run(given[name])
+        assert not notes_on_overflow(session)
+        np.testing.assert_allclose(session.run(np.array([1, 3000, 2], np.float32))[0], [1e-3, 9e3, 4e-3], rtol=2e-3)
+
+
+def test_outputs_that_are_never_finite_are_not_checked_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    net = Net()
+    session = weft.load(net.finish(net.add("Log", net.input("x", 2))), "cpu", precision="low")
+    with session, caplog.at_level(logging.INFO, "weft.session"):
+        for _ in range(6):
+            assert session.run(np.array([0, 1], np.float32))[0].tolist() == [-np.inf, 0]
+    assert ["not checked for overflow" in r.message for r in caplog.records].count(True) == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl"])
+def test_an_input_that_is_overwritten_by_the_output_is_read_before(device: str) -> None:
+    net = Net()
+    x = net.input("x", 4, 8)
+    large = net.add("MatMul", net.add("Mul", x, number(3000)), net.random(8, 8, scale=50))
+    graph = net.finish(net.add("LayerNormalization", large, np.ones(8, np.float32), np.zeros(8, np.float32)))
+    with weft.load(graph, "cpu") as high, weft.load(graph, device, precision="low") as session:
+        state, (expected,) = ROWS / 1000, high.run(ROWS / 1000)
+        assert_near(session.run(state, outputs=[state])[0], expected, 4e-3)  # the first run, which is watched
+        state = ROWS.copy()
+        assert_near(session.run(state, outputs=[state])[0], high.run(ROWS)[0], 4e-3)  # this overflows
+        assert notes_on_overflow(session)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_fp16_arrays_of_before_are_written_after_an_overflow(device: str, recwarn: pytest.WarningsRecorder) -> None:
+    net = Net()
+    x = net.input("x", 4)
+    graph = net.finish(net.add("Mul", x, x))
+    with weft.load(graph, device, precision="low") as session:
+        inputs, outputs = session.input_arrays(), session.output_arrays()
+        assert {a.dtype for a in (*inputs.values(), *outputs.values())} == {np.dtype(np.float16)}
+        inputs["x"][:] = [1, 2, 300, 4]
+        for _ in range(2):
+            (made,) = session.run(inputs, outputs=outputs)
+            assert made is outputs[session.outputs[0]]
+            assert made.tolist() == [1, 4, np.inf, 16]
+        assert notes_on_overflow(session)
+        assert session.run(inputs)[0].tolist() == [1, 4, 90000, 16]
+        session.submit(inputs, outputs=outputs)
+        assert session.wait()[0].tolist() == [1, 4, np.inf, 16]
+        session.submit(inputs)
+        assert session.wait(outputs)[0].tolist() == [1, 4, np.inf, 16]
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("limit", [2e5, 3.4e38])
 @pytest.mark.parametrize("kind", ["Min", "Clip"])

@@ -471,6 +471,24 @@ def test_values_between_devices_stay_where_the_other_device_reads_them(device: s
             check(out, random(0), random(1))
 
 
+@pytest.mark.parametrize("output", ["y", "z"])
+@pytest.mark.parametrize("node", ["n_y", "n_z"])
+@pytest.mark.parametrize("device", GPUS)
+def test_one_array_may_be_an_input_and_an_output_of_several_parts(device: str, node: str, output: str) -> None:
+    """No part reads what another one wrote in the place of an input."""
+    net = Net()
+    x = net.input("x", 4)
+    net.add("Add", x, np.ones(4, np.float32), name="y")
+    net.add("Mul", x, np.full(4, 10, np.float32), name="z")
+    with weft.load(net.finish("y", "z"), [device, "cpu"], hints={node: "cpu"}) as session:
+        assert len(session.report.subgraphs) == 2
+        state = session.output_arrays()[output]
+        for _ in range(2):
+            state[:] = [1, 2, 3, 4]
+            y, z = session.run(state, outputs={output: state})
+            assert (y.tolist(), z.tolist()) == ([2, 3, 4, 5], [10, 20, 30, 40])
+
+
 @pytest.mark.parametrize("device", GPUS)
 def test_they_count_for_the_memory_limit(device: str) -> None:
     options = {device: {"memory_limit": 40_000}}

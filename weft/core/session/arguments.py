@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections.abc import Container, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -353,6 +355,24 @@ def _shared(names: Sequence[str], given: Sequence[Array | None]) -> Iterator[str
                 name, other = names[min(j, k)], names[max(j, k)]
                 yield f"{name!r} and {other!r} need arrays of their own; those given share memory"
         open_pieces.append((end, k))
+
+
+def apart(arrays: Mapping[str, Any], outputs: Outputs) -> dict[str, Any]:
+    """Return the inputs of a run, copied where they may share memory with the arrays for its outputs."""
+    given = outputs.values() if isinstance(outputs, Mapping) else outputs
+    targets = sorted(_extent(a) for a in given if isinstance(a, np.ndarray) and a.size)
+    begins, ends = [begin for begin, _ in targets], list(accumulate((end for _, end in targets), max))
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [copied(each) for each in value]
+        if not isinstance(value, np.ndarray) or not value.size:
+            return value
+        begin, end = _extent(value)
+        before = bisect_left(begins, end)
+        return value.copy() if before and ends[before - 1] > begin else value
+
+    return {name: copied(value) for name, value in arrays.items()}
 
 
 def _extent(array: Array) -> tuple[int, int]:

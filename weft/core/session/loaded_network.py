@@ -383,8 +383,12 @@ class LoadedNetwork:
         self, arrays: Mapping[str, Array], targets: Sequence[Array | None], watch: OverflowWatch | None
     ) -> None:
         assert self.now.network is not None
-        wanted = zip(self.now.network.graph.outputs, targets, strict=True) if targets else ()
-        given = {o: t for o, t in wanted if t is not None and t.size and o not in self.now.kept}
+        graph = self.now.network.graph
+        wanted = zip(graph.outputs, targets, strict=True) if targets else ()
+        given = {
+            o: t for o, t in wanted
+            if t is not None and t.size and o not in self.now.kept and t.dtype == graph.specs[o].dtype.numpy
+        }
         for name in self.now.large:
             if name not in given:
                 pipeline = self.now.large[name]
@@ -462,7 +466,7 @@ class LoadedNetwork:
             elif target is None or target is left:
                 results.append(left)
             else:  # the array came after the run had begun
-                copy_into(target, left)
+                _convert(target, left)
                 results.append(target)
         if self._watched is not None:
             self._repeat(self._watched, results)
@@ -486,7 +490,7 @@ class LoadedNetwork:
         if pipeline is not None and name in pipeline.mapped:
             mapped = pipeline.mapped[name]
             result = self.now.results.array(name, mapped.shape, mapped.dtype) if target is None else target
-            copy_into(result, mapped)
+            (copy_into if result.dtype == mapped.dtype else _convert)(result, mapped)
             return result
         spec = graph.specs[name]
         result = self.now.results.array(name, spec.dims, spec.dtype.numpy) if target is None else target
@@ -633,6 +637,12 @@ def _memory_manager(choice: DeviceChoice) -> MemoryManager | None:
     with blame(choice.device, "the backend could not make its memory manager", callback=callback):
         made = choice.creator.create_memory_manager(choice.index)
     return check_answers.optional(made, MemoryManager, f"{choice.device}: {callback}", "a MemoryManager")  # type: ignore[type-abstract]
+
+
+def _convert(target: Array, source: Array) -> None:
+    """Copy an output to an array that may be of another float type; numbers beyond that become infinite."""
+    with np.errstate(over="ignore"):
+        copy_into(target, source)
 
 
 def by_node(refusals: Sequence[Refusal]) -> Mapping[str, Mapping[str, str]]:

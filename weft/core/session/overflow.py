@@ -22,6 +22,8 @@ HELD = 32768.0
 """A value that reaches this stays float32: other inputs may make it twice as large."""
 ROUNDS = 4
 """How often a network is planned again at most: a value may be beyond fp16 only once another one is finite."""
+MOST_IN_VAIN = 3
+"""After so many runs in which nothing overflowed, though outputs were not finite, no more are checked."""
 MOST_CHECKED = 1 << 16
 """Outputs of up to so many bytes are checked in every run, which takes microseconds."""
 _STORED_AS = re.compile(r"(\.float(16|32)(\.\d+)?)+$")
@@ -108,6 +110,13 @@ def _all_finite(values: Array) -> bool:
 def are_finite(arrays: Sequence[object]) -> bool:
     """Tell whether all floats of some arrays are finite."""
     return all(_all_finite(a) for a in arrays if isinstance(a, np.ndarray) and DType.of(a.dtype).is_float)
+
+
+def have_no_nan(inputs: Iterable[object]) -> bool:
+    """Tell whether no float of some inputs, which may be lists of arrays, is NaN."""
+    arrays = (a for given in inputs for a in (given if isinstance(given, (list, tuple)) else [given]))
+    floats = (a for a in arrays if isinstance(a, np.ndarray) and DType.of(a.dtype).is_float)
+    return not any(bool(np.isnan(a.astype(np.float32, copy=False)).any()) for a in floats)
 
 
 def are_suspect(arrays: Sequence[object]) -> bool:

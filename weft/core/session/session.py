@@ -45,6 +45,7 @@ from weft.core.session.arguments import (
     Forms,
     Input,
     Outputs,
+    apart,
     as_given,
     half_outputs,
     host_outputs,
@@ -59,7 +60,7 @@ from weft.core.session.late_refusal import until_taken
 from weft.core.session.left_weights import LeftWeights
 from weft.core.session.loaded_network import LoadedNetwork, close_forgotten, forget
 from weft.core.session.network_cache import NetworkCache
-from weft.core.session.overflow import ROUNDS, OverflowWatch, are_suspect, in_model
+from weft.core.session.overflow import MOST_IN_VAIN, ROUNDS, OverflowWatch, are_suspect, have_no_nan, in_model
 from weft.core.session.pipeline import NodeRefused, Pipeline, Progress
 from weft.core.session.prefetch import Prefetch
 from weft.core.session.report import Report, joined
@@ -130,6 +131,8 @@ class _Plan:
     """The arrays for outputs that it takes as they come; None if later stages give the outputs."""
     half_outputs: frozenset[str] = frozenset()
     """The outputs that it gives in fp16, though the model has fp32."""
+    reads_late: bool = False
+    """Whether an input may be read after an output was written: several parts or stages run."""
     values: Mapping[str, Array] = field(default_factory=dict)
     """The inputs that decide shapes, with the values that it was made for."""
 
@@ -229,8 +232,10 @@ class Session(NotCopied):
         """Sees what the next run stores."""
         self._kept_inputs: dict[str, Array] | None = None
         """Copies of the inputs of the run that `submit` started, if it is watched."""
-        self._infinite = frozenset[str]()
-        """The values that are not finite in float32 either."""
+        self._in_vain = 0
+        """How many runs were watched in which nothing overflowed, though they showed what is not finite."""
+        self._halves = frozenset[str]()
+        """The outputs that it gave in fp16 before values overflowed; for fp16 arrays they are converted since."""
         self._fed: dict[str, Value] = {}
         """The inputs of the run that was started, as far as later stages read them."""
         self._warned = ""
@@ -351,32 +356,33 @@ class Session(NotCopied):
         own, outputs = outputs, None if outputs is None else host_outputs(outputs)
         arrays = self._accept(inputs, outputs)
         given = self._checked(outputs)
+        if outputs is not None and (self._checks_range or self._plan.reads_late):
+            arrays = apart(arrays, outputs)
         try:
             self._start(arrays, given)
             tail = self._plan.tail
             results = self._loaded.finish(given) if tail is None else self._finish(tail, outputs)
             if self._checks_range:
-                results = self._in_range(inputs, outputs, results)
+                results = self._in_range(arrays, outputs, results)
             return results if own is outputs else as_given(self.graph, own, results)
         finally:
             self._loaded.abandon()  # after an interrupt, too
 
-    def _in_range(
-        self, inputs: Sequence[Input | Mapping[str, Input]], outputs: Outputs | None, results: list[Array]
-    ) -> list[Array]:
+    def _in_range(self, arrays: dict[str, Array], outputs: Outputs | None, results: list[Array]) -> list[Array]:
         """Return the results of a run, or of another with what overflowed in float32; see `weft.core.session.overflow`.
 
-        A run that was not watched is repeated if its outputs are not finite.
+        A run that was not watched is repeated if its outputs are not finite, unless NaN in its inputs explains that.
         """
-        if self._watch is None:
-            if not are_suspect(results):
+        watch, self._watch = self._watch, None
+        is_odd = watch is None and are_suspect(results)
+        has_nan = (watch is not None or is_odd) and not have_no_nan(arrays.values())
+        if watch is None:
+            if has_nan or not is_odd:
                 return results
-            results, watch = self._watched_run(inputs, outputs)
-        else:
-            watch, self._watch = self._watch, None
-        before = self.graph.overflowing
+            results, watch = self._watched_run(arrays, outputs)
+        before, infinite = self.graph.overflowing, frozenset[str]()
         for _ in range(ROUNDS):
-            found = watch.overflowing(self._infinite) - self.graph.overflowing
+            found = watch.overflowing(infinite) - self.graph.overflowing
             if not found:
                 break
             if self._fixed is not None:
@@ -385,32 +391,35 @@ class Session(NotCopied):
                 self._checks_range = False
                 return results
             self._plan_in_float32(self.graph.overflowing | found)
-            results, watch = self._watched_run(inputs, outputs)
+            results, watch = self._watched_run(arrays, outputs)
         if self.graph.overflowing != before:
-            self._infinite |= watch.infinite
+            infinite = watch.infinite
             kept = before | watch.beyond_half(self.graph.overflowing)
             if kept != self.graph.overflowing:
                 self._plan_in_float32(kept)
-                results, watch = self._watched_run(inputs, outputs)
-                found = watch.overflowing(self._infinite)
+                results, watch = self._watched_run(arrays, outputs)
+                found = watch.overflowing(infinite)
                 if not found <= kept:
                     self._plan_in_float32(kept | found)
-                    results, _ = self._watched_run(inputs, outputs)
+                    results, _ = self._watched_run(arrays, outputs)
         if self.graph.overflowing != before:
             names = ", ".join(sorted({*map(in_model, self.graph.overflowing - before)})[:5])
             log.warning("values overflowed float16 in a run and are float32 from now on: %s", names)
-        elif are_suspect(results):
-            self._checks_range = False  # they are not finite at any precision
+        elif has_nan or are_suspect(results):
+            self._in_vain += 1
+            if has_nan and self._in_vain < MOST_IN_VAIN:
+                self._watch = OverflowWatch()  # what other inputs make may differ
+            elif not has_nan and self._in_vain >= MOST_IN_VAIN:
+                self._checks_range = False
+                log.info("outputs are not finite at any precision: later runs are not checked for overflow")
         return results
 
-    def _watched_run(
-        self, inputs: Sequence[Input | Mapping[str, Input]], outputs: Outputs | None
-    ) -> tuple[list[Array], OverflowWatch]:
+    def _watched_run(self, arrays: dict[str, Array], outputs: Outputs | None) -> tuple[list[Array], OverflowWatch]:
         self._watch = watch = OverflowWatch(thorough=True)
         try:
-            arrays = self._accept(inputs, outputs)
+            taken = self._accept([arrays], outputs)
             given = self._checked(outputs)
-            self._start(arrays, given)
+            self._start(taken, given)
             tail = self._plan.tail
             return self._loaded.finish(given) if tail is None else self._finish(tail, outputs), watch
         finally:
@@ -418,6 +427,7 @@ class Session(NotCopied):
 
     def _plan_in_float32(self, overflowing: frozenset[str]) -> None:
         """Load the network again with these values in float32."""
+        self._halves |= self._plan.narrowable.intersection(self.graph.outputs)
         self.graph = self.graph.copy()
         self.graph.overflowing = overflowing
         for key, _ in self._cache:
@@ -443,6 +453,8 @@ class Session(NotCopied):
             return planned
         specs = {o: network.graph.specs[o] for o in self.graph.outputs}
         specs |= {o: self._travelling(o, specs[o]) for o in converted}
+        wide = self._halves - self._plan.narrowable
+        specs |= {o: TensorSpec(specs[o].shape, DType.FLOAT16) for o in wide & half_outputs(self.graph, outputs)}
         return take_outputs(self.graph, specs, outputs, narrowable=self._plan.narrowable)
 
     def _start(self, arrays: dict[str, Array], given: Sequence[Array | None], *, keep: bool = False) -> None:
@@ -487,6 +499,8 @@ class Session(NotCopied):
         own, outputs = outputs, None if outputs is None else host_outputs(outputs)
         arrays = self._accept(inputs, outputs)
         given = self._checked(outputs)
+        if outputs is not None and (self._checks_range or self._plan.reads_late):
+            arrays = apart(arrays, outputs)
         self._kept_inputs = None
         if self._watch is not None:
             arrays = self._kept_inputs = copy.deepcopy(arrays)
@@ -526,7 +540,7 @@ class Session(NotCopied):
         results = self._loaded.finish(given) if tail is None else self._finish(tail, outputs)
         kept, self._kept_inputs = self._kept_inputs, None
         if kept is not None:
-            results = self._in_range([kept], outputs, results)
+            results = self._in_range(kept, outputs, results)
         return results if own is outputs else as_given(self.graph, own, results)
 
     # -- arrays in the devices' reach ------------------------------------------------------------------
@@ -673,7 +687,8 @@ class Session(NotCopied):
             half, outputs = wanted & can, self.graph.outputs
             given = None if tail is not None else _forms(outputs, divided.graph.specs, half)
             forms = _forms(inputs, bound.specs, half)
-            plan = _Plan(tail, can, wanted, forms, given, half & {*outputs}, values)
+            late = tail is not None or len(divided.parts) > 1
+            plan = _Plan(tail, can, wanted, forms, given, half & {*outputs}, late, values)
             keeps = self._fixed is None and self.config.memory is not MemoryMode.LIMIT
             key = (shapes, half) if keeps else None
             if key is not None and self._loaded.holds(key):
