@@ -252,7 +252,8 @@ def test_an_input_that_is_overwritten_by_the_output_is_read_before(device: str) 
     large = net.add("MatMul", net.add("Mul", x, number(3000)), net.random(8, 8, scale=50))
     graph = net.finish(net.add("LayerNormalization", large, np.ones(8, np.float32), np.zeros(8, np.float32)))
     with weft.load(graph, "cpu") as high, weft.load(graph, device, precision="low") as session:
-        state, (expected,) = ROWS / 1000, high.run(ROWS / 1000)
+        state: Array = np.multiply(ROWS, 1e-3, dtype=np.float32)
+        (expected,) = high.run(state)
         assert_near(session.run(state, outputs=[state])[0], expected, 4e-3)  # the first run, which is watched
         state = ROWS.copy()
         assert_near(session.run(state, outputs=[state])[0], high.run(ROWS)[0], 4e-3)  # this overflows

@@ -190,6 +190,43 @@ def test_with_memory_limit_the_weights_are_on_the_gpu_alone(gpu: str, tmp_path: 
             session.run(x(5))
 
 
+def _open_model(path: Path, change: str = "") -> Path:
+    """Write a model with a product, a sum and a branch, with one number changed."""
+    weights = np.eye(SIZE, dtype=np.float32)
+    weights[77, 130] = change == "weight"
+    bias = np.full(SIZE, 2 if change == "bias" else 1, np.float32)
+    inner = numpy_helper.from_array(np.full((1,), 3 if change == "branch" else 2, np.float32), "factor")
+    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, ["rows", SIZE])
+    branches = {
+        "then_branch": helper.make_graph([helper.make_node("Mul", ["sum", "factor"], ["out"])], "then", [], [out], [inner]),
+        "else_branch": helper.make_graph([helper.make_node("Neg", ["sum"], ["out"])], "else", [], [out]),
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["product"]),
+        helper.make_node("Add", ["product", "b"], ["sum"]),
+        helper.make_node("If", ["yes"], ["chosen"], **branches),
+        helper.make_node("LeakyRelu", ["chosen"], ["y"], alpha=0.5 if change == "attribute" else 0.25),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", SIZE]) for name in "xy"]
+    constants = {"w": weights, "b": bias, "yes": np.array(True)}
+    held = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "changing", ends[:1], ends[1:], held)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize("change", ["weight", "bias", "branch", "attribute"])
+def test_with_memory_limit_any_change_of_the_file_is_noticed(change: str, tmp_path: Path) -> None:
+    file = _open_model(tmp_path / "changing.onnx")
+    with weft.load(file, "cpu", memory="limit") as session:
+        for rows in (1, 2):
+            session.run(x(rows))
+        _open_model(file, change)
+        session.run(x(2))  # of this shape nothing is read again
+        with pytest.raises(ModelError, match="the model's file has changed"):
+            session.run(x(5))
+
+
 # -- the pool ------------------------------------------------------------------------------------------------
 
 KINDS = st.sampled_from([0, 3, 100_000, 70_000, 70_001])
