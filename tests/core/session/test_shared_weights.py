@@ -81,6 +81,25 @@ def test_sessions_of_one_file_share_the_hosts_weights(device: str, file: Path) -
         check(second, file)
 
 
+def test_threads_that_load_one_file_share_the_hosts_weights(file: Path) -> None:
+    together = threading.Barrier(8)
+
+    def load() -> None:
+        together.wait()
+        sessions.append(weft.load(file, "cpu"))
+
+    for _ in range(3):
+        sessions: list[weft.Session] = []
+        threads = [threading.Thread(target=load) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        ended(*threads)
+        held = [host_weights(session) for session in sessions]
+        assert len(held) == 8 and all(np.shares_memory(a, held[0][k]) for each in held for k, a in enumerate(each))
+        for session in sessions:
+            session.close()
+
+
 def test_the_cpu_computes_with_the_weights_that_were_read(file: Path) -> None:
     with weft.load(file, "cpu") as session:
         check(session, file)
@@ -190,15 +209,16 @@ def test_with_memory_limit_the_weights_are_on_the_gpu_alone(gpu: str, tmp_path: 
             session.run(x(5))
 
 
-def _open_model(path: Path, change: str = "") -> Path:
+def write_branch(path: Path, change: str = "") -> Path:
     """Write a model with a product, a sum and a branch, with one number changed."""
     weights = np.eye(SIZE, dtype=np.float32)
     weights[77, 130] = change == "weight"
     bias = np.full(SIZE, 2 if change == "bias" else 1, np.float32)
     inner = numpy_helper.from_array(np.full((1,), 3 if change == "branch" else 2, np.float32), "factor")
     out = helper.make_tensor_value_info("out", TensorProto.FLOAT, ["rows", SIZE])
+    then = [helper.make_node("Mul", ["sum", "factor"], ["out"])]
     branches = {
-        "then_branch": helper.make_graph([helper.make_node("Mul", ["sum", "factor"], ["out"])], "then", [], [out], [inner]),
+        "then_branch": helper.make_graph(then, "then", [], [out], [inner]),
         "else_branch": helper.make_graph([helper.make_node("Neg", ["sum"], ["out"])], "else", [], [out]),
     }
     nodes = [
@@ -217,11 +237,11 @@ def _open_model(path: Path, change: str = "") -> Path:
 
 @pytest.mark.parametrize("change", ["weight", "bias", "branch", "attribute"])
 def test_with_memory_limit_any_change_of_the_file_is_noticed(change: str, tmp_path: Path) -> None:
-    file = _open_model(tmp_path / "changing.onnx")
+    file = write_branch(tmp_path / "changing.onnx")
     with weft.load(file, "cpu", memory="limit") as session:
         for rows in (1, 2):
             session.run(x(rows))
-        _open_model(file, change)
+        write_branch(file, change)
         session.run(x(2))  # of this shape nothing is read again
         with pytest.raises(ModelError, match="the model's file has changed"):
             session.run(x(5))

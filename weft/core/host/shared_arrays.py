@@ -6,6 +6,7 @@ import hashlib
 import mmap
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -16,6 +17,7 @@ SHARED_FROM = 64 << 10
 """Smaller constants, in bytes, are not worth a look at what others have."""
 OWN_PAGES_FROM = 1 << 20
 """From how many bytes on an array has pages of its own, which the system gets back at once when it goes."""
+LOCKS = 64
 _SAMPLES, _SAMPLE = 64, 64
 """How many pieces of a constant, and of how many bytes, tell it from others of its size."""
 
@@ -36,7 +38,11 @@ class SharedArrays:
 
     def __init__(self) -> None:
         self._known: dict[Key, list[weakref.ref[Array]]] = {}
+        self._gone: deque[tuple[Key, weakref.ref[Array]]] = deque()
+        """What is known and has no user any more. A collection may find that at any time, so it takes no lock."""
         self._lock = threading.Lock()
+        self._making = tuple(threading.Lock() for _ in range(LOCKS))
+        """Held while an array of one of some keys is made, so that two threads do not make it twice."""
 
     def copy(self, data: Array) -> Array:
         """Return a read-only array of the bytes of a flat uint8 array: one that is in use, or a copy."""
@@ -53,23 +59,25 @@ class SharedArrays:
         if data.size < SHARED_FROM:
             return _read_only(make())
         key = sample_key(data)
-        with self._lock:
-            known = [array for ref in self._known.get(key, ()) if (array := ref()) is not None]
-        for array in known:
-            if np.array_equal(_bytes(array), data):
-                return array
-        made = _read_only(make())
-        with self._lock:
-            self._known.setdefault(key, []).append(weakref.ref(made, lambda ref: self._forget(key, ref)))
+        with self._making[hash(key) % LOCKS]:
+            with self._lock:
+                self._forget_gone()
+                known = [array for ref in self._known.get(key, ()) if (array := ref()) is not None]
+            for array in known:
+                if np.array_equal(_bytes(array), data):
+                    return array
+            made = _read_only(make())
+            with self._lock:
+                ref = weakref.ref(made, lambda ref: self._gone.append((key, ref)))
+                self._known.setdefault(key, []).append(ref)
         return made
 
-    def _forget(self, key: Key, ref: weakref.ref[Array]) -> None:
-        """Drop an array that is gone; a collection may call this at any time, so it takes no lock."""
-        left = [each for each in self._known.get(key, ()) if each is not ref]
-        if left:
-            self._known[key] = left
-        else:
-            self._known.pop(key, None)
+    def _forget_gone(self) -> None:
+        while self._gone:
+            key, ref = self._gone.popleft()
+            self._known[key].remove(ref)
+            if not self._known[key]:
+                del self._known[key]
 
 
 def _bytes(array: Array) -> Array:
