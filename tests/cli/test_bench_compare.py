@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 import weft
 from tests.helpers.cli import Cli, double, write_model
 from tests.helpers.fakes import AsynchronousBackend, WrongFused, WrongWhole, mock, mocks
 from weft import models
+from weft.backends.cpu.backend import CpuBackend, ReferenceExecution
 from weft.cli.difference import Difference, difference
+from weft.core.contract.backend import Execution
+from weft.core.graph.op import Op
+from weft.core.graph.tensor import Tensor
 from weft.core.registry.backend_registry import registry
 
 
@@ -124,6 +130,41 @@ def test_compare_bisects_where_the_fault_goes_away_with_more_outputs(cli: Cli, t
         said = cli("compare", fused(tmp_path, "Sin", "Neg"), "-d", "cpu,wrong", status=1).out
     assert "all values that the device stores are right" in said
     assert "the first wrong value is 'sin', of 'sin_node' (Sin) on wrong:0" in said.splitlines()[-1]
+
+
+class OffByOne(CpuBackend):
+    """Makes every number of an ArgMax, and of a cast to integers, one larger."""
+
+    def onCreate(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> Execution | None:
+        return Larger(op) if op.type in ("ArgMax", "Cast") else super().onCreate(inputs, outputs, op)
+
+
+class Larger(ReferenceExecution):
+    def onExecute(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        super().onExecute(inputs, outputs)
+        outputs[0].memory[...] += 1
+
+
+@pytest.mark.parametrize(("op", "attributes", "kind"), [
+    ("ArgMax", {"axis": 1, "keepdims": 0}, TensorProto.INT64),
+    ("Cast", {"to": TensorProto.INT32}, TensorProto.INT32),
+    ("Cast", {"to": TensorProto.INT64}, TensorProto.INT64),
+])
+def test_the_integer_beside_the_right_one_is_wrong(
+    cli: Cli, tmp_path: Path, op: str, attributes: dict[str, Any], kind: int
+) -> None:
+    """By 2e-4 of the range: the class or token beside the right one."""
+    most = 2**62 if kind == TensorProto.INT64 else 5000
+    np.save(tmp_path / "x.npy", np.linspace(0, most, 5001, dtype=np.float32)[None])
+    node = helper.make_node(op, ["x"], ["y"], **attributes)
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 5001])
+    graph = helper.make_graph([node], "chosen", [x], [helper.make_tensor_value_info("y", kind, None)])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "m.onnx")
+    with mocks(right=mock(), wrong=OffByOne):
+        given = "compare", tmp_path / "m.onnx", "--input", f"x={tmp_path / 'x.npy'}", "-d"
+        assert "PASS: right" in cli(*given, "cpu,right").out
+        said = cli(*given, "cpu,wrong", "--threshold", 1, status=1).out
+    assert "in 'y' by 1, and its integers must be the same" in said.splitlines()[-1]
 
 
 def test_a_run_is_not_compared_with_itself(

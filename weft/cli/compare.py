@@ -44,6 +44,9 @@ from weft.loading import load
 
 ALLOWED = {Precision.HIGH: 1e-3, Precision.NORMAL: 1e-3, Precision.LOW: 3e-2}
 """How far a value may be off by default, as a share of its range."""
+SCALED = 2
+"""Integers of up to so many bytes may be quantised reals, and those of more are numbers of things, which are right or
+wrong: the class or token beside the right one is another one."""
 MOST_ROWS = 20
 """The most wrong values that are printed; JSON has all."""
 MOST_NODES = 6
@@ -60,7 +63,11 @@ def compare(
     shape: ShapeOption = None,
     threshold: Annotated[
         float | None,
-        typer.Option(min=0, help="The most that a value may be off, as a share of its range: 0.001, or 0.03 at low."),
+        typer.Option(
+            min=0,
+            help="The most that a value may be off, as a share of its range: 0.001, or 0.03 at low. Integers of 32 and "
+            "64 bits must be the same.",
+        ),
     ] = None,
     values: Annotated[
         bool, typer.Option("--values", help="Compare each value that a device stores, even if the outputs agree.")
@@ -183,6 +190,8 @@ class _Apart:
     found: Difference
     passed: bool
     stored: _Stored | None = None
+    whole: bool = False
+    """Whether its elements are integers that must be the same."""
 
     @property
     def relative(self) -> float:
@@ -192,7 +201,11 @@ class _Apart:
     @property
     def text(self) -> str:
         """Return the difference in words, to follow the value."""
-        return f"({self.found.text('.2e')})" if self.relative == math.inf else f"by {self.relative:.2e} of its range"
+        if self.relative == math.inf:
+            return f"({self.found.text('.2e')})"
+        if self.whole:
+            return f"by {self.found.largest:.15g}, and its integers must be the same"
+        return f"by {self.relative:.2e} of its range"
 
     def as_json(self) -> dict[str, Any]:
         """Return it as data; what is not finite is None."""
@@ -335,8 +348,10 @@ class _Comparison:
         found = []
         for name in dict.fromkeys(names):
             each, reach = difference([run.values[name]], [expected.values[name]]), _range(expected.values[name])
-            passed = each.bound / (reach or 1.0) <= self.threshold
-            found.append(_Apart(name, reach, each, passed, (stored or {}).get(name)))
+            kind = expected.values[name].dtype
+            whole = kind.kind in "iu" and kind.itemsize > SCALED
+            passed = each.bound / (reach or 1.0) <= (0 if whole else self.threshold)
+            found.append(_Apart(name, reach, each, passed, (stored or {}).get(name), whole))
         return found
 
     def _look_inside(self, told: _Told) -> None:
@@ -425,7 +440,8 @@ def _tensors(values: Mapping[str, Value]) -> dict[str, Array]:
 
 def _range(values: Array) -> float:
     """Return the largest absolute value of the finite numbers."""
-    finite = np.abs(values[np.isfinite(values)])
+    finite = values[np.isfinite(values)]
+    finite = np.abs(finite.astype(np.float64) if finite.dtype.kind == "i" else finite)  # INT_MIN has no opposite
     return float(finite.max()) if finite.size else 0.0
 
 

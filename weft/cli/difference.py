@@ -74,4 +74,7 @@ def _of_one(a: Array, b: Array) -> Difference:
 
 
 def _largest(a: Array, b: Array) -> float:
+    if a.size and a.dtype.kind in "iu" and a.dtype == b.dtype:  # float64 does not tell all integers of 64 bits apart
+        bits = np.dtype(f"u{a.dtype.itemsize}")
+        return float((np.maximum(a, b).view(bits) - np.minimum(a, b).view(bits)).max())
     return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max()) if a.size else 0.0
