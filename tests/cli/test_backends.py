@@ -174,7 +174,7 @@ def test_a_class_of_which_no_backend_can_be_made_is_absent_and_says_why(cli: Cli
     why = "acme is absent: no backend can be made of Unfinished: it does not implement onCreate"
     with registered(Unfinished):
         assert why in cli("devices").out
-        assert "acme" not in [device["use as"] for device in json.loads(cli("devices", "--json").out)["devices"]]
+        assert "acme" not in [device["use_as"] for device in json.loads(cli("devices", "--json").out)["devices"]]
         assert "it does not implement onCreate" in cli("run", double(tmp_path / "x.onnx"), "-d", "acme", status=2).err
 
 

@@ -59,7 +59,8 @@ finally:
     print(*(m for m in sys.modules if m.startswith(("weft.cli.", "weft.ops", "rich.progress", "markdown_it"))))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert {*done.stdout.splitlines()[-1].split()} == {f"weft.cli.{m}" for m in ("app", "console", "command", "cache")}
+    own = ("app", "console", "command", "cache", "json_output", "writing")
+    assert {*done.stdout.splitlines()[-1].split()} == {f"weft.cli.{m}" for m in own}
 
 
 def test_a_module_is_a_command_too() -> None:
@@ -92,7 +93,7 @@ def test_devices_are_listed_with_the_name_to_use(cli: Cli) -> None:
         assert re.search(rf"^{name} .* (software|hardware)\b", done.out, re.M)
     assert "AUTO picked" in done.out
     facts = json.loads(cli("devices", "--json").out)
-    assert {d["use as"] for d in facts["devices"]} >= {"cpu", "opencl", "vulkan"}
+    assert {d["use_as"] for d in facts["devices"]} >= {"cpu", "opencl", "vulkan"}
     assert facts["absent"] == {} and facts["auto"]["why"]
 
 
@@ -435,7 +436,7 @@ def test_an_unusable_device_is_shown_as_such_with_what_to_do(cli: Cli, monkeypat
     assert re.search(r"^opencl:0 .* unusable\b", done.out, re.M) and f"opencl:0 is unusable: {why}" in done.out
     assert "opencl is absent" not in done.out
     facts = json.loads(cli("devices", "--json").out)
-    assert facts["unusable"][0]["use as"] == "opencl:0" and {d["why"] for d in facts["unusable"]} == {why}
+    assert facts["unusable"][0]["use_as"] == "opencl:0" and {d["why"] for d in facts["unusable"]} == {why}
     checked = {c["name"]: c for c in json.loads(cli("doctor", "--json", status=1).out)["checks"]}
     assert checked["opencl:0"]["status"] == "FAIL" and checked["opencl:0"]["fix"] == why
     assert "does not work" in checked["opencl:0"]["found"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 import time
@@ -18,7 +17,8 @@ import weft
 from weft.cli.console import line, note, table, working
 from weft.cli.difference import Difference, difference, not_finite, tensors
 from weft.cli.inputs import Preparation, collect, shaped
-from weft.cli.measure import Timing, measure, milliseconds
+from weft.cli.json_output import JsonOption, JsonTarget, answer
+from weft.cli.measure import measure, milliseconds
 from weft.cli.model import read_model
 from weft.cli.options import (
     BackendOptionOption,
@@ -27,7 +27,6 @@ from weft.cli.options import (
     FusingOption,
     InputOption,
     IterationsOption,
-    JsonOption,
     LimitOption,
     ModelArgument,
     ShapeOption,
@@ -73,7 +72,7 @@ def bench(
     winograd: WinogradOption = True,
     limit: LimitOption = None,
     profile: Annotated[bool, typer.Option("--profile", help="Print what takes the time of one run.")] = False,
-    as_json: JsonOption = False,
+    as_json: JsonOption = None,
 ) -> None:
     """Time a network on each device, from host array to host array.
 
@@ -100,9 +99,9 @@ def bench(
             rows.append(row)
     except KeyboardInterrupt:
         if rows:
-            _print(model, rows, as_json)
+            _answer(model, rows, as_json)
         raise
-    _print(model, rows, as_json)
+    _answer(model, rows, as_json)
 
 
 def _rows(
@@ -174,7 +173,7 @@ def _time(
             timing = replace(timing, saved=_saved(model, names, session, arrays, max(times[0], 1), how))
         report = session.report
     facts = {"nodes": dict(report.nodes_by_device), "notes": list(report.notes), "load_ms": loaded}
-    row = {"device": label, "precision": precision.value, **facts, **_times(timing)}
+    row = {"device": label, "precision": precision.value, **facts, **timing.as_json()}
     return row, [*tensors(session.outputs, outputs).values()]
 
 
@@ -229,17 +228,6 @@ def _peaks() -> dict[str, Peaks]:
     return {device: peaks for device, peaks in found.items() if peaks is not None}
 
 
-def _times(timing: Timing) -> dict[str, Any]:
-    return {
-        "first_ms": timing.first,
-        "median_ms": timing.median,
-        "p90_ms": timing.p90,
-        "min_ms": timing.best,
-        "runs_ms": list(timing.runs),
-        **({} if timing.saved is None else {"saved_by_arrays_us": timing.saved}),
-    }
-
-
 def _apart(outputs: list[Array], reference: list[Array]) -> dict[str, Any]:
     """Return the difference, None in JSON where a number is finite in one run only, or shapes differ."""
     found = difference(outputs, reference)
@@ -247,16 +235,15 @@ def _apart(outputs: list[Array], reference: list[Array]) -> dict[str, Any]:
     return {"difference": found.largest if found.bound < math.inf else None, "other_shapes": found.shapes, **facts}
 
 
-def _print(model: Path, rows: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        facts = {
-            "model": str(model),
-            "weft": weft.__version__,
-            "python": platform.python_version(),
-            "rows": [{**r, "verdict": r["verdict"].as_json()} if "verdict" in r else r for r in rows],
-        }
-        print(json.dumps(facts, indent=2))
-        return
+def _answer(model: Path, rows: list[dict[str, Any]], as_json: JsonTarget | None) -> None:
+    def facts() -> dict[str, Any]:
+        told = [{**r, "verdict": r["verdict"].as_json()} if "verdict" in r else r for r in rows]
+        return {"model": model, "python": platform.python_version(), "rows": told}
+
+    answer(as_json, facts, lambda: _print(rows))
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         _print_events(row)
     columns = ("load_ms", "first_ms", "median_ms", "p90_ms", "min_ms")

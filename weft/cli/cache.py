@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from weft import config
 from weft.backends.gpu.tuning_tables import tuning_table
-from weft.cli.command import Commands
+from weft.cli.command import FOUND_WRONG, Commands
 from weft.cli.console import line, note, table
+from weft.cli.json_output import JsonOption, answer
 from weft.core.host.disk_cache import BLOB, file_refused, folders_refused, unfinished
 from weft.kernels import compile_error
 
@@ -56,29 +57,41 @@ def _note_no_folder() -> None:
 
 
 @app.command()
-def info() -> None:
+def info(as_json: JsonOption = None) -> None:
     """Show where the cache lies and what is in it."""
-    line(
-        f"folder: {config.cache_dir()}" + ("" if config.cache_enabled() else " (turned off by WEFT_CACHE=0)")
-    )
-    limit = config.cache_limit() / 2**20
-    line(f"limit: {limit:,g} MiB for what can be built again (WEFT_CACHE_MIB); what was least recently used goes first")
-    _note_no_folder()
     files: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for kind, path in _blobs():
         files[kind] += 1
         sizes[kind] += path.lstat().st_size
-    rows = [(kind, str(files[kind]), f"{sizes[kind] / 1024:.1f}") for kind in files]
-    rows.append(("all", str(files.total()), f"{sizes.total() / 1024:.1f}"))
+    facts = {
+        "folder": config.cache_dir(),
+        "enabled": config.cache_enabled(),
+        "limit_bytes": config.cache_limit(),
+        "kinds": {kind: {"files": files[kind], "bytes": sizes[kind]} for kind in files},
+        "files": files.total(),
+        "bytes": sizes.total(),
+        "not_used": list(_not_used()),
+    }
+    answer(as_json, lambda: facts, lambda: _print(facts))
+
+
+def _print(facts: Mapping[str, Any]) -> None:
+    line(f"folder: {facts['folder']}" + ("" if facts["enabled"] else " (turned off by WEFT_CACHE=0)"))
+    limit = facts["limit_bytes"] / 2**20
+    line(f"limit: {limit:,g} MiB for what can be built again (WEFT_CACHE_MIB); what was least recently used goes first")
+    _note_no_folder()
+    counts = {**facts["kinds"], "all": facts}
+    rows = [(kind, str(each["files"]), f"{each['bytes'] / 1024:.1f}") for kind, each in counts.items()]
     table(("kind", "files", "KiB"), rows, numbers=("files", "KiB"))
-    for why in _not_used():
+    for why in facts["not_used"]:
         line(f"not used: {why}")
 
 
 @app.command()
 def clear(
     keep_tuning: Annotated[bool, typer.Option("--keep-tuning", help="Keep what `weft tune` found.")] = False,
+    as_json: JsonOption = None,
 ) -> None:
     """Remove compiled kernels, tuning tables, half-written files, and the sources of kernels that a compiler refused.
 
@@ -88,7 +101,8 @@ def clear(
     _note_no_folder()
     if not config.cache_enabled():
         note("the cache is switched off by WEFT_CACHE, which leaves the files that are there; they are removed now")
-    removed = left = size = 0
+    left = dict[str, str]()
+    removed = size = 0
     for kind, path in _blobs():
         if keep_tuning and kind == tuning_table.FOLDER:
             continue
@@ -96,11 +110,16 @@ def clear(
             bytes_ = path.lstat().st_size
             path.unlink()
         except OSError as e:
-            note(f"{path} cannot be removed: {e.strerror}")
-            left += 1
+            left[str(path)] = e.strerror or str(e)
+            note(f"{path} cannot be removed: {left[str(path)]}")
             continue
         removed, size = removed + 1, size + bytes_
-    line(f"removed {removed} files, {size / 1024:.1f} KiB, from {config.cache_dir()}")
+    folder = config.cache_dir()
+    answer(
+        as_json,
+        lambda: {"folder": folder, "removed": removed, "bytes": size, "left": left},
+        lambda: line(f"removed {removed} files, {size / 1024:.1f} KiB, from {folder}"),
+    )
     if left:
-        note(f"{left} files are left: make their folders writable, or remove them as the user who owns them")
-        raise typer.Exit(1)
+        note(f"{len(left)} files are left: make their folders writable, or remove them as the user who owns them")
+        raise typer.Exit(FOUND_WRONG)

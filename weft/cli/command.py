@@ -9,8 +9,11 @@ import typer
 from typer.core import TyperCommand
 
 from weft.cli.console import note
+from weft.cli.json_output import with_value
 from weft.errors import ConfigError
 
+FOUND_WRONG = 1
+"""The exit status where a command did its work, and what it looked at is not right."""
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it."""
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -21,6 +24,7 @@ class WeftCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Return what is left of the arguments; ConfigError if an option is there twice."""
+        args = with_value(args)
         _, _, order = self.make_parser(ctx).parse_args(list(args))
         options = [p for p in order if not getattr(p, "multiple", True) and not getattr(p, "is_flag", False)]
         for option in options:

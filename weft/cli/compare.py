@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +11,11 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from weft.cli.command import FOUND_WRONG
 from weft.cli.console import line, note, table, working
 from weft.cli.difference import Difference, difference, not_finite
 from weft.cli.inputs import Preparation, collect, shaped
+from weft.cli.json_output import JsonOption, answer
 from weft.cli.model import read_model
 from weft.cli.options import (
     BackendOptionOption,
@@ -22,7 +23,6 @@ from weft.cli.options import (
     DeviceOption,
     FusingOption,
     InputOption,
-    JsonOption,
     LimitOption,
     ModelArgument,
     ShapeOption,
@@ -77,7 +77,7 @@ def compare(
     fusing: FusingOption = True,
     winograd: WinogradOption = True,
     limit: LimitOption = None,
-    as_json: JsonOption = False,
+    as_json: JsonOption = None,
 ) -> None:
     """Run a network as a user runs it on each device, and compare the outputs with those of the first device.
 
@@ -106,17 +106,19 @@ def compare(
     )
     reference = _Side(first, Precision.HIGH)
     told = [comparison.of(reference, _Side(names, precision)) for names in others]
-    if as_json:
-        facts = {"model": str(model), "passed": all(t.passed for t in told), "runs": [t.as_json() for t in told]}
-        print(json.dumps(facts, indent=2))
-    else:
-        for name, array in arrays.items():
-            if not_finite(array):
-                line(f"the input {name!r} has {not_finite(array)} of {array.size} numbers that are not finite")
-        for each in told:
-            each.print()
-    if not all(t.passed for t in told):
-        raise typer.Exit(1)
+    passed = all(each.passed for each in told)
+    facts = {"model": model, "passed": passed, "runs": [each.as_json() for each in told]}
+    answer(as_json, lambda: facts, lambda: _print(arrays, told))
+    if not passed:
+        raise typer.Exit(FOUND_WRONG)
+
+
+def _print(arrays: Mapping[str, Array], told: Sequence[_Told]) -> None:
+    for name, array in arrays.items():
+        if not_finite(array):
+            line(f"the input {name!r} has {not_finite(array)} of {array.size} numbers that are not finite")
+    for each in told:
+        each.print()
 
 
 def _runs(device: str, precision: Precision) -> list[list[str]]:
@@ -208,11 +210,10 @@ class _Apart:
         return f"by {self.relative:.2e} of its range"
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as data; what is not finite is None."""
-        finite = self.relative < math.inf
+        """Return it as data."""
         facts: dict[str, Any] = {
             "value": self.value, "passed": self.passed, "range": self.range,
-            "difference": self.found.largest if finite else None, "relative": self.relative if finite else None,
+            "difference": self.found.bound, "relative": self.relative,
             "not_finite_alike": self.found.alike, "not_finite_unlike": self.found.unlike,
             "other_shape": bool(self.found.shapes),
         }

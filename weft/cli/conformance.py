@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli.command import FOUND_WRONG
 from weft.cli.console import error, line, note, table, working
 from weft.cli.inputs import Preparation, collect, shaped
+from weft.cli.json_output import JsonOption, JsonTarget, answer
 from weft.cli.model import read_model
-from weft.cli.options import BackendOptionOption, InputOption, JsonOption, PrecisionOption, ShapeOption
+from weft.cli.options import BackendOptionOption, InputOption, PrecisionOption, ShapeOption
 from weft.cli.parsing import parse_backend_options, parse_pairs
 from weft.core.contract.backend import Precision
 from weft.core.contract.backend_options import BackendOptions
@@ -36,10 +37,7 @@ def conformance(
         list[str] | None,
         typer.Option(help="Checks, ops, or parts of rows' names, with commas; may be given several times."),
     ] = None,
-    as_json: JsonOption = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Also write everything that was found to a file, as JSON.")
-    ] = None,
+    as_json: JsonOption = None,
     precision: PrecisionOption = Precision.HIGH,
     backend_path: Annotated[
         list[Path] | None,
@@ -64,7 +62,7 @@ def conformance(
     named first.
     """
     if list_checks:
-        _list()
+        _list(as_json)
         return
     if not name:
         raise ConfigError("no device was named", fix="weft conformance NAME; weft devices lists them")
@@ -85,15 +83,9 @@ def conformance(
                 name, only=only or (), precision=precision, progress=progress, backend_options=own, seed=seed,
                 seconds=seconds,
             )
-    text = json.dumps(report.to_json(), indent=1)
-    if output is not None:
-        output.write_text(f"{text}\n", encoding="utf-8")
-    if as_json:
-        print(text)
-    else:
-        _print(report)
+    answer(as_json, report.to_json, lambda: _print(report))
     if not report.ok:
-        raise typer.Exit(1)
+        raise typer.Exit(FOUND_WRONG)
 
 
 def _on_model(
@@ -134,10 +126,12 @@ def _device_in(file: Path) -> str:
     return found
 
 
-def _list() -> None:
+def _list(as_json: JsonTarget | None) -> None:
     from weft.conformance import CHECKS
 
-    table(("check", "rows", "what it looks at"), [(c.name, c.rows, c.description) for c in CHECKS.values()])
+    rows = [(c.name, c.rows, c.description) for c in CHECKS.values()]
+    facts = [dict(zip(("name", "rows", "description"), row, strict=True)) for row in rows]
+    answer(as_json, lambda: {"checks": facts}, lambda: table(("check", "rows", "what it looks at"), rows))
 
 
 def _alike(report: ConformanceReport) -> Iterable[Sequence[Finding]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from weft.cli.console import line, plain, table
-from weft.cli.options import BackendPathOption, JsonOption
+from weft.cli.json_output import JsonOption, answer
+from weft.cli.options import BackendPathOption
 from weft.core.contract.backend import DeviceInfo
 from weft.core.registry.backend_registry import registry
 from weft.core.registry.entries import WEFT
@@ -19,30 +19,34 @@ def devices(
     options: Annotated[
         bool, typer.Option("--options", help="List the options of the backends instead, for --backend-option.")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: JsonOption = None,
 ) -> None:
     """List the devices that networks can run on, devices that do not work, and why other kinds are absent."""
-    if options and not as_json:
-        _list_options()
-        return
+    answer(as_json, _facts, _list_options if options else _list)
+
+
+def _facts() -> dict[str, Any]:
+    """Return all that is known of devices, as data."""
+    choice = registry.choose("auto")[0]
+    return {
+        "devices": [as_dict(d) for d in registry.devices()],
+        "unusable": [as_dict(d) | {"use_as": f"{d.id}:{d.index}", "why": why} for d, why in registry.unusable()],
+        "absent": registry.absent(),
+        "hidden": registry.hidden(),
+        "origins": registry.origins(),
+        "skipped": registry.failures,
+        "auto": {"device": choice.device, "why": choice.why},
+        "options": {
+            c.id: {o.name: {"default": o.default, "takes": o.takes, "doc": o.doc} for o in c.options}
+            for c in registry.creators()
+        },
+    }
+
+
+def _list() -> None:
+    """Print the devices."""
     found, unusable, absent = registry.devices(), registry.unusable(), registry.absent()
     choice = registry.choose("auto")[0]
-    if as_json:
-        facts = {
-            "devices": [as_dict(d) for d in found],
-            "unusable": [as_dict(d) | {"use as": f"{d.id}:{d.index}", "why": why} for d, why in unusable],
-            "absent": absent,
-            "hidden": registry.hidden(),
-            "origins": registry.origins(),
-            "skipped": registry.failures,
-            "auto": {"device": choice.device, "why": choice.why},
-            "options": {
-                c.id: {o.name: {"default": o.default, "takes": o.takes, "doc": o.doc} for o in c.options}
-                for c in registry.creators()
-            },
-        }
-        print(json.dumps(facts, indent=2, default=str))
-        return
     rows = [_row(d, device_name(d), "software" if d.software else "hardware") for d in found]
     # An id alone means the first device that works.
     rows += [_row(d, f"{d.id}:{d.index}", "unusable") for d, _ in unusable]
@@ -91,5 +95,5 @@ def device_name(info: DeviceInfo) -> str:
 def as_dict(info: DeviceInfo) -> dict[str, object]:
     """Return the facts about a device for JSON."""
     kind = "software" if info.software else "hardware"
-    own = {"use as": device_name(info), "name": info.name, "driver": info.driver, "kind": kind}
+    own = {"use_as": device_name(info), "name": info.name, "driver": info.driver, "kind": kind}
     return {**own, "uuid": info.uuid, "pci": info.pci, "details": dict(info.details)}

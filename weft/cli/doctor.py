@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import typer
 
-from weft.cli.checks import FAIL, all_checks
+from weft.cli.checks import FAIL, Check, all_checks
+from weft.cli.command import FOUND_WRONG
 from weft.cli.console import line, plain, table, working
-from weft.cli.options import BackendPathOption, JsonOption
+from weft.cli.json_output import JsonOption, answer
+from weft.cli.options import BackendPathOption
 
 
 def doctor(
     backend_path: BackendPathOption = None,
-    as_json: JsonOption = False,
+    as_json: JsonOption = None,
 ) -> None:
     """Check packages, loaders, drivers, compiler and cache, and run a small network on each device.
 
@@ -25,13 +27,15 @@ def doctor(
     with working("examining"):
         checks = all_checks()
     counts = Counter(check.status for check in checks)
-    if as_json:
-        print(json.dumps({"checks": [asdict(c) for c in checks], "counts": counts}, indent=2))
-    else:
-        table(("check", "", "found"), [(c.name, c.status, c.found) for c in checks])
-        for check in checks:
-            if check.fix:
-                line(plain(f"{check.name}: {check.fix}"))
-        line(", ".join(f"{n} {status}" for status, n in sorted(counts.items())))
+    answer(as_json, lambda: {"checks": [asdict(c) for c in checks], "counts": counts}, lambda: _print(checks))
     if counts[FAIL]:
-        raise typer.Exit(1)
+        raise typer.Exit(FOUND_WRONG)
+
+
+def _print(checks: Sequence[Check]) -> None:
+    table(("check", "", "found"), [(c.name, c.status, c.found) for c in checks])
+    for check in checks:
+        if check.fix:
+            line(plain(f"{check.name}: {check.fix}"))
+    counts = Counter(check.status for check in checks)
+    line(", ".join(f"{n} {status}" for status, n in sorted(counts.items())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,12 @@ class Timing:
     def best(self) -> float:
         """Return the shortest time."""
         return min(self.runs)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as data."""
+        facts = {"first_ms": self.first, "median_ms": self.median, "p90_ms": self.p90, "min_ms": self.best}
+        saved = {} if self.saved is None else {"saved_by_arrays_us": self.saved}
+        return {**facts, "runs_ms": list(self.runs), **saved}
 
 
 def milliseconds(seconds: float) -> float:

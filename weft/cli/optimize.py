@@ -10,6 +10,7 @@ import typer
 
 from weft.cli.console import line, note, working
 from weft.cli.inputs import shaped
+from weft.cli.json_output import JsonOption, answer
 from weft.cli.model import read_model
 from weft.cli.options import (
     BackendOptionOption,
@@ -28,6 +29,7 @@ from weft.cli.parsing import device_orders, parse_backend_options, parse_hints, 
 from weft.core.contract.backend import Precision
 from weft.core.graph.graph import bind
 from weft.core.graph.layout import Shape
+from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.errors import ConfigError
 from weft.frontends import SAVED
 from weft.loading import check_sizes
@@ -47,6 +49,7 @@ def optimize(
     fusing: FusingOption = True,
     winograd: WinogradOption = True,
     limit: LimitOption = None,
+    as_json: JsonOption = None,
 ) -> None:
     """Rewrite a network, divide it over devices in order of preference ("vulkan+cpu"), and save it.
 
@@ -81,14 +84,25 @@ def optimize(
             limits=parse_limits(limit),
         )
         network.save(target)
+    later = [] if network.tail is None else network.tail.says()
+    for text in (*later, *network.notes):
+        note(text)
+    facts = {
+        "model": model,
+        "file": target,
+        "precision": precision.value,
+        "subgraphs": [{"device": part.device, "nodes": len(part.graph.nodes)} for part in network.parts],
+        "stages": len(network.stages),
+        "notes": [*later, *network.notes],
+    }
+    answer(as_json, lambda: facts, lambda: _print(network, target))
+
+
+def _print(network: OptimizedNetwork, target: Path) -> None:
     order = " -> ".join(f"{part.device} ({len(part.graph.nodes)})" for part in network.parts)
     line(f"wrote {target}: {len(network.parts)} subgraph(s): {order or 'none'}")
     if network.tail is not None:
         line(f"this is the first of {len(network.stages)} stages; the others wait for values, and a run may add some")
-        for text in network.tail.says():
-            note(text)
-    for text in network.notes:
-        note(text)
 
 
 def _as_options(shapes: Mapping[str, Shape]) -> str:

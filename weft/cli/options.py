@@ -104,7 +104,6 @@ StrictOption = Annotated[
     bool,
     typer.Option("--strict", help="Refuse a network that a device cannot run whole; else the CPU takes the rest."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print everything that is known, as JSON.")]
 
 IterationsOption = Annotated[int, typer.Option(min=1, help="Runs that are timed.")]
 WarmupOption = Annotated[int, typer.Option(min=0, help="Runs before the timed ones.")]

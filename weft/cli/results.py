@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from weft.cli.console import line
 from weft.cli.difference import not_finite
 from weft.cli.parsing import parse_pairs
+from weft.cli.writing import check_writable, not_written
 from weft.core.graph.layout import Array
+from weft.core.session.report import Report
 from weft.errors import ConfigError, InputError
 
 
@@ -32,13 +34,19 @@ class Ranking:
             return None
         return cls(5 if top is None else top, read_labels(labels) if labels else (), softmax)
 
-    def show(self, output: Array) -> None:
-        """Print the best classes of each item of a batch of scores."""
-        for scores in _scores(output):
-            values = _softmax(scores) if self.softmax else scores
-            for k in np.argsort(-values, kind="stable")[: self.top]:
-                name = self.labels[k] if k < len(self.labels) else f"class {k}"
-                line(f"    {values[k]:8.4f}  {name}")
+    def best(self, output: Array) -> list[list[dict[str, Any]]]:
+        """Return the best classes of each item of a batch of scores."""
+        rows = [_softmax(scores) if self.softmax else scores for scores in _scores(output)]
+        return [
+            [{"class": int(k), "name": self._name(k), "value": float(values[k])} for k in self._order(values)]
+            for values in rows
+        ]
+
+    def _order(self, values: Array) -> Array:
+        return np.argsort(-values, kind="stable")[: self.top]
+
+    def _name(self, k: int) -> str:
+        return self.labels[k] if k < len(self.labels) else f"class {k}"
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
@@ -64,17 +72,39 @@ def _softmax(scores: Array) -> Array:
     return np.asarray(powers / powers.sum())
 
 
-def summary(name: str, output: Array) -> str:
-    """Return a line on an output: shape, type, range, and how many values are not finite."""
-    text = f"  {name}: {output.dtype}[{'x'.join(map(str, output.shape))}]"
+def facts_of(name: str, output: Array) -> dict[str, Any]:
+    """Return facts about an output: shape, type, the range of its finite numbers, and how many are not finite."""
+    least = most = None
+    strange = 0
     if output.size and output.dtype.kind != "b":
         finite = output[np.isfinite(output)] if output.dtype.kind == "f" else output
-        if finite.size:
-            text += f", {finite.min():.6g} to {finite.max():.6g}"
+        least, most = (finite.min(), finite.max()) if finite.size else (None, None)
         strange = not_finite(output)
-        if strange:
-            text += f", {strange} not finite"
-    return text
+    facts = {"name": name, "dtype": str(output.dtype), "shape": output.shape}
+    return {**facts, "min": least, "max": most, "not_finite": strange}
+
+
+def summary(facts: Mapping[str, Any]) -> str:
+    """Return the facts about an output as a line."""
+    text = f"  {facts['name']}: {facts['dtype']}[{'x'.join(map(str, facts['shape']))}]"
+    if facts["min"] is not None:
+        text += f", {facts['min']:.6g} to {facts['max']:.6g}"
+    return text + (f", {facts['not_finite']} not finite" if facts["not_finite"] else "")
+
+
+def facts_of_report(report: Report) -> dict[str, Any]:
+    """Return what a session's report says, as data."""
+    return {
+        "precision": report.config.precision.value,
+        "memory": report.config.memory.value,
+        "nodes": report.nodes_by_device,
+        "subgraphs": report.subgraphs,
+        "drivers": report.drivers,
+        "statistics": report.statistics,
+        "notes": report.notes,
+        "copies": [{"value": c.value, "from": c.source, "to": c.target, "bytes": c.nbytes} for c in report.copies],
+        "refusals": report.refusals,
+    }
 
 
 def precision_notes(device: str, precision: str, notes: Sequence[str]) -> list[str]:
@@ -119,23 +149,20 @@ class Writer:
                 fix = f"name a file in it, or write --output {path} for all outputs"
                 raise InputError(f"{path} is a folder, and one output is a file", fix=fix)
         for path in dict.fromkeys(self._targets(names).values()):
-            try:
+            with suppress(OSError):  # the check says why
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("ab") if path.exists() else tempfile.TemporaryFile(dir=path.parent):
-                    pass
-            except OSError as e:
-                raise _not_written(path, e) from None
+            check_writable(path, "--output")
 
-    def write(self, outputs: Mapping[str, Array], prefix: str = "") -> list[Path]:
-        """Write the outputs, and return the files; `prefix` tells those of several runs apart."""
+    def write(self, outputs: Mapping[str, Array], prefix: str = "") -> dict[str, Path]:
+        """Write the outputs, and return the file of each by name; `prefix` tells those of several runs apart."""
         targets = self._targets(list(outputs), prefix)
         for name, path in targets.items():
             try:
                 with path.open("wb") as f:
                     np.save(f, outputs[name])
             except OSError as e:
-                raise _not_written(path, e) from None
-        return list(targets.values())
+                raise not_written(path, e, "--output") from None
+        return targets
 
     def _targets(self, names: Sequence[str], prefix: str = "") -> dict[str, Path]:
         lists = [name for name in self.files if names and name not in names]
@@ -148,15 +175,6 @@ class Writer:
             for name in names:
                 targets.setdefault(name, self.folder / f"{prefix}{file_name(name)}.npy")
         return targets
-
-
-def _not_written(path: Path, error: OSError) -> InputError:
-    file = next((parent for parent in path.parents if parent.is_file()), None)
-    if file is not None:
-        why, fix = f"{file} is a file, not a folder", "name a folder in --output, or NAME=FILE.npy"
-    else:
-        why, fix = error.strerror or str(error), "check its permissions, or name another place in --output"
-    return InputError(f"{path} cannot be written", why=why, fix=fix)
 
 
 def file_name(name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from weft.cli.console import line, note, working
 from weft.cli.difference import difference, tensors
 from weft.cli.inputs import Preparation, collect, shaped
+from weft.cli.json_output import JsonOption, answer, prints_text
 from weft.cli.measure import Timing, measure
 from weft.cli.model import is_optimized, read_model, read_optimized
 from weft.cli.options import (
@@ -43,7 +44,7 @@ from weft.cli.parsing import (
     parse_limits,
     parse_pairs,
 )
-from weft.cli.results import Ranking, Writer, file_name, summary
+from weft.cli.results import Ranking, Writer, facts_of, facts_of_report, file_name, summary
 from weft.core.contract.backend import Precision
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
@@ -76,6 +77,7 @@ def run(
     winograd: WinogradOption = True,
     overflow_check: OverflowCheckOption = True,
     limit: LimitOption = None,
+    as_json: JsonOption = None,
 ) -> None:
     """Run a network and show its outputs, its time, and what ran where.
 
@@ -102,14 +104,18 @@ def run(
     writer.prepare(graph.outputs)
     for remark in remarks:
         note(remark)
+    runs: list[dict[str, Any]] = []
     first: Run | None = None
     for names in orders:
         done = _run(source, names, options, arrays, (iterations, warmup))
-        _show(done, ranking, first)
         prefix = f"{file_name(done.label)}." if len(orders) > 1 else ""
-        for path in writer.write(done.outputs, prefix):
-            line(f"  wrote {path}")
+        written = writer.write(done.outputs, prefix)
+        runs.append(_facts(done, ranking, first, written))
+        if prints_text(as_json):
+            _show(runs[-1], done.report)
         first = first or done
+    given = {name: {"dtype": str(a.dtype), "shape": a.shape, "file": files.get(name)} for name, a in arrays.items()}
+    answer(as_json, lambda: {"model": model, "inputs": given, "runs": runs})
 
 
 def _read(model: Path, device: str, limits: Limits) -> tuple[Graph | OptimizedNetwork, Graph, list[list[str]]]:
@@ -151,18 +157,34 @@ def _run(
         return Run(label, tensors(session.outputs, outputs), timing, session.report)
 
 
-def _show(done: Run, ranking: Ranking | None, first: Run | None) -> None:
-    count = len(done.timing.runs)
-    line(
-        f"{done.label}: {done.timing.median:.3f} ms" + (f" (median of {count} runs)" if count > 1 else ""),
-        "bold",
-    )
-    for name, output in done.outputs.items():
-        line(summary(name, output))
-        if ranking:
-            ranking.show(output)
+def _facts(done: Run, ranking: Ranking | None, first: Run | None, written: Mapping[str, Path]) -> dict[str, Any]:
+    """Return what a run came to, as data."""
+    outputs = [
+        {**facts_of(name, output), "best": ranking.best(output) if ranking else None, "file": written.get(name)}
+        for name, output in done.outputs.items()
+    ]
+    apart = None
     if first:
-        apart = difference([*done.outputs.values()], [*first.outputs.values()]).text(".3g")
-        line(f"  largest difference from {first.label}: {apart}")
-    for text in str(done.report).splitlines():
+        found = difference([*done.outputs.values()], [*first.outputs.values()])
+        apart = {"from": first.label, "largest": found.bound, "text": found.text(".3g")}
+    return {
+        "device": done.label, **facts_of_report(done.report), **done.timing.as_json(), "outputs": outputs,
+        "difference": apart,
+    }
+
+
+def _show(run: Mapping[str, Any], report: Report) -> None:
+    count = len(run["runs_ms"])
+    line(f"{run['device']}: {run['median_ms']:.3f} ms" + (f" (median of {count} runs)" if count > 1 else ""), "bold")
+    for output in run["outputs"]:
+        line(summary(output))
+        for item in output["best"] or ():
+            for each in item:
+                line(f"    {each['value']:8.4f}  {each['name']}")
+    if run["difference"]:
+        line(f"  largest difference from {run['difference']['from']}: {run['difference']['text']}")
+    for text in str(report).splitlines():
         line(f"  {text}", "dim")
+    for output in run["outputs"]:
+        if output["file"]:
+            line(f"  wrote {output['file']}")

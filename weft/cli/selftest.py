@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Annotated, Any
 
@@ -12,8 +11,10 @@ from weft import config
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.selftest import verdict_store
+from weft.cli.command import FOUND_WRONG
 from weft.cli.console import line, plain, table, working
-from weft.cli.options import BackendOptionOption, BackendPathOption, JsonOption
+from weft.cli.json_output import JsonOption, answer
+from weft.cli.options import BackendOptionOption, BackendPathOption
 from weft.cli.parsing import device_orders, parse_backend_options
 from weft.core.contract.backend_options import Options, taken
 from weft.core.registry.backend_registry import registry
@@ -27,7 +28,7 @@ def selftest(
     ] = "all",
     backend_path: BackendPathOption = None,
     backend_option: BackendOptionOption = None,
-    as_json: JsonOption = False,
+    as_json: JsonOption = None,
 ) -> None:
     """Test all kernels of GPU devices by value, even those tested before, and keep the verdicts.
 
@@ -49,12 +50,9 @@ def selftest(
         runtime = choice.creator.runtime(choice.index, options)
         with working(f"testing {choice.device}"):
             rows += _rows(choice.device, runtime)
-    if as_json:
-        print(json.dumps({"kernels": rows}, indent=2))
-    else:
-        _print(rows)
+    answer(as_json, lambda: {"kernels": rows}, lambda: _print(rows))
     if any(row["why"] for row in rows):
-        raise typer.Exit(1)
+        raise typer.Exit(FOUND_WRONG)
 
 
 def _rows(device: str, runtime: GpuRuntime) -> list[dict[str, Any]]:

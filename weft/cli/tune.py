@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from weft import config
-from weft.cli.command import INTERRUPTED
+from weft.cli.command import FOUND_WRONG, INTERRUPTED
 from weft.cli.console import error, line, note, table, working
 from weft.cli.inputs import Preparation, collect, shaped
+from weft.cli.json_output import JsonOption, answer, prints_text
 from weft.cli.model import read_model
 from weft.cli.options import (
     BackendOptionOption,
@@ -29,6 +31,7 @@ from weft.cli.parsing import (
     parse_limits,
     parse_precisions,
 )
+from weft.cli.writing import check_writable
 from weft.core.contract.backend import Precision
 from weft.core.graph.layout import Array
 from weft.core.registry.backend_registry import registry
@@ -57,12 +60,14 @@ def tune(
     backend_path: BackendPathOption = None,
     backend_option: BackendOptionOption = None,
     limit: LimitOption = None,
+    as_json: JsonOption = None,
 ) -> None:
     """Time the candidates of each kernel of a network on its devices, and keep the fastest that is right.
 
     Later loads on the same device and driver use the choices. Times are of one node on the device, by its
     own clock; `gain` is how many times faster the choice is than the default. What the budget or an interrupt
-    leaves undone is left to the next call. The exit status is 1 if what was found cannot be kept.
+    leaves undone is left to the next call. The exit status is 1 if what was found cannot be kept, and 0 where no
+    device has anything to tune.
     """
     if output is not None:
         _check(output)
@@ -77,16 +82,46 @@ def tune(
         note("loads will not use what is found: WEFT_TUNING=0 is set")
     options = {"backend_options": parse_backend_options(backend_option), "limits": limits}
     tables: list[TuningTable] = []
+    runs: list[dict[str, Any]] = []
     for names in device_orders(device):
         for each in parse_precisions(precision):
-            tables += _tune(model, names, each, arrays, (budget, again), output, options)
+            found = _tune(model, names, each, arrays, (budget, again), output, options, prints_text(as_json))
+            tables += found.tables
+            runs.append(found.as_json())
     if not tables:
         note(_where_to_tune())
     why = dict.fromkeys(t.why_not_kept for t in tables if t.why_not_kept)
     for reason in why:
         note(f"nothing is kept for later loads: {reason}")
+    answer(as_json, lambda: {"model": model, "runs": runs, "why_not_kept": list(why)})
     if why and output is None:
         _give_up("what was found is lost", "; ".join(why))
+
+
+@dataclass
+class _Found:
+    """What tuning for one order of devices at one precision came to."""
+
+    device: str
+    precision: Precision
+    tables: list[TuningTable] = field(default_factory=list)
+    """Those of the GPUs among the devices, as they are kept in the cache."""
+    prospects: list[Prospect] = field(default_factory=list)
+    rows: list[Tuned] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+    why_not: str = ""
+    """Why there is nothing to tune."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as data."""
+        return {
+            "device": self.device,
+            "precision": self.precision.value,
+            "prospects": [asdict(each) for each in self.prospects],
+            "problems": [{**asdict(each), "gain": each.gain} for each in self.rows],
+            "tables": self.files,
+            "why_not": self.why_not,
+        }
 
 
 def _check(output: Path) -> None:
@@ -97,12 +132,7 @@ def _check(output: Path) -> None:
     if not output.parent.is_dir():
         raise ConfigError(f"there is no folder {output.parent}", where=where, fix=f"make it, or {fix}")
     read_tables(output, fix)
-    try:
-        with tempfile.TemporaryFile(dir=output.parent):
-            pass
-    except OSError as e:
-        what = f"the folder {output.parent} cannot be written"
-        raise ConfigError(what, where=where, why=e.strerror or str(e), fix=fix) from None
+    check_writable(output, "--output")
 
 
 def _tune(
@@ -113,14 +143,16 @@ def _tune(
     effort: tuple[float, bool],
     output: Path | None,
     options: Mapping[str, Any],
-) -> list[TuningTable]:
-    """Tune for one device, print what was found, and return the tables of its GPUs."""
+    prints: bool,
+) -> _Found:
+    """Tune for one order of devices, print what was found if it is to be printed, and return it."""
     from weft.backends.gpu.tuning.prospect import prospects
     from weft.backends.gpu.tuning.tuner import by_runtime, tune_pipelines
     from weft.backends.gpu.tuning_tables.tuning_table import write_tables
 
-    label = f"{'+'.join(names)}, {precision.value}"
-    found: list[TuningTable] = []
+    say = line if prints else _say_nothing
+    done = _Found("+".join(names), precision)
+    label = f"{done.device}, {precision.value}"
     try:
         with working(f"loading for {label}"):
             shapes = {name: array.shape for name, array in arrays.items()}
@@ -129,32 +161,38 @@ def _tune(
             if session.optimized.tail is not None:  # so that stages which only a run plans are tuned, too
                 session.run(arrays)
             ran_on = ", ".join(session.report.nodes_by_device)
-            found = [runtime.tuning for runtime, _ in by_runtime(session.pipelines)]
-            hopes = [_hope(each) for each in prospects(session.pipelines, again=effort[1]) if each.problems]
-            if hopes:
-                line(label, "bold")
-            for hope in hopes:
-                line(hope)
+            done.tables = [runtime.tuning for runtime, _ in by_runtime(session.pipelines)]
+            done.prospects = [each for each in prospects(session.pipelines, again=effort[1]) if each.problems]
+            if done.prospects:
+                say(label, "bold")
+            for each in done.prospects:
+                say(_hope(each))
             with working(f"tuning for {label}") as progress:
-                rows = tune_pipelines(session.pipelines, budget=effort[0], again=effort[1], progress=progress)
+                done.rows = tune_pipelines(session.pipelines, budget=effort[0], again=effort[1], progress=progress)
     except KeyboardInterrupt:
-        _say_interrupted(found, effort[1])
+        _say_interrupted(done.tables, effort[1])
         raise typer.Exit(INTERRUPTED) from None
-    if not rows:
-        why = "there is nothing to choose from" if found else f"there is nothing to tune on {ran_on}: only GPUs choose"
-        line(f"{label}: {why}")
-        return found
-    _print(rows)
+    if not done.rows:
+        no_gpu = f"there is nothing to tune on {ran_on}: only GPUs choose"
+        done.why_not = "there is nothing to choose from" if done.tables else no_gpu
+        say(f"{label}: {done.why_not}")
+        return done
+    if prints:
+        _print(done.rows)
     if output is not None:
-        keys = {row.problem for row in rows}
+        keys = {row.problem for row in done.rows}
         try:
-            write_tables(output, {t.key: t.subset(keys) for t in found})
+            write_tables(output, {t.key: t.subset(keys) for t in done.tables})
         except OSError as e:
             _give_up(f"{output} cannot be written", e.strerror or str(e))
-    for path in (*(t.file for t in found), output):
-        if path is not None:
-            line(f"table: {path}")
-    return found
+    done.files = [path for path in (*(t.file for t in done.tables), output) if path is not None]
+    for path in done.files:
+        say(f"table: {path}")
+    return done
+
+
+def _say_nothing(text: str, style: str = "") -> None:
+    """Take the place of `line` where JSON does."""
 
 
 def _where_to_tune() -> str:
@@ -172,7 +210,7 @@ def _give_up(what: str, why: str) -> NoReturn:
     """Say that nothing can be kept, and end with the status 1."""
     fix = "keep it in a file, with --output FILE, or name another folder in WEFT_CACHE_DIR"
     error(str(ConfigError(what, why=why, fix=fix)))
-    raise typer.Exit(1)
+    raise typer.Exit(FOUND_WRONG)
 
 
 def _check_cache() -> None:

@@ -328,5 +328,5 @@ def test_vulkan_devices_are_hidden_and_the_reason_says_by_what(
 
 def test_devices_prints_uuids_and_addresses(acme: WithCards, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(Cli(capsys)("devices", "--json").out)["devices"]
-    listed = {d["use as"]: (d["uuid"], d["pci"]) for d in found}
+    listed = {d["use_as"]: (d["uuid"], d["pci"]) for d in found}
     assert listed["acme:1"] == (SECOND, "0000:17:00.0") and listed["acme:3"] == ("", "")
