@@ -185,10 +185,13 @@ class RoiAlign(Op):
             height, width = max(height, kind(1)), max(width, kind(1))
         rows = self._points(top, height, self.output_height, x.shape[1])
         columns = self._points(left, width, self.output_width, x.shape[2])
+        inside = rows[2][:, None] & columns[2][None, :]
         parts = [
-            (
-                x[:, rows[0][side_y], :][:, :, columns[0][side_x]],
-                rows[1][side_y][:, None] * columns[1][side_x][None, :],
+            np.where(
+                inside,
+                x[:, rows[0][side_y], :][:, :, columns[0][side_x]]
+                * (rows[1][side_y][:, None] * columns[1][side_x][None, :]),
+                kind(0),
             )
             for side_y in (0, 1)
             for side_x in (0, 1)
@@ -196,11 +199,11 @@ class RoiAlign(Op):
         ny, nx = len(rows[0][0]) // self.output_height, len(columns[0][0]) // self.output_width
         bins = (x.shape[0], self.output_height, ny, self.output_width, nx)
         if self.mode == "avg":
-            total = sum((pixels * weights for pixels, weights in parts), kind(0))
+            total = sum(parts, kind(0))
             return np.asarray(total.reshape(bins).sum((2, 4)) / max(ny * nx, 1))
         if not ny * nx:
             return np.zeros((x.shape[0], self.output_height, self.output_width), kind)
-        largest = np.maximum.reduce([pixels * weights for pixels, weights in parts])
+        largest = np.maximum.reduce(parts)
         return np.asarray(largest.reshape(bins).max((2, 4)))
 
     @staticmethod
@@ -213,8 +216,8 @@ class RoiAlign(Op):
 
     def _points(
         self, start: np.floating[Any], length: np.floating[Any], bins: int, size: int
-    ) -> tuple[list[Array], list[Array]]:
-        """Return the two pixels beside each point of an axis and their weights, 0 for points outside of the map."""
+    ) -> tuple[list[Array], list[Array], Array]:
+        """Return the two pixels beside each point of an axis, their weights, and whether it lies in the map."""
         kind = type(start)
         one = length / kind(bins)
         count = self.sampling_ratio or int(np.fmin(np.fmax(np.ceil(one), 0), self.most_points(size)))
@@ -226,4 +229,4 @@ class RoiAlign(Op):
         low = np.floor(at).astype(np.int64)
         high = np.minimum(low + 1, size - 1)
         share = (at - low).astype(kind)
-        return [low, high], [np.where(inside, 1 - share, 0), np.where(inside, share, 0)]
+        return [low, high], [1 - share, share], inside

@@ -91,12 +91,17 @@ def _max_unpool(op: MaxUnpool, make: Body, node: Node) -> Sequence[str]:
     return [y]
 
 
+_NOWHERE = -(2.0**31)
+"""What numbers out of the range of int32 become in ONNX Runtime on x86."""
+
+
 @register_op
 @op_dataclass
 class MaxRoiPool(Op):
     """The maxima of regions in a grid of bins; inputs X (N, C, H, W), rois (regions, 5): image, x1, y1, x2, y2.
 
-    Corners are multiplied with `spatial_scale`, rounded, and belong to the region; a bin without pixels is 0.
+    Corners are multiplied with `spatial_scale`, rounded, and belong to the region; a bin without pixels is 0. A region
+    has none if its first corner is NaN or out of the range of int32, and is a pixel long if only the last one is.
     Source: R. Girshick, "Fast R-CNN" (ICCV 2015).
     """
 
@@ -123,9 +128,10 @@ class MaxRoiPool(Op):
             if not 0 <= image < len(x):
                 raise unfit(f"region {r} is of image {image}, and X holds {len(x)} images")
             scaled = np.multiply(corners, self.spatial_scale, dtype=kind)
-            x1, y1, x2, y2 = (np.sign(scaled) * np.floor(np.abs(scaled) + kind(0.5))).astype(np.int64).tolist()
+            rounded = np.sign(scaled) * np.floor(np.abs(scaled) + kind(0.5))
+            x1, y1, x2, y2 = np.where(np.abs(scaled) < -_NOWHERE, rounded, kind(_NOWHERE))
             spans = [
-                _bins(first, kind(max(last - first + 1, 1)), count, size)
+                _bins(first, last, count, size)
                 for first, last, count, size in zip((y1, x1), (y2, x2), self.pooled_shape, x.shape[2:], strict=True)
             ]
             for i, rows in enumerate(spans[0]):
@@ -136,10 +142,10 @@ class MaxRoiPool(Op):
         return out
 
 
-def _bins(first: int, length: np.floating[Any], count: int, size: int) -> list[slice]:
-    """Return the pixels of each bin along an axis, computed in the type of the length."""
-    kind = type(length)
-    step = length / kind(count)
-    starts = np.floor(np.arange(count, dtype=kind) * step).astype(np.int64) + first
-    ends = np.ceil(np.arange(1, count + 1, dtype=kind) * step).astype(np.int64) + first
+def _bins(first: np.floating[Any], last: np.floating[Any], count: int, size: int) -> list[slice]:
+    """Return the pixels of each bin along an axis, computed in the type of the corners."""
+    kind = type(first)
+    step = (max(last - first + kind(1), kind(1)) if first > _NOWHERE else kind(1)) / kind(count)
+    starts = np.floor(np.arange(count, dtype=kind) * step) + first
+    ends = np.ceil(np.arange(1, count + 1, dtype=kind) * step) + first
     return [slice(int(s), int(e)) for s, e in zip(starts.clip(0, size), ends.clip(0, size), strict=True)]

@@ -11,7 +11,7 @@ ${k.for_each("i", "TOTAL")} {
     real best = fabs(${work.load("base + c * SIZE + c")});
     for (int r = c + 1; r < SIZE; r++) {
       const real v = fabs(${work.load("base + r * SIZE + c")});
-      if (v > best) { best = v; pivot = r; }
+      if (v > best || is_nan(v)) { best = v; pivot = r; }
     }
     const real first = ${work.load("base + pivot * SIZE + c")};
     found *= pivot == c ? first : -first;

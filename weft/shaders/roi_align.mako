@@ -15,8 +15,8 @@ ${k.for_each("i", "TOTAL")} {
   height = fmax(height, 1.0);
 % endif
   const ${real} step_y = height / ${to_real("ROWS")}, step_x = width / ${to_real("COLUMNS")};
-  const int ny = RATIO > 0 ? RATIO : TO_I32(fmin(fmax(ceil(step_y), 0.0), ${to_real("HEIGHT + 1")}));
-  const int nx = RATIO > 0 ? RATIO : TO_I32(fmin(fmax(ceil(step_x), 0.0), ${to_real("WIDTH + 1")}));
+  const int ny = RATIO > 0 ? RATIO : (step_y > 0.0 ? TO_I32(fmin(ceil(step_y), ${to_real("HEIGHT + 1")})) : 0);
+  const int nx = RATIO > 0 ? RATIO : (step_x > 0.0 ? TO_I32(fmin(ceil(step_x), ${to_real("WIDTH + 1")})) : 0);
   const int base = (image * CHANNELS + channel) * HEIGHT * WIDTH;
   ${real} total = 0.0;
 % if largest:

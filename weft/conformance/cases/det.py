@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+
 from weft.conformance.cases.table import Case, case, f16, f32, f64, given
 
 CASES: list[Case] = [
@@ -12,4 +14,10 @@ CASES: list[Case] = [
     case("Det", f32(4, 1, 1)),
     case("Det", f16(2, 2, 2), oracles=("onnx",), unverified="numpy has no determinant of halves"),
     case("Det", f64(4, 4)),
+    case("Det", given([[[0, 0], [0, nan]], [[nan, 0], [0, 0]], [[0, 1], [nan, 0]], [[inf, 0], [0, 0]], [[0, inf], [0, 1]],
+                       [[0, 0], [0, inf]], [[inf, 1], [1, -1]], [[1, -inf], [2, 3]]]), name="special"),
+    case("Det", given([[[0, 0, nan], [0, 0, 1], [1, 2, 3]], [[1, 2, 3], [4, 5, 6], [7, nan, 9]],
+                       [[1, 2, 3], [4, inf, 6], [7, 8, 9]]]), name="special"),
+    case("Det", given([[0, 1], [nan, 0]], "float64"), name="special", oracles=(),
+         unverified="numpy, and so onnx's evaluator, has 0 where a pivot is 0"),
 ]

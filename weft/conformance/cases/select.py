@@ -63,4 +63,9 @@ CASES: list[Case] = [
          output_width=3, sampling_ratio=2, mode="max"),
     case("RoiAlign", f32(1, 1, 4, 4), given([[0, 0, 1e9, 3], [0, 0, np.nan, np.inf]]), given([0, 0], "int64"),
          oracles=(), unverified="onnxruntime runs out of memory for the first roi, and refuses the second"),
+    # Points outside of the map read nothing of it, also where the nearest pixel is NaN.
+    *(case("RoiAlign", given([[[[0.5, 1, 2, np.inf], [3, 4, 5, 6], [-np.inf, 7, 8, np.nan]]]]),
+           given([[-4, -4, 1, 1], [0, 0, 3, 2], [1.5, 0.5, 6, 5], [9, 1, 12, 3.5]]), given([0] * 4, "int64"),
+           output_height=2, output_width=2, sampling_ratio=2, mode=mode, name="special", **oracle)
+      for mode, oracle in (("avg", {}), ("max", {"oracles": (), "unverified": "onnxruntime drops a NaN or keeps it"}))),
 ]
