@@ -53,9 +53,14 @@ def f32(*values: float) -> Array:
 
 
 STATISTICS = {"s": f32(1, 2, 3), "b": f32(0, 1, 2), "m": f32(0.5, 1, 1.5), "v": f32(1, 2, 4)}
+PARAMETERS = {"s": f32(1, 2, 3), "b": f32(0, 1, 2)}
 REDUCTIONS = "L1 L2 LogSumExp Max Mean Min Prod Sum SumSquare".split()
 ROWS = [
     *(Row(opset, node("Clip", min=-1.0, max=2.0)) for opset in (7, 10)),
+    *(Row(18, node("GroupNormalization", "x s b", num_groups=3, epsilon=0.01), (2, 6, 4, 5),
+          {name: value.astype(kind) for name, value in PARAMETERS.items()}, kind)
+      for kind in ("float16", "float32", "float64")),
+    Row(20, node("GroupNormalization", "x s b", num_groups=3), (1, 12, 7), PARAMETERS),
     Row(7, node("Clip", min=0.5)),
     Row(7, node("Clip", max=0.5), dtype="float16"),
     Row(11, node("Clip", "x lo"), constants={"lo": np.float32(0.5)}),
@@ -248,7 +253,6 @@ def test_the_domain_of_onnx_has_two_names() -> None:
         (7, node("BatchNormalization", "x x x x x", "y a b c d"), "training mode"),
         (10, node("Dropout", "x", "y m"), "mask"),
         (18, node("Split", "x", "y b", num_outputs=3), "num_outputs is 3"),
-        (18, node("GroupNormalization", "x x x", num_groups=1), "opset 21 has it anew: export the model at that"),
     ],
     ids=lambda value: value.op_type if isinstance(value, NodeProto) else None,
 )
@@ -288,6 +292,25 @@ def test_a_file_cannot_set_the_fields_that_weft_added() -> None:
     wrong.attribute.append(helper.make_attribute("outputs", 7))
     with pytest.raises(UnsupportedOps, match="ONNX does not know: 'outputs'"):
         load(make_model([wrong]))
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl"])
+def test_group_norms_before_opset_21_have_a_scale_for_each_group(device: str) -> None:
+    """Of open sizes, too; a scale for each channel is a mistake in such a file."""
+    old = node("GroupNormalization", "x s b", num_groups=3)
+    shapes: dict[str, tuple[int | str, ...]] = {"x": ("n", 6, "h", 5), "s": (3,), "b": (3,)}
+    model = make_model([old], {name: (TensorProto.FLOAT, dims) for name, dims in shapes.items()}, opset=18)
+    rng = np.random.default_rng(0)
+    feeds = {"s": f32(1, -2, 3), "b": f32(4, 5, 6)}
+    with weft.load(model, device, fallback="error") as session:
+        for size in ((2, 6, 4, 5), (1, 6, 3, 5)):
+            feeds["x"] = rng.standard_normal(size).astype(np.float32)
+            (expected,) = run_onnxruntime(model, feeds)
+            np.testing.assert_allclose(session.run(feeds)[0], expected, rtol=1e-4, atol=1e-5)
+    shapes = {"x": (1, 6, 4, 5), "s": (6,), "b": (6,)}
+    model = make_model([old], {name: (TensorProto.FLOAT, dims) for name, dims in shapes.items()}, opset=18)
+    with pytest.raises(ModelError, match=r"input 1 of shape \(6,\) does not fit 3 groups"):
+        weft.load(model, device)
 
 
 @pytest.mark.parametrize("device", ["cpu", "opencl"])

@@ -196,6 +196,34 @@ class GroupNormalization(Op):
 
 @register_op
 @op_dataclass
+class GroupScaledNormalization(Composite):
+    """Each group of channels normalized, scaled and shifted: ONNX's GroupNormalization before opset 21.
+
+    Inputs X, and a scale and a bias for each group.
+    """
+
+    op_class: ClassVar[OpClass] = "reduction"
+    most_inputs: ClassVar[int | None] = 3
+    num_groups: int
+    epsilon: float = 1e-5
+
+    def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
+        """Repeat the scale and the bias for each channel, and normalize."""
+        specs = [make.graph.specs[i] for i in inputs]
+        x = float_spec(specs[0], 3)
+        _check_groups(self.num_groups, x)
+        parameters = []
+        for index in (1, 2):
+            _check_vector(specs, index, self.num_groups, "groups")
+            column = make.reshape(inputs[index], self.num_groups, 1)
+            repeated = make.add("Expand", column, make.ints(self.num_groups, x.dims[1] // self.num_groups))
+            parameters.append(make.reshape(repeated, x.dims[1]))
+        groups, epsilon = self.num_groups, self.epsilon
+        return [make.add("GroupNormalization", inputs[0], *parameters, num_groups=groups, epsilon=epsilon)]
+
+
+@register_op
+@op_dataclass
 class LayerNormalization(Op):
     """The axes from `axis` on normalized together; inputs X, Scale, B; outputs Y, Mean, InvStdDev.
 
@@ -553,10 +581,10 @@ def _check_groups(groups: int, x: TensorSpec) -> None:
         raise unfit(f"{x.dims[1]} channels are not {groups} equal groups")
 
 
-def _check_vector(inputs: Sequence[TensorSpec | None], index: int, channels: int) -> None:
+def _check_vector(inputs: Sequence[TensorSpec | None], index: int, count: int, what: str = "channels") -> None:
     spec = float_spec(given(inputs, index))
-    if spec.dims != (channels,):
-        raise unfit(f"input {index} of shape {spec.dims} does not fit {channels} channels")
+    if spec.dims != (count,):
+        raise unfit(f"input {index} of shape {spec.dims} does not fit {count} {what}")
 
 
 def _check_suffix(spec: TensorSpec, dims: Shape) -> None:

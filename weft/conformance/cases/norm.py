@@ -67,6 +67,10 @@ CASES += [
     case("BatchNormalization", f16(1, 5, 3, 3), f16(5), f16(5), f16(5), f16(5, low=0.5, high=2)),
     case("InstanceNormalization", f32(3, 5, 7, 3), f32(5), f32(5)),
     case("GroupNormalization", f32(2, 8, 3, 4), f32(8), f32(8), num_groups=2),
+    case("GroupScaledNormalization", f32(2, 8, 3, 4), f32(2), f32(2), num_groups=2,
+         unverified="ONNX's name is GroupNormalization, of an older opset: tests/frontends/test_onnx_opsets.py"),
+    case("GroupScaledNormalization", f16(1, 15, 7, 3), const(f16(5)), const(f16(5)), num_groups=5, epsilon=0.01,
+         unverified="the same"),
     # groups that are no whole blocks of four channels
     case("GroupNormalization", f32(2, 30, 5, 3), f32(30), f32(30), num_groups=3),
     case("GroupNormalization", f32(1, 15, 7, 3), channels(15), channels(15), num_groups=5),

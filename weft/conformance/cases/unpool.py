@@ -9,8 +9,8 @@ from weft.conformance.cases.table import Case, case, const, f32, f64, given
 PLACES = given([[[[5, 7], [13, 8]]]], "int64")
 REGIONS = given([[0, 0, 0, 5, 4], [1, 1.4, 2.6, 3, 3], [0, 2, 2, 2, 2], [1, 4, 3, 9, 9]])
 REGIONS_OF_DOUBLES = given([[0, 0, 0, 5, 4], [1, 1.4, 2.6, 3, 3], [1, 4, 3, 9, 9]], "float64")
-CORNERS = [[0, nan, 0, 5, 4], [0, 0, -inf, 5, 4], [0, 1e30, 1e30, 5, 4], [0, 0, 0, nan, 4], [0, 0, 1, 5, inf], [0, 0, 0, 1e30, nan],
-           [0, -3e9, 0, 5, 4], [0, -2e9, 0, -1.9e9, 4], [0, 0, 0, 2e9, 4], [0, -1e8, -5, 1e8, 9]]
+CORNERS = [[0, nan, 0, 5, 4], [0, 0, -inf, 5, 4], [0, 1e30, 1e30, 5, 4], [0, 0, 0, nan, 4], [0, 0, 1, 5, inf],
+           [0, 0, 0, 1e30, nan], [0, -3e9, 0, 5, 4], [0, -2e9, 0, -1.9e9, 4], [0, 0, 0, 2e9, 4], [0, -1e8, -5, 1e8, 9]]
 """Regions with corners that are no int, or that lie far from the image."""
 
 CASES: list[Case] = [

@@ -171,6 +171,11 @@ def _batch_normalization(node: ImportedNode) -> None:
         node.type = "TrainingBatchNormalization"
 
 
+@importer("GroupNormalization", before=21)
+def _group_normalization(node: ImportedNode) -> None:
+    node.type = "GroupScaledNormalization"
+
+
 @importer("Upsample", before=9)
 def _upsample_scales(node: ImportedNode) -> None:
     node.input_from("scales", 1, DType.FLOAT32)
