@@ -34,7 +34,7 @@ ${k.for_each("i", "TOTAL")} {
   if (from >= 0 && from < LENGTH) {
     ${y.move("i", update, "(line * LENGTH + from) * INNER + inner")}
   } else {
-    ${y.move("i", x, "i")}
+    ${y.move("i", k.args["x"], "i")}
   }
 % endif
 }

@@ -18,7 +18,7 @@ from weft.core.contract.backend import (
 )
 from weft.core.graph.interpreter import evaluate
 from weft.core.graph.layout import Array, Layout
-from weft.core.graph.op import Op
+from weft.core.graph.op import Op, WritingOp
 from weft.core.graph.tensor import Tensor
 from weft.core.host.host_backend import HostBackend
 from weft.core.passes.moves import RESHAPES
@@ -77,10 +77,28 @@ class ReferenceExecution(Execution):
                 np.copyto(memory, value.reshape(tensor.shape), casting="no")
 
 
+class WritingExecution(Execution):
+    """Write the new elements of the result: into what it copies of the first input, unless it lies there."""
+
+    any_shape = True
+
+    def __init__(self, op: WritingOp) -> None:
+        self.op = op
+
+    def onExecute(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+        """Copy what is not there yet, and write."""
+        source, result = inputs[0], outputs[0].memory
+        assert source is not None
+        if source.memory is not result:
+            np.copyto(result, source.memory, casting="no")
+        self.op.write(result, *(t.memory if t is not None else None for t in inputs[1:]))
+
+
 class CpuBackend(HostBackend):
     """Numpy on the host. Constants are the model's own arrays, so that all sessions of a model have one copy."""
 
     takes_open_sizes = True
+    keeps_state = True
     copies_constants = False
 
     def __init_subclass__(cls, **named: object) -> None:
@@ -111,7 +129,11 @@ class CpuBackend(HostBackend):
     def onCreate(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> Execution | None:
         """Return the execution a creator makes, or else the op's reference."""
         made = super().onCreate(inputs, outputs, op)
-        return made or (ReshapeExecution() if op.type in RESHAPES else ReferenceExecution(op))
+        if made is not None:
+            return made
+        if isinstance(op, WritingOp) and op.in_place:
+            return WritingExecution(op)
+        return ReshapeExecution() if op.type in RESHAPES else ReferenceExecution(op)
 
     # -- arrays of callers -------------------------------------------------------------------------------
 

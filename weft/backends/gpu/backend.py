@@ -96,6 +96,8 @@ class GpuBackend(Backend):
         """The nodes of this part, by their first outputs."""
         self._read: frozenset[str] = frozenset()
         """The values of this part that kernels read."""
+        self._written: frozenset[str] = frozenset()
+        """The inputs in whose memory outputs lie."""
 
     # -- support and rewriting -----------------------------------------------------------------------------
 
@@ -185,7 +187,7 @@ class GpuBackend(Backend):
         plan = lowered.plan
         assert isinstance(plan, GpuPlan)
         self._makers = {label_of(node): node for node in lowered.graph.nodes}
-        self._read = plan.read
+        self._read, self._written = plan.read, frozenset(lowered.graph.aliases.values())
         self._shared.take(plan)
         sizes = sizes_of(lowered.graph)
         self._builds.note(plan.launches, sizes)
@@ -235,6 +237,8 @@ class GpuBackend(Backend):
         tensor.backend = self
         if self.slots.adopt(tensor, source):
             return True
+        if source.memory.slot.storage is StorageType.STATE:
+            return False  # a run would write to the copy
         tensor.memory = self.slots.acquire(tensor, StorageType.DYNAMIC_SEPERATE)
         self.recording.imports.append((source, tensor))
         return True
@@ -252,7 +256,7 @@ class GpuBackend(Backend):
         return True
 
     def onClearBuffer(self) -> bool:
-        """Free the recording and all memory that is not STATIC."""
+        """Free the recording and all memory that is neither STATIC nor STATE."""
         self._builds.drop()
         self._shared.forget_plans()
         self._drop_recording()
@@ -277,6 +281,7 @@ class GpuBackend(Backend):
         if not self._may_stage(tensor):
             return None
         direct = self.device.computes_on_uploads and not worthwhile(self.device, tensor.nbytes)
+        direct = direct and tensor.name not in self._written  # kernels must not write to what the caller lent
         if direct and self.slots.is_whole(tensor):
             return self._in_place(tensor, MemoryKind.UPLOAD)
         return self.recording.stage(tensor, MemoryKind.UPLOAD)

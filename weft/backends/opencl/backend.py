@@ -9,3 +9,4 @@ class OpenCLBackend(GpuBackend):
     """Runs a pipeline through OpenCL; `addCreator` on this class replaces an op on OpenCL alone."""
 
     takes_open_sizes = True
+    keeps_state = True

@@ -9,3 +9,4 @@ class VulkanBackend(GpuBackend):
     """Runs a pipeline through Vulkan; `addCreator` on this class replaces an op on Vulkan alone."""
 
     takes_open_sizes = True
+    keeps_state = True

@@ -60,7 +60,7 @@ __all__ = [
     "is_compatible",
 ]
 
-API_VERSION = (1, 3)
+API_VERSION = (1, 4)
 """(major, minor) of the interface in this file. A backend written for another major or a newer minor
 cannot be used (A20). A change that breaks backends raises the major, an addition the minor.
 
@@ -71,7 +71,9 @@ of the device, and may return a `Lowered`.
 1.2 added `Backend.onLendInput`, `onLendOutput`, `onStoreOutput`, `onReachMemory`, `wants_other_sizes` and
 `onOtherSizes`, and `BackendInfo.same_nodes`.
 
-1.3 added `DeviceInfo.uuid` and `pci`, `BackendInfo.named`, `BackendCreator.hidden` and `Execution.any_constant`."""
+1.3 added `DeviceInfo.uuid` and `pci`, `BackendInfo.named`, `BackendCreator.hidden` and `Execution.any_constant`.
+
+1.4 added `StorageType.STATE` and `Backend.keeps_state`."""
 
 
 def is_compatible(backend: tuple[int, int], ours: tuple[int, int] = API_VERSION) -> bool:
@@ -243,6 +245,14 @@ class Backend(ABC):
     takes_open_sizes: ClassVar[bool] = False
     """Whether `why_not` and `OptimizeSubgraph` compute with each size as it comes: as an int, or a `SymbolicInt` that
     stands for many. Then they are asked once for all sizes, and not at each resize. A subclass does not inherit it."""
+    keeps_state: ClassVar[bool] = False
+    """Whether networks may read and write STATE memory, which lives from run to run and from shape to shape.
+
+    An object that runs nothing owns it: it acquires it by `onAcquireBuffer(tensor, StorageType.STATE)`, fills and reads
+    it by `onCopyBuffer`, and frees it by `onReleaseBuffer`. Other objects of the device run with it: an input of their
+    part, and the output that lies in it (`Graph.aliases`), both come to `onImportBuffer` with the same source. So they
+    are one memory, and the node between them, a `WritingOp`, need only write what is new. A subclass does not inherit
+    it."""
     _creators: ClassVar[dict[str, ExecutionCreator]] = {}
     _inherited: ClassVar[Sequence[Mapping[str, ExecutionCreator]]] = (_creators,)
     """The class's own creators and those of its bases, in the order of their precedence."""
@@ -461,7 +471,8 @@ class Backend(ABC):
     def onImportBuffer(self, tensor: Tensor, source: Tensor) -> bool:
         """Let the input `tensor` use the memory of `source`; called instead of an acquire, after `canImport`.
 
-        The source's memory stays unchanged until the source's next run.
+        The source's memory stays unchanged until the source's next run. If the source is STATE memory, so may the
+        output that lies there (`keeps_state`), and then runs change it.
         """
         return False
 

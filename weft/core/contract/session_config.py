@@ -26,11 +26,19 @@ class StorageType(Enum):
     STATIC: from acquire to release or the end of the backend; a clear keeps it. For constants.
     DYNAMIC: from acquire to release, then reused; a clear frees it. For activations.
     DYNAMIC_SEPERATE (the contract's spelling): from acquire to clear; a release does nothing. For inputs.
+    STATE: like STATIC, but runs write it: what one leaves there is what the next reads. Only a backend that
+    `keeps_state` is asked for it.
     """
 
     STATIC = "static"
     DYNAMIC = "dynamic"
     DYNAMIC_SEPERATE = "dynamic_seperate"
+    STATE = "state"
+
+    @property
+    def stays(self) -> bool:
+        """Tell whether the memory is there from its acquire on, and a clear keeps it: STATIC and STATE."""
+        return self in (StorageType.STATIC, StorageType.STATE)
 
 
 class MemoryMode(Enum):

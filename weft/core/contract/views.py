@@ -319,6 +319,7 @@ def subgraph(graph: Graph, name: str, nodes: Iterable[Node]) -> Graph:
     part.constants = constants
     part.specs = {v: graph.specs[v] for v in [*read, *made]}
     part.layouts = {v: graph.layouts[v] for v in [*read, *made] if v in graph.layouts}
+    part.aliases = {o: i for o, i in graph.aliases.items() if o in made and i in read}
     return part
 
 

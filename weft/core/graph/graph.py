@@ -69,6 +69,8 @@ class Graph:
     """Values that nodes outside of this graph need in float32, see `weft.core.passes.wide_values`."""
     overflowing: frozenset[str] = frozenset()
     """Values of which a run found that float16 does not hold them; they may be of other graphs of the same model."""
+    aliases: dict[str, str] = field(default_factory=dict)
+    """The inputs in whose memory outputs lie, by the names of the outputs (`weft.core.placement.in_place`)."""
 
     def copy(self) -> Graph:
         """Return a graph that can be changed without changing this one (weights are shared)."""
@@ -83,6 +85,7 @@ class Graph:
             dict(self.declared),
             self.wide,
             self.overflowing,
+            dict(self.aliases),
         )
 
     def producers(self) -> dict[str, Node]:

@@ -49,7 +49,7 @@ class HostBackend(Backend):
         own, held = self._slots.get(tensor), self._slots.get(source)
         if own is held and own is not None:
             return True  # since the last plan, which was kept
-        if own is None or held is None or StorageType.STATIC in (own.storage, held.storage):
+        if own is None or held is None or own.storage.stays or held.storage.stays:
             return False
         if tensor.nbytes != source.nbytes or not self._memory.withdraw(own):
             return False
@@ -102,7 +102,7 @@ class HostBackend(Backend):
             self._sharing[slot] = others
             return True
         self._memory.release(slot)
-        if storage_type is StorageType.STATIC:
+        if storage_type.stays:
             del self._slots[tensor]
         return True
 
@@ -123,14 +123,14 @@ class HostBackend(Backend):
         """Allocate the arena and give every tensor its place."""
         self._memory.allocate()
         for tensor, slot in self._slots.items():
-            if slot.storage is not StorageType.STATIC and slot.buffer is not None:  # STATIC had its place at once
+            if not slot.storage.stays and slot.buffer is not None:  # what stays had its place at once
                 self._bind(tensor, slot)
         return True
 
     def onClearBuffer(self) -> bool:
-        """Free everything except STATIC memory."""
+        """Free everything except STATIC and STATE memory."""
         self._memory.clear()
-        self._slots = {t: s for t, s in self._slots.items() if s.storage is StorageType.STATIC}
+        self._slots = {t: s for t, s in self._slots.items() if s.storage.stays}
         self._sharing.clear()
         return True
 

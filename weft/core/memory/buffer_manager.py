@@ -22,9 +22,9 @@ class Slot:
 
 
 class BufferManager:
-    """The contract's three storage types (M5-M8) over any allocator, for every kind of backend.
+    """The contract's storage types (M5-M8) over any allocator, for every kind of backend.
 
-    Between `begin` and `allocate` only STATIC memory is allocated: DYNAMIC slots are planned into
+    Between `begin` and `allocate` only STATIC and STATE memory is allocated: DYNAMIC slots are planned into
     one arena, DYNAMIC_SEPERATE slots into a second buffer. At other times memory is allocated at once, and released
     DYNAMIC memory is reused first.
     """
@@ -57,7 +57,7 @@ class BufferManager:
 
     @property
     def static_bytes(self) -> int:
-        """Return the bytes of STATIC memory that is held."""
+        """Return the bytes of STATIC and STATE memory that is held."""
         return sum(slot.nbytes for slot in self._static)
 
     def statistics(self) -> dict[str, int]:
@@ -71,8 +71,8 @@ class BufferManager:
 
     def acquire(self, nbytes: int, storage: StorageType) -> Slot:
         """Return a slot of at least `nbytes`."""
-        if storage is StorageType.STATIC:
-            return self.hold(nbytes, *self._static_take(max(nbytes, 1)))
+        if storage.stays:
+            return self.hold(nbytes, *self._static_take(max(nbytes, 1)), storage)
         if self._recording:
             slot = Slot(nbytes, storage)
             if storage is StorageType.DYNAMIC:
@@ -90,21 +90,21 @@ class BufferManager:
         self._eager.add(slot)
         return slot
 
-    def hold(self, nbytes: int, buffer: Any, offset: int) -> Slot:
-        """Return a STATIC slot at a place that was taken for it; its release gives the place back."""
-        slot = Slot(nbytes, StorageType.STATIC, buffer, offset)
+    def hold(self, nbytes: int, buffer: Any, offset: int, storage: StorageType = StorageType.STATIC) -> Slot:
+        """Return a slot that stays, at a place that was taken for it; its release gives the place back."""
+        slot = Slot(nbytes, storage, buffer, offset)
         self._static.add(slot)
         return slot
 
     def release(self, slot: Slot) -> None:
         """Release a slot according to its storage type.
 
-        BackendError for STATIC memory, and for DYNAMIC memory of the arena, that is not acquired.
+        BackendError for STATIC and STATE memory, and for DYNAMIC memory of the arena, that is not acquired.
         """
-        if slot.storage is StorageType.STATIC:
+        if slot.storage.stays:
             if slot not in self._static:
                 raise BackendError(
-                    "STATIC memory was released twice or never acquired",
+                    f"{slot.storage.name} memory was released twice or never acquired",
                     fix="release once what onAcquireBuffer gave",
                 )
             self._static.remove(slot)
@@ -181,7 +181,7 @@ class BufferManager:
         return buffer
 
     def clear(self) -> None:
-        """Free all DYNAMIC and DYNAMIC_SEPERATE memory; STATIC memory stays."""
+        """Free all DYNAMIC and DYNAMIC_SEPERATE memory; STATIC and STATE memory stays."""
         for slot in (*self._eager, *self._spare, *self._separate, *self._placed, *self._arena):
             slot.buffer = None
         for buffer in self._buffers:
@@ -196,7 +196,7 @@ class BufferManager:
         self._recording = False
 
     def close(self) -> None:
-        """Free everything, STATIC memory too."""
+        """Free everything, STATIC and STATE memory too."""
         self.clear()
         for slot in list(self._static):
             self.release(slot)

@@ -17,6 +17,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Layout
 from weft.core.graph.validate import graph_problems, wrong_specs
+from weft.core.placement.in_place import why_apart
 from weft.core.placement.optimized_network import Copy, OptimizedNetwork, Part, PreCompiled, Tail
 from weft.errors import ModelError, Problem, UnsupportedOps, listing
 
@@ -37,6 +38,7 @@ def check_network(network: OptimizedNetwork) -> None:
     for part in network.parts:
         problems += [f"part {part.graph.name!r}: {p}" for p in graph_problems(part.graph)]
         problems += _part_problems(part, whole)
+    problems += [why for output, source in whole.aliases.items() if (why := why_apart(whole, output, source))]
     problems += [] if network.tail is None else _tail_problems(network.tail, whole)
     if problems:
         raise ModelError(

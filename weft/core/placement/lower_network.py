@@ -95,7 +95,8 @@ def _other_interface(part: Graph, lowered: Graph) -> list[str]:
         was, now = (f"{g.specs.get(name)} {g.layouts.get(name, Layout.NCHW).value}" for g in (part, lowered))
         if was != now:
             problems.append(f"{name!r} was {was} and is {now}")
-    return problems
+    added = lowered.aliases.items() - part.aliases.items()
+    return problems + [f"{output!r} lies in {source!r}, and did not" for output, source in sorted(added)]
 
 
 def _unknown_names(lowered: Lowered) -> list[str]:

@@ -159,6 +159,18 @@ class Tail:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSpec:
+    """An input in whose memory an output lies: its device, its shape and type there, and the output's name.
+
+    Its type is the one that the network stores, which need not be the model's.
+    """
+
+    device: str
+    spec: TensorSpec
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Running:
     """A node as it runs: its device, none for a copy; the values that it makes; how it is printed."""
 
@@ -221,6 +233,15 @@ class OptimizedNetwork:
     def copies(self) -> tuple[Node, ...]:
         """Return the nodes that copy values from one device to another."""
         return tuple(n for n in self.graph.nodes if isinstance(n.op, Copy))
+
+    @property
+    def state(self) -> dict[str, StateSpec]:
+        """Return the inputs in whose memory outputs lie, by name: what may stay on its device from run to run."""
+        return {
+            source: StateSpec(part.device, part.graph.specs[source], output)
+            for part in self.parts
+            for output, source in part.graph.aliases.items()
+        }
 
     @property
     def placement(self) -> dict[str, str]:

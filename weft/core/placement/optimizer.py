@@ -33,6 +33,7 @@ from weft.core.placement.check_network import imports
 from weft.core.placement.debug_nodes import DebugSink, add_debug_nodes
 from weft.core.placement.decompose import decompose_refused
 from weft.core.placement.hints import Hints, lost_hints
+from weft.core.placement.in_place import settle, without_casts
 from weft.core.placement.lower_network import lower_network, until_settled
 from weft.core.placement.optimized_network import Copy, OptimizedNetwork, Part, PreCompiled, Tail
 from weft.core.placement.partition import CHOICES, partition
@@ -116,13 +117,14 @@ def divide(
         bound, options.config.precision, options.limits, options.passes
     )
     hints, journal = Hints(options.hints), prepared.journal.copy()
-    graph, notes = decompose_refused(prepared.graph, backends, hints, journal)
+    graph, notes = decompose_refused(without_casts(prepared.graph, backends), backends, hints, journal)
     notes += lost_hints(graph, options.hints)
     assignment = assign(graph, backends, hints, before=before)
     graph, device = optimize_parts(graph, backends, assignment, hints, journal)
     _check_fallback(assignment, next(iter(backends)), options.fallback, hints)
     if options.debug is not None:
         graph = add_debug_nodes(graph, device, host, options.debug)
+    notes += settle(graph, device, backends)
     undivided = graph.nodes
     parts = insert_copies(partition(graph, device, tuple(backends)), graph, backends)
     whole = graph.copy()

@@ -271,6 +271,7 @@ def _graph_json(graph: Graph, nodes: _NodeTable) -> Json:
         "specs": {name: spec_json(spec) for name, spec in graph.specs.items()},
         "constants": constants,
         "layouts": {name: layout.name for name, layout in graph.layouts.items()},
+        **({"aliases": graph.aliases} if graph.aliases else {}),
     }
 
 
@@ -517,6 +518,7 @@ class _Reader:
             {name: parse_spec(spec) for name, spec in encoded["specs"].items()},
             {name: self._array(expect(k, int)) for name, k in encoded["constants"].items()},
             {name: Layout[layout] for name, layout in encoded["layouts"].items()},
+            aliases={expect(o, str): expect(i, str) for o, i in encoded.get("aliases", {}).items()},
         )
 
 

@@ -27,19 +27,22 @@ from weft.core.host import shutdown
 from weft.core.host.parallel_copy import copy_into
 from weft.core.host.result_memory import KEPT, ResultMemory, is_large
 from weft.core.host.tensor_copy import copy_tensor
+from weft.core.placement.check_network import imports
+from weft.core.placement.in_place import keeps_state
 from weft.core.placement.optimized_network import OptimizedNetwork, Part
 from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.notices import Notices
 from weft.core.session.overflow import OverflowWatch, are_finite
 from weft.core.session.pipeline import Pipeline, Progress
 from weft.core.session.report import CopyRecord, Report, make_report
-from weft.errors import Refusal
+from weft.errors import BackendError, Refusal
 
 log = logging.getLogger("weft.session")
 MOST_IDLE = 7
 """For how many other shapes a network stays loaded: enough for a handful of batches, pictures or lengths in turns."""
 IDLE_BYTES = 512 << 20
 """Most bytes that they may take together, on all devices."""
+NO_STATE: Mapping[str, Tensor] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,10 @@ class Loaded:
     """The values of parts that other parts read, which therefore stay where the plan has them."""
     large: dict[str, Pipeline] = field(default_factory=dict)
     """The pipelines of the outputs for which there may be result memory that backends reach."""
+    aliased: frozenset[str] = frozenset()
+    """The outputs that lie in STATE memory."""
+    unaliased: Mapping[str, str] = field(default_factory=dict)
+    """Why inputs for which there is STATE memory do not use it."""
 
     @property
     def nbytes(self) -> int:
@@ -177,11 +184,22 @@ class LoadedNetwork:
 
     # -- loading ---------------------------------------------------------------------------------------
 
-    def load(self, network: OptimizedNetwork, key: Hashable = None, *, beside: bool = False) -> None:
+    def load(
+        self,
+        network: OptimizedNetwork,
+        key: Hashable = None,
+        *,
+        beside: bool = False,
+        state: Mapping[str, Tensor] = NO_STATE,
+    ) -> None:
         """Make or resize the pipelines; NodeRefused if a backend changes its mind about a node.
 
         What was loaded until now stays loaded if this is to be loaded `beside` it; else its pipelines are resized.
         Under its key, `turn_to` finds it again, as long as few others were loaded since, and they take little memory.
+
+        `state` are tensors of a `StateMemory`, by the names of inputs in `OptimizedNetwork.state`: runs read these
+        inputs there, and leave the outputs that lie in them. `unaliased` then says which inputs do not use theirs, and
+        why: they and their outputs are like any others. BackendError if a tensor has not its input's shape and type.
         """
         for pipeline in self.now.pipelines:
             pipeline.wait()  # a later part may still read memory that the resize frees
@@ -191,17 +209,20 @@ class LoadedNetwork:
             self._idle[self._key] = self.now
             self.now = self._nothing()
             self._make_room()
+        imported, unaliased = self._state(network, state)
         old: dict[str, deque[Pipeline]] = {}
         for pipeline in self.now.pipelines:
             old.setdefault(pipeline.device, deque()).append(pipeline)
         before = self.now.told
         self._forget_now()
         now = self.now
+        now.unaliased = unaliased
+        now.aliased = frozenset(network.state[name].output for name in imported)
         copies = {n.outputs[0]: n for n in network.copies}
-        fetched = {*network.graph.outputs, *(n.inputs[0] for n in copies.values())}
+        fetched = {*network.graph.outputs} - now.aliased | {n.inputs[0] for n in copies.values()}
         try:
             for part in network.parts:
-                self.now.pipelines.append(self._pipeline(part, copies, old, fetched))
+                self.now.pipelines.append(self._pipeline(part, copies, old, fetched, imported))
         finally:
             spare, self._spare = self._spare, {}
             close_all([*(p for left in old.values() for p in left), *spare.values()])
@@ -225,6 +246,45 @@ class LoadedNetwork:
             if name not in self._warned:
                 self._warned.add(name)
                 log.warning("%s", note)
+
+    def _state(
+        self, network: OptimizedNetwork, state: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
+        """Return the tensors that inputs use, and why others do not."""
+        known = network.state if state else {}
+        imported, unaliased = dict[str, Tensor](), dict[str, str]()
+        for name, tensor in state.items():
+            if name not in known:
+                unaliased[name] = "no output lies in it"
+                continue
+            device, spec = known[name].device, known[name].spec
+            if (tensor.shape, tensor.dtype) != (spec.dims, spec.dtype):
+                raise BackendError(
+                    f"the state {name!r} does not fit the network",
+                    why=f"it is {TensorSpec(tensor.shape, tensor.dtype)}, and the input {spec}",
+                    fix="make it of OptimizedNetwork.state, or copy it to that type",
+                )
+            backend = self.ask(device)
+            if not keeps_state(backend):
+                unaliased[name] = f"{device} does not keep state"
+            elif not isinstance(tensor.backend, Backend) or not imports(backend, tensor.backend):
+                unaliased[name] = f"{device} cannot use its memory"
+            elif not any(_lies_there(part, name) for part in network.parts):
+                unaliased[name] = f"{device} does not write it in place"
+            else:
+                imported[name] = tensor
+        return imported, unaliased
+
+    @property
+    def unaliased(self) -> Mapping[str, str]:
+        """Return why inputs do not use the STATE memory that `load` was given for them, by name."""
+        return self.now.unaliased
+
+    @property
+    def results(self) -> list[str]:
+        """Return the names of the outputs that `finish` returns: those that do not lie in STATE memory."""
+        assert self.now.network is not None
+        return [o for o in self.now.network.graph.outputs if o not in self.now.aliased]
 
     @property
     def report_now(self) -> Report | None:
@@ -293,7 +353,12 @@ class LoadedNetwork:
                 pipeline.show(part)
 
     def _pipeline(
-        self, part: Part, copies: Mapping[str, Node], old: Mapping[str, deque[Pipeline]], fetched: Collection[str]
+        self,
+        part: Part,
+        copies: Mapping[str, Node],
+        old: Mapping[str, deque[Pipeline]],
+        fetched: Collection[str],
+        state: Mapping[str, Tensor],
     ) -> Pipeline:
         """Resize the next old pipeline of the device, or make a new one."""
         waiting = old.get(part.device)
@@ -305,7 +370,9 @@ class LoadedNetwork:
             thrifty = self.config.memory is MemoryMode.LIMIT
             pipeline = Pipeline(part, backend, thrifty=thrifty, progress=self._progress)
         try:
-            pipeline.resize(part, self._connect(part, pipeline, copies), fetched, first=first)
+            shared = self._connect(part, pipeline, copies)
+            shared |= {name: tensor for name, tensor in state.items() if name in part.graph.inputs}
+            pipeline.resize(part, shared, fetched, first=first)
         except BaseException:
             close_all([pipeline])
             raise
@@ -356,10 +423,10 @@ class LoadedNetwork:
     ) -> None:
         """Start a run with the given inputs; only the last part is left running.
 
-        `targets` are arrays for the outputs, which backends may fill themselves; `finish` gets them, too. Outputs for
-        which there are none go to result memory that the backend reaches, if any is free. `first` says whether the
-        session's run begins here. In a later stage, the profile keeps its events. A `watch` sees what the run stores;
-        `arrays` must be the same until `finish`.
+        Inputs in STATE memory have no arrays. `targets` are arrays for the outputs in `results`, which backends may
+        fill themselves; `finish` gets them, too. Outputs for which there are none go to result memory that the backend
+        reaches, if any is free. `first` says whether the session's run begins here. In a later stage, the profile keeps
+        its events. A `watch` sees what the run stores; `arrays` must be the same until `finish`.
         """
         self.abandon()
         self._acquire()
@@ -384,7 +451,7 @@ class LoadedNetwork:
     ) -> None:
         assert self.now.network is not None
         graph = self.now.network.graph
-        wanted = zip(graph.outputs, targets, strict=True) if targets else ()
+        wanted = zip(self.results, targets, strict=True) if targets else ()
         given = {
             o: t for o, t in wanted
             if t is not None and t.size and o not in self.now.kept and t.dtype == graph.specs[o].dtype.numpy
@@ -441,7 +508,7 @@ class LoadedNetwork:
         self._passed = None
 
     def finish(self, given: Sequence[Array | None]) -> list[Array]:
-        """Wait for the run and return the network's outputs, in the given arrays: one or None for each, or none at all.
+        """Wait for the run and return the outputs in `results`, in the given arrays, one or None for each, or none.
 
         An array may have another float type than the output, which is then converted.
         The run is over even if this raises: its outputs may be incomplete.
@@ -454,12 +521,13 @@ class LoadedNetwork:
         graph = self.now.network.graph
         stored, self._stored = self._stored, {}
         if not given and not stored:
-            results = [self._fetch(graph, name, None, passed) for name in graph.outputs]
+            results = [self._fetch(graph, name, None, passed) for name in self.results]
             if self._watched is not None:
                 self._repeat(self._watched, results)
             return results
         results = list[Array]()
-        for name, target in zip(graph.outputs, given or [None] * len(graph.outputs), strict=True):
+        names = self.results
+        for name, target in zip(names, given or [None] * len(names), strict=True):
             left = stored.get(name)
             if left is None:
                 results.append(self._fetch(graph, name, target, passed))
@@ -643,6 +711,12 @@ def _convert(target: Array, source: Array) -> None:
     """Copy an output to an array that may be of another float type; numbers beyond that become infinite."""
     with np.errstate(over="ignore"):
         copy_into(target, source)
+
+
+def _lies_there(part: Part, source: str) -> bool:
+    """Tell whether an output of a part lies in an input of that name, as its backend runs it."""
+    graph = part.graph if part.lowered is None else part.lowered.graph
+    return source in graph.aliases.values()
 
 
 def by_node(refusals: Sequence[Refusal]) -> Mapping[str, Mapping[str, str]]:

@@ -171,8 +171,9 @@ class Pipeline:
 
         It keeps executions that serve any shape, and the executions of nodes that did not change.
 
-        `imports` are tensors of other pipelines, by the names of the inputs that use their memory; `fetched` are the
-        values that the host reads, of this part and of others.
+        `imports` are tensors of other pipelines, or STATE tensors, by the names of the inputs that use their memory;
+        with an input in STATE memory goes the output that lies there (`Graph.aliases`). `fetched` are the values that
+        the host reads, of this part and of others.
         """
         can_keep = self.backend.keeps_plan and not (self.thrifty or imports or part.lowered is not None)
         keeps = can_keep and self._has_plan and self._planned(part, imports)
@@ -198,9 +199,10 @@ class Pipeline:
         self.lends &= {*part.graph.inputs}  # arrays that were lent before the resize still come
         self._stores = False
         self._do("onResizeBegin")
-        self._map(part.graph.inputs, part.graph.outputs, imports, fetched, names)
+        shared = {**imports, **{o: imports[i] for o, i in self.graph.aliases.items() if i in imports}}
+        self._map(part.graph.inputs, part.graph.outputs, shared, fetched, names)
         self._do("onResizeEnd")
-        self._hold_memory(imports)
+        self._hold_memory(shared)
         self._called = [task for task in self.tasks if Recorded.is_called(task.execution)]
         self._has_plan = can_keep and not self.mapped
         if self.thrifty:
@@ -446,7 +448,10 @@ class Pipeline:
         dying = names.dying
         for k, task in enumerate(self.tasks):
             for tensor in task.outputs:
-                self._acquire(tensor, StorageType.DYNAMIC, task.node)
+                if tensor.name in imports:
+                    self._import(tensor.name, imports[tensor.name])
+                else:
+                    self._acquire(tensor, StorageType.DYNAMIC, task.node)
             self._resize_task(task)
             if self._progress is not None:
                 self._progress(k + 1, len(self.tasks))

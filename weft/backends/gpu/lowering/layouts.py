@@ -19,6 +19,7 @@ from weft.core.graph.index_map import IndexMap
 from weft.core.graph.layout import PACK, Layout, Shape, row_major
 from weft.core.graph.op import Op, find_op
 from weft.core.graph.tensor import Tensor
+from weft.core.placement.in_place import why_apart
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import WantedLayout, find_gpu_op
 from weft.ops.conv import Conv
@@ -238,8 +239,9 @@ def find_views(graph: Graph, is_custom: IsCustom = lambda op: False) -> dict[str
     Inputs of a channel concat become views of its output if all but the last have a multiple of four channels, and so
     does a concat of inputs that lie side by side in a larger one: concats that grow share one memory.
     Reshapes and conversions that move nothing become aliases; the source of a graph output is stored in that output.
+    Outputs in `Graph.aliases`, which are legal ones, lie in their inputs.
     """
-    views: dict[str, ValueView] = {}
+    views = {output: ValueView(source) for output, source in graph.aliases.items()}
     produced, results = {o: n for n in graph.nodes for o in n.outputs if o}, set(graph.outputs)
     for node in reversed(graph.nodes):
         if base_op(node.op).type == "Concat" and _is_packed(graph, node.outputs[0]):
@@ -259,6 +261,16 @@ def find_views(graph: Graph, is_custom: IsCustom = lambda op: False) -> dict[str
             source = node.inputs[0]
             views[node.outputs[0]] = views.get(source, ValueView(source))
     return views
+
+
+def legal_aliases(graph: Graph, is_custom: IsCustom) -> dict[str, str]:
+    """Return the aliases that still hold after the rewrites; a custom op's execution may not write in place."""
+    makers = graph.producers()
+    return {
+        output: source
+        for output, source in graph.aliases.items()
+        if not why_apart(graph, output, source) and not is_custom(makers[output].op)
+    }
 
 
 def blocks_taken(graph: Graph, node: Node) -> list[int] | None:

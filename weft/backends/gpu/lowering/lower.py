@@ -22,6 +22,7 @@ from weft.backends.gpu.lowering.layouts import (
     base_outputs,
     find_views,
     first_blocks,
+    legal_aliases,
     values_read,
 )
 from weft.backends.gpu.lowering.rewrites import OF_LAYOUTS, Rewrite, rewritten
@@ -179,6 +180,7 @@ def lower(graph: Graph, target: Target, kept: KeptPlans) -> Lowered:
     depth = depths(graph)
     # Nodes of one depth share no memory in the plan, so they can run side by side.
     graph.nodes.sort(key=lambda node: depth[node.outputs[0]])
+    graph.aliases = legal_aliases(graph, target.is_custom)
     folded = FoldedMoves(graph, find_views(graph, target.is_custom))
     if target.fusing and target.maps_indices:
         folded = fold_moves(graph, folded.views, target.is_custom, kept.maps(graph.name))

@@ -159,7 +159,7 @@ class Slots:
                 self.bury()
         view = self.views.get(tensor.name)
         root = self.root_name(tensor)
-        if storage is StorageType.STATIC or root not in self._root_bytes:
+        if storage.stays or root not in self._root_bytes:
             return Region(self.manager.acquire(max(tensor.nbytes, SMALLEST), storage))
         if root not in self._roots:
             slot = self.manager.acquire(max(self._root_bytes[root], SMALLEST), storage)
@@ -168,9 +168,19 @@ class Slots:
         return Region(slot) if view is None else Region(slot, view.first, view.blocks, places=view.places)
 
     def adopt(self, tensor: Tensor, source: Tensor) -> bool:
-        """Let a tensor and its views use the memory of another pipeline's tensor; False if it is itself a view."""
+        """Let a tensor and its views use the memory of a tensor of another object.
+
+        False if one of them is part of another value's memory. An output that lies in an input which has the source's
+        memory is not.
+        """
         region: Region = source.memory
-        if self.root_name(tensor) != tensor.name or region.blocks or not region.places.is_identity:
+        root = self.root_name(tensor)
+        if root != tensor.name and self.views[tensor.name] == ValueView(root):
+            held = self._roots.get(root)
+            if held is not None and held[0] is region.slot:
+                tensor.memory = Region(region.slot)
+                return True
+        if root != tensor.name or region.blocks or not region.places.is_identity:
             return False
         if tensor.name in self._root_bytes:
             self._roots[tensor.name] = region.slot, self._sharers[tensor.name]
@@ -195,13 +205,13 @@ class Slots:
         """Release a region; the slot is released with its last view."""
         region: Region = tensor.memory
         root = self.root_name(tensor)
-        if storage is not StorageType.STATIC and root in self._roots:
+        if not storage.stays and root in self._roots:
             slot, left = self._roots[root]
             self._roots[root] = slot, left - 1
             if left > 1:
                 return
         after_level = storage is StorageType.DYNAMIC and self._depth
-        if after_level or (storage is not StorageType.STATIC and self._level <= self._held):
+        if after_level or (not storage.stays and self._level <= self._held):
             self._dying.append(region.slot)
         else:
             self.manager.release(region.slot)

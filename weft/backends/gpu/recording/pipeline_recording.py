@@ -487,7 +487,7 @@ class PipelineRecording:
                 cleared |= {id(tensor.memory.slot) for tensor in read}
                 for tensor in written:
                     slot = tensor.memory.slot
-                    if id(slot) not in cleared:
+                    if id(slot) not in cleared and slot.storage is not StorageType.STATE:
                         cleared.add(id(slot))
                         self._write(Binding(slot.buffer, slot.offset, slot.nbytes), np.zeros(slot.nbytes, np.uint8))
                 run_once(self.device, [access(launch)])

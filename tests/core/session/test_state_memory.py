@@ -1,0 +1,287 @@
+"""State of networks that stays on its device: one memory for an input and the output that is its next value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import weft
+from tests.helpers.nets import Net
+from tests.helpers.run_length import examples
+from weft.core.contract.backend import BackendConfig, Precision
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
+from weft.core.graph.tensor import TensorSpec
+from weft.core.placement.optimized_network import OptimizedNetwork
+from weft.core.registry.backend_registry import registry
+from weft.core.session.loaded_network import LoadedNetwork
+from weft.core.session.state_memory import StateMemory
+from weft.errors import BackendError, InputError
+
+DEVICES = ("cpu", "opencl", "vulkan")
+ROWS, WIDTH = 24, 8
+MODES = st.sampled_from(["linear", "circular"])
+
+
+def decoder(rows: int, dtype: DType = DType.FLOAT32, *, aliased: bool = True) -> Graph:
+    """Return an attention over a cache in which `rows` new ones are written."""
+    net = Net()
+    x, past = net.input("x", 1, rows, WIDTH, dtype=dtype), net.input("past", 1, ROWS, WIDTH, dtype=dtype)
+    at = net.input("at", 1, dtype=DType.INT64)
+    new = net.add("MatMul", x, net.random(WIDTH, WIDTH).astype(dtype.numpy))
+    present = net.add("TensorScatter", past, new, at, axis=1, name="present")
+    scores = net.add("Softmax", net.add("MatMul", x, net.add("Transpose", present, perm=(0, 2, 1))), axis=-1)
+    graph = net.finish(net.add("MatMul", scores, present, name="y"), present)
+    graph.aliases = {"present": "past"} if aliased else {}
+    return graph
+
+
+@contextmanager
+def loaded(device: str, precision: Precision = Precision.HIGH) -> Iterator[tuple[LoadedNetwork, StateMemory]]:
+    """Yield what loads networks on a device, and memory for state there."""
+    (choice,), config = registry.choose([device]), BackendConfig(precision=precision)
+    memory, made = StateMemory(choice.open(config)), LoadedNetwork([choice], config)
+    try:
+        yield made, memory
+    finally:
+        made.drop()
+        memory.close()
+
+
+def run(network: LoadedNetwork, **inputs: Array) -> list[Array]:
+    network.start(inputs)
+    return network.finish([])
+
+
+def steps(*rows: int, dtype: Any = np.float32) -> Iterator[tuple[int, dict[str, Array]]]:
+    """Yield numbers of new rows with the inputs for them, one behind the other."""
+    rng, at = np.random.default_rng(3), 0
+    for count in rows:
+        x = rng.standard_normal((1, count, WIDTH)).astype(dtype)
+        yield count, {"x": x, "at": np.array([at], np.int64)}
+        at += count
+
+
+def staged(network: LoadedNetwork) -> int:
+    """Return the bytes that runs copy to and from devices."""
+    return sum(pipeline.backend.statistics().get("staging_bytes", 0) for pipeline in network.pipelines)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_cache_stays_on_its_device(device: str) -> None:
+    """Networks of two shapes write it in turns, and no run copies it."""
+    networks = {rows: weft.optimize(decoder(rows), device) for rows in (1, 5)}
+    alone = {rows: weft.load(decoder(rows, aliased=False), "cpu") for rows in networks}
+    with loaded(device) as (network, memory):
+        state = networks[1].state["past"]
+        assert state.output == "present"
+        assert state.device.startswith(device)
+        cache, fed = memory.make("past", state.spec), np.zeros((1, ROWS, WIDTH), np.float32)
+        for rows, inputs in steps(5, 1, 1, 5, 1):
+            if network.holds(rows):
+                network.turn_to(rows)
+            else:
+                network.load(networks[rows], rows, beside=True, state={"past": cache})
+            assert not network.unaliased
+            assert network.results == ["y"]
+            (y,) = run(network, **inputs)
+            wanted, fed = alone[rows].run({**inputs, "past": fed})
+            np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(memory.read(cache), fed, rtol=1e-4, atol=1e-5)
+            assert staged(network) < fed.nbytes
+    for session in alone.values():
+        session.close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_state_is_read_written_forked_and_freed(device: str) -> None:
+    network = weft.optimize(decoder(1), device)
+    with loaded(device) as (runs, memory):
+        cache = memory.make("past", network.state["past"].spec)
+        assert not memory.read(cache).any()
+        runs.load(network, state={"past": cache})
+        (_, first), (_, second) = steps(1, 1)
+        run(runs, **first)
+        before = memory.read(cache)
+        fork = memory.copy(cache)
+        run(runs, **second)
+        np.testing.assert_array_equal(memory.read(fork), before)
+        assert (memory.read(cache)[0, 1] != 0).all()
+        memory.write(cache, memory.read(fork))
+        again = run(runs, **second)
+        runs.load(network, state={"past": fork})
+        np.testing.assert_array_equal(run(runs, **second), again)
+        half = memory.copy(fork, DType.FLOAT16)
+        np.testing.assert_allclose(memory.read(half), memory.read(fork).astype(np.float16), rtol=2e-3)
+        assert memory.nbytes == 2 * cache.nbytes + half.nbytes
+        memory.release(half)
+        assert memory.nbytes == 2 * cache.nbytes
+        with pytest.raises(InputError, match="another shape"):
+            memory.write(cache, np.zeros((1, ROWS + 1, WIDTH), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "stored"),
+    [
+        (DType.FLOAT16, Precision.HIGH, DType.FLOAT32),
+        (DType.FLOAT32, Precision.LOW, DType.FLOAT16),
+        (DType.FLOAT16, Precision.LOW, DType.FLOAT16),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "opencl"])
+def test_state_has_the_type_that_the_network_stores(
+    device: str, dtype: DType, precision: Precision, stored: DType
+) -> None:
+    """And no cast of the whole stands before or behind it."""
+    network = weft.optimize(decoder(1, dtype), device, precision=precision)
+    with loaded(device, precision) as (runs, memory):
+        spec = network.state["past"].spec
+        assert spec == TensorSpec((1, ROWS, WIDTH), stored)
+        cache, fed = memory.make("past", spec), np.zeros((1, ROWS, WIDTH), np.float32)
+        runs.load(network, state={"past": cache})
+        with weft.load(decoder(1, aliased=False), "cpu") as session:
+            for _, inputs in steps(1, 1, dtype=np.float16):
+                y = run(runs, **{**inputs, "x": inputs["x"].astype(dtype.numpy)})[0]
+                wanted, fed = session.run({**inputs, "x": inputs["x"].astype(np.float32), "past": fed})
+                np.testing.assert_allclose(y.astype(np.float32), wanted, rtol=2e-2, atol=2e-2)
+        np.testing.assert_allclose(memory.read(cache).astype(np.float32), fed, rtol=2e-2, atol=2e-2)
+
+
+WRITERS: dict[str, tuple[dict[str, Any], Any, tuple[int, ...]]] = {
+    "ScatterElements": ({"axis": 0}, [[3, 1, 2]], (1, 3)),
+    "ScatterND": ({}, [[2], [4]], (2, 3)),
+    "TensorScatter": ({"axis": 1}, [2, 0, 1, 2, 0], (5, 1)),
+}
+
+
+@pytest.mark.parametrize("op", WRITERS)
+@pytest.mark.parametrize("device", ["cpu", "opencl"])
+def test_each_op_that_writes_leaves_the_rest(device: str, op: str) -> None:
+    attributes, places, shape = WRITERS[op]
+    for dtype in (DType.FLOAT32, DType.INT8, DType.INT64, DType.BOOL):
+        net = Net()
+        past, new = net.input("past", 5, 3, dtype=dtype), net.input("new", *shape, dtype=dtype)
+        at = net.constant(np.array(places, np.int64))
+        inputs = (past, new, at) if op == "TensorScatter" else (past, at, new)
+        graph = net.finish(net.add(op, *inputs, name="present", **attributes))
+        wanted = graph.copy()
+        graph.aliases = {"present": "past"}
+        network = weft.optimize(graph, device)
+        values = np.random.default_rng(0).integers(0, 2, (2, 5, 3)).astype(dtype.numpy)
+        fresh = values[1].reshape(-1)[: shape[0] * shape[1]].reshape(shape)
+        with loaded(device) as (runs, memory), weft.load(wanted, "cpu") as session:
+            cache = memory.make("past", network.state["past"].spec)
+            memory.write(cache, values[0])
+            runs.load(network, state={"past": cache})
+            assert run(runs, new=fresh) == []
+            np.testing.assert_array_equal(memory.read(cache), session.run({"past": values[0], "new": fresh})[0])
+
+
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+@settings(max_examples=examples(12), deadline=None)
+@given(rows=st.integers(1, 7), count=st.integers(1, 3), begin=st.integers(-4, 9), mode=MODES, data=st.data())
+def test_any_rows_of_any_axis(
+    device: str, rows: int, count: int, begin: int, mode: str, data: st.DataObject
+) -> None:
+    shape = [2, *data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))]
+    axis = data.draw(st.integers(1, len(shape) - 1))
+    shape[axis] = max(rows, count)
+    net = Net()
+    past, new = net.input("past", *shape), net.input("new", *shape[:axis], count, *shape[axis + 1 :])
+    at = net.input("at", 2, dtype=DType.INT64)
+    graph = net.finish(net.add("TensorScatter", past, new, at, axis=axis, mode=mode, name="present"))
+    graph.aliases = {"present": "past"}
+    network = weft.optimize(graph, device)
+    values, fresh = net.random(*shape), net.random(*graph.specs["new"].dims)
+    begins = np.array([begin, begin + 1])
+    with loaded(device) as (runs, memory):
+        cache = memory.make("past", network.state["past"].spec)
+        memory.write(cache, values)
+        runs.load(network, state={"past": cache})
+        run(runs, new=fresh, at=begins)
+        wanted = graph.nodes[0].op.reference(values, fresh, begins)
+        np.testing.assert_array_equal(memory.read(cache), wanted)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_without_state_the_caller_s_array_stays(device: str) -> None:
+    """A network may be run with the cache as an input, lent or not: what is written in place is a copy."""
+    graph = decoder(1)
+    past = np.random.default_rng(1).standard_normal((1, ROWS, WIDTH)).astype(np.float32)
+    ((_, inputs),) = steps(1)
+    with weft.load(graph, device) as session, weft.load(decoder(1, aliased=False), "cpu") as alone:
+        lent = session.input_arrays()
+        wanted = alone.run({**inputs, "past": past})
+        for array in (past, lent["past"]):
+            array[...] = past
+            for got, want in zip(session.run({**inputs, "past": array}), wanted, strict=True):
+                np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+            np.testing.assert_array_equal(array, past)
+        session.run({**inputs, "past": lent["past"]})
+        np.testing.assert_array_equal(lent["past"], past)
+
+
+def also_read(graph: Graph) -> Graph:
+    net = Net()
+    net.graph = graph
+    graph.outputs.append(net.add("Relu", "past", name="other"))
+    return graph
+
+
+def of_two_sizes() -> Graph:
+    net = Net()
+    net.input("past", 1, ROWS, WIDTH)
+    graph = net.finish(net.add("Slice", "past", np.array([1]), np.array([9]), np.array([1]), name="present"))
+    graph.aliases = {"present": "past"}
+    return graph
+
+
+def of_no_output() -> Graph:
+    graph = decoder(1)
+    graph.outputs.remove("present")
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("graph", "why"),
+    [
+        (also_read(decoder(1)), "more than TensorScatter 'n_present' reads 'past'"),
+        (of_two_sizes(), "does not write it into 'past'"),
+        (of_no_output(), "no node makes an output 'present'"),
+    ],
+)
+def test_a_pair_that_cannot_share_memory_goes_with_a_reason(graph: Graph, why: str) -> None:
+    network = weft.optimize(graph, "cpu")
+    assert not network.state
+    assert [note for note in network.notes if why in note and "copied to 'past' after each run" in note]
+
+
+def test_tensors_that_do_not_fit_or_are_not_used() -> None:
+    network = weft.optimize(decoder(1), "cpu")
+    with loaded("cpu") as (runs, memory):
+        with pytest.raises(BackendError, match="does not fit the network"):
+            runs.load(network, state={"past": memory.make("past", TensorSpec((1, ROWS, 4), DType.FLOAT32))})
+        with loaded("opencl") as (_, elsewhere):
+            state = {name: elsewhere.make(name, network.state["past"].spec) for name in ("past", "x")}
+            runs.load(network, state=state)
+            assert runs.unaliased == {
+                "past": "cpu:0 cannot use its memory", "x": "no output lies in it",
+            }
+            ((_, inputs),) = steps(1)
+            y, present = run(runs, **inputs, past=np.zeros((1, ROWS, WIDTH), np.float32))
+            assert y.shape == (1, 1, WIDTH)
+            assert present[0, 0].any()
+
+
+def test_a_saved_network_keeps_its_state(tmp_path: Path) -> None:
+    made = weft.optimize(decoder(1), "cpu")
+    made.save(tmp_path / "decoder.weft")
+    assert OptimizedNetwork.load(tmp_path / "decoder.weft").state == made.state
