@@ -25,6 +25,8 @@
  * - Weft calls the functions of one device one at a time, from any thread. Calls for different devices may
  *   come at once, and absent, device_count and device_info, which are about none that is open, while one works.
  *   A function must not call back into Python.
+ * - Memory that lives from run to run, in which a network keeps its state, is for backends in Python alone: here such
+ *   a value is an ordinary input and output, which Weft copies after each run.
  * - Elements of a tensor lie densely in the order of its shape, the last dimension innermost (images: NCHW).
  * - Structures that Weft passes by pointer may grow at their end in a later minor version. Never copy or
  *   allocate one, and never index from one to the next.
@@ -42,9 +44,9 @@ extern "C" {
 
 /* The version of the backend interface; GetVersion returns it. Weft takes a backend whose major number is its own and
  * whose minor number is not above its own. Backends in Python and in C share the number, and an addition may be for
- * one of them: 1.2 added nothing to this file. */
+ * one of them: 1.2 and 1.4 added nothing to this file. */
 #define WEFT_API_MAJOR 1u
-#define WEFT_API_MINOR 3u
+#define WEFT_API_MINOR 4u
 
 #if defined(__GNUC__)
 #define WEFT_EXPORT __attribute__((visibility("default")))
