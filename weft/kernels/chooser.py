@@ -36,6 +36,8 @@ NEVER = float("inf")
 """The cost of a candidate that only tuning may pick."""
 NEAR = 1.25
 """A candidate that costs up to so many times the least is taken if its kernel exists already."""
+NEAR_ENOUGH = 4.0
+"""The same where kernels are to be few rather than fast."""
 REMEMBERED = 1024
 """Number of problems whose decisions a chooser remembers: networks repeat their layers."""
 
@@ -167,9 +169,9 @@ class Decision:
         """Return the facts, sorted by their names, as in a tuning table's key."""
         return ", ".join(f"{name}={value!r}" for name, value in sorted((self.facts or {}).items()))
 
-    def near(self, known: Collection[str]) -> str | None:
-        """Return the cheapest of some candidates, if it hardly costs more than the default."""
-        most = NEAR * self.candidates[self.default].weighed
+    def near(self, known: Collection[str], *, few: bool = False) -> str | None:
+        """Return the cheapest of some candidates, if it hardly costs more than the default; more if they are few."""
+        most = (NEAR_ENOUGH if few else NEAR) * self.candidates[self.default].weighed
         there = [text for text in self.candidates if text in known and self.candidates[text].weighed <= most]
         return min(there, key=lambda text: self.candidates[text].weighed, default=None)
 

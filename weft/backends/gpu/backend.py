@@ -77,10 +77,12 @@ class GpuBackend(Backend):
         self.slots = Slots(self._memory)
         self.recording = PipelineRecording(runtime.heap, info.profiling)
         self.recording.submissions.longest = runtime.longest_submission
-        self._builds = Builds(self.device, runtime.varying(info.same_nodes))
+        shares = runtime.general and self.device.shares_kernels
+        self._builds = Builds(self.device, runtime.varying(info.same_nodes), all_vary=shares)
         self._target = Target(
-            self.device, runtime.tuning, info.config, self._is_custom, info.profiling is not None,
-            self._builds if info.loads else None, runtime.chains, runtime.verdicts,
+            self.device, None if runtime.general else runtime.tuning, info.config, self._is_custom,
+            info.profiling is not None, self._builds if info.loads else None, runtime.chains, runtime.verdicts,
+            runtime.general,
         )
         self._kept_plans = KeptPlans(thrifty=self._target.thrifty)
         self._shared = PipelineContext(

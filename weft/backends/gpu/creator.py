@@ -13,6 +13,7 @@ from weft.backends.gpu.device import fork_guard
 from weft.backends.gpu.device.built_kernels import KERNELS_KEPT
 from weft.core.contract.backend import Backend, BackendCreator, BackendInfo, BackendOption
 from weft.core.contract.backend_options import NO_OPTIONS, Options, defaults
+from weft.kernels.general import general
 
 if TYPE_CHECKING:
     from weft.backends.gpu.backend import GpuBackend
@@ -34,6 +35,10 @@ PROFILE = BackendOption(
     'What the device pretends to be, "adreno" or "items=128"; empty: WEFT_DEVICE_PROFILE says it.',
     check=_check_profile,
 )
+GENERAL = BackendOption(
+    "general", False, "Plan with few, general kernels: they are there sooner, are not tested first, and take longer."
+)
+"""What the first runs of a session have (`GpuCreator.sooner`)."""
 CHAINS = BackendOption("chains", True, "Let consecutive small launches share one, where a GPU runs that right.")
 """For APIs whose devices may have `DeviceCaps.resident_groups`."""
 
@@ -61,6 +66,7 @@ class GpuCreator(BackendCreator):
             "the device; 0: no limit; -1: 0.5 on a GPU, no limit on a CPU.", least=-1,
         ),
         BackendOption("kernels_kept", KERNELS_KEPT, "Built kernels that are held beside those in use.", least=0),
+        GENERAL,
     )
 
     def __init__(self) -> None:
@@ -161,6 +167,8 @@ class GpuCreator(BackendCreator):
         device = self.open_with(index, options)
         if profile is not None:
             device.pretend(profile)
+        if options[GENERAL.name]:
+            device.caps = general(device.caps)
         return device
 
     def is_open(self, index: int) -> bool:

@@ -70,6 +70,11 @@ class GpuRuntime:
         given = float(self.options.get(SUBMIT_SECONDS, -1.0))
         return given if given >= 0 else 0.0 if self.device.info.software else LONGEST
 
+    @property
+    def general(self) -> bool:
+        """Tell whether networks get few, general kernels, which read their sizes when they run."""
+        return bool(self.options.get("general", False))
+
     def trust(self) -> None:
         """Use whatever the hardware claims, without a self-test."""
         self.verdicts.known = self.verdicts.recalled = True

@@ -58,6 +58,7 @@ class OpenCLDevice(GpuDevice):
     def __init__(self, info: DeviceInfo, caps: DeviceCaps, dialect: Dialect, device: cl.Device) -> None:
         super().__init__(info, caps, dialect)
         self.launches_overlap = False  # the queue is in order
+        self.shares_kernels = True
         self.longest_chained = 12.0  # each launch costs the host 5 us
         self._learn()
         self._device = device

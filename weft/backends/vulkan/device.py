@@ -94,6 +94,7 @@ class VulkanDevice(GpuDevice):
         super().__init__(info, caps, dialect if ptx is None else DIALECT, parts.context.stats)
         self._held = parts
         self.stores_to_host = self.divides = True
+        self.shares_kernels = ptx is not None  # those in GLSL take 128 bytes of constants at the launch
         if ptx is not None:
             self.tuned_as = "vulkan-ptx"
             self.remarks = ("kernels are OpenCL's, as PTX; the option vulkan.ptx=no keeps those in GLSL",)

@@ -145,6 +145,8 @@ class GpuDevice(ABC):
     """Whether `record_divided` divides a recording into several submissions."""
     reads_all_sizes: bool = field(default=False, init=False)
     """Whether kernels read all constants but the local size when they run, whatever shapes there were."""
+    shares_kernels: bool = field(default=False, init=False)
+    """Whether `compile_for_shapes` leaves any number of constants to the launch, so that layers can share a kernel."""
     remarks: tuple[str, ...] = field(default=(), init=False)
     """Sentences for reports on how the device runs kernels, where an option decides that."""
     tuned_as: str = field(default="", init=False)

@@ -98,11 +98,12 @@ def _error(build: Build) -> CompileError | None:
 class Builds:
     """The builds of one pipeline. `finish` or `drop` ends their threads; no kernel is built after that.
 
-    `varying` is what is known of the shapes of its nodes, if other pipelines run the same nodes for other sizes.
+    `varying` is what is known of the shapes of its nodes, if other pipelines run the same nodes for other sizes. If
+    `all_vary`, kernels read all constants when they run that they can, so that layers share them.
     """
 
-    def __init__(self, device: GpuDevice, varying: Varying | None = None) -> None:
-        self._device = device
+    def __init__(self, device: GpuDevice, varying: Varying | None = None, *, all_vary: bool = False) -> None:
+        self._device, self._all_vary = device, all_vary
         self._varying = varying or Varying()
         self._pool: ThreadPoolExecutor | None = None
         self._begun: list[tuple[str, Build]] = []
@@ -130,7 +131,7 @@ class Builds:
         """
         pool = None if self.knows_a_shape else self._threads()
         if pool is not None:
-            build = Build(self._device, source, values)
+            build = Build(self._device, source, values, self._varies(source) if self.serves_shapes(source) else NONE)
             build.start(pool)
             self._early.setdefault(build.key, deque()).append(build)
 
@@ -174,12 +175,15 @@ class Builds:
         that is as it was at the shape before keeps its kernel.
         """
         source = launch.source
-        varying = self._varying.of(source) if self.serves_shapes(source) else NONE
+        varying = self._varies(source) if self.serves_shapes(source) else NONE
         _, last = self._made_before.get(id(launch), (None, None))
         if last is None or not last.is_built or last.varying != varying:
             last = Build(self._device, source, launch.values, varying)
         self._made[id(launch)] = launch, last
         return last
+
+    def _varies(self, source: KernelSource) -> frozenset[str]:
+        return frozenset(name for name, _ in source.constants) if self._all_vary else self._varying.of(source)
 
     def add(self, owner: str, builds: Iterable[Build]) -> None:
         """Start to build what the owner needs; without threads, build it now and raise its error.

@@ -186,7 +186,9 @@ class NodeBuilder(KernelBuilder):
         thrifty: bool = False,
         winograd: bool = True,
         earlier: Callable[[str], frozenset[str]] | None = None,
+        few: bool = False,
     ) -> None:
+        self._few = few
         self.caps, self.split_products, self.thrifty = device.caps, split_products, thrifty
         self.winograd, self.sizes_change, self._earlier = winograd, earlier is not None, earlier
         if thrifty:
@@ -298,9 +300,14 @@ class NodeBuilder(KernelBuilder):
         return candidates[taken or usual]
 
     def _usual(self, decision: Decision) -> str:
-        """Return the candidate without tuning: the default, or one whose kernel an earlier shape of the node has."""
+        """Return the candidate without tuning: the default, or one whose kernel there is already.
+
+        An earlier shape of the node has it, or if kernels are to be few, another node.
+        """
         known = NO_CANDIDATES if self._earlier is None else self._earlier(choice_of(self._label, len(self.taken)))
-        return decision.default if decision.default in known else decision.near(known) or decision.default
+        if decision.default in known:
+            return decision.default
+        return decision.near(known, few=self._few) or decision.default
 
     def constant(
         self, key: str, make: Callable[[], Array], layout: Layout = Layout.NCHW, spec: TensorSpec | None = None

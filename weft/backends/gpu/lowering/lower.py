@@ -128,7 +128,7 @@ def plan_node(
     builder = NodeBuilder(
         target.device, op, label, inputs, outputs, source, known=known,
         node=node, split_products=target.split_products, thrifty=target.thrifty, winograd=target.config.winograd,
-        earlier=earlier,
+        earlier=earlier, few=target.general,
     )
     if not launches_nothing(outputs) and not _launched_as_blocks(op, builder, inputs, outputs):
         form.launches(base_op(op), builder, base_inputs(op, inputs), base_outputs(op, outputs))
@@ -280,7 +280,9 @@ class _Planner:
         self.tensors: dict[str, Tensor] = {}
         self.before = kept.tensors(folded.graph.name)
         self.tunes = config.tuning_enabled()
-        self.earlier = target.earlier(folded.graph)
+        self.taken: set[str] = set()
+        """The candidates that nodes so far have, if kernels are to be few."""
+        self.earlier = (lambda _: frozenset(self.taken)) if target.general else target.earlier(folded.graph)
         self.planned_level = -1
         self.undivided: dict[str, NodePlan] = {}
 
@@ -323,7 +325,9 @@ class _Planner:
         def plan(part: Callable[[Tensor], Tensor]) -> NodePlan:
             some = [t if t is None or t.constant is not None else part(t) for t in inputs]
             done = [part(t) for t in outputs]
-            return tuned_plan(self.target, node.op, label, some, done, self.kept, node.name, self.earlier)
+            made = tuned_plan(self.target, node.op, label, some, done, self.kept, node.name, self.earlier)
+            self.taken.update(each.text for each in made.taken if self.target.general)
+            return made
 
         if node.name in self.free:
             times = count if label in self.micro_batches.nodes else 1

@@ -35,6 +35,8 @@ class Target:
     """Whether small launches may share one (`weft.backends.gpu.lowering.chains`)."""
     verdicts: Verdicts | None = field(default=None, compare=False)
     """Which kernels are to be tested before they are built; None: none."""
+    general: bool = False
+    """Whether kernels are to be few rather than fast."""
 
     @property
     def caps(self) -> DeviceCaps:

@@ -172,10 +172,13 @@ def tests_families(runtime: GpuRuntime) -> bool:
     """Tell whether families of portable kernels are tested on a device.
 
     If `WEFT_SELFTEST` is auto, they are not tested on software devices, where compilers may take a minute, and on
-    devices that only this program knows, because child processes could not open them.
+    devices that only this program knows, because child processes could not open them. General kernels are used
+    untested, until the tests of those that replace them are done.
     """
     info, mode = runtime.device.info, config.selftest()
-    return mode != "off" and (mode != "auto" or (not info.software and registry.is_known_elsewhere(info.id)))
+    if mode == "off" or runtime.general:
+        return False
+    return mode != "auto" or (not info.software and registry.is_known_elsewhere(info.id))
 
 
 def tested_here(runtime: GpuRuntime, kinds: Sequence[SpecialKernel], timeout: float) -> dict[str, Verdict]:

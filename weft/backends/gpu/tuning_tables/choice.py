@@ -32,7 +32,7 @@ class Taken:
     """Whether tuning chose it, if it is not the default; otherwise its kernel existed already."""
 
     def __str__(self) -> str:
-        why = "tuning found it best" if self.tuned else "it costs hardly more, and an earlier shape has its kernel"
+        why = "tuning found it best" if self.tuned else "its kernel is there already, and it costs little more"
         return "\n".join([f"chosen by {self.decision.name!r}:", *self.decision.lines(self.text, why)])
 
 

@@ -1,0 +1,56 @@
+"""The option `general`: few kernels, none of those that only save time, and the same results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import weft
+from benchmarks.cards import CARDS, _CardCreator
+from benchmarks.models import MODELS, feeds
+from weft.backends.gpu.lowering.lower import GpuPlan
+from weft.core.registry.backend_registry import registry
+from weft.kernels.general import LEFT_OUT
+from weft.kernels.special import kernel_families
+
+
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+def test_general_kernels_compute_the_same(device: str) -> None:
+    model = MODELS["squeezenet1_1"](1, image=32, width=0.1, classes=4)
+    x = feeds(model)
+    with weft.load(model, "cpu") as reference:
+        expected = reference.run(x)
+    with weft.load(model, device, fallback="error", backend_options={device: {"general": True}}) as session:
+        assert set(session.report.placement.values()) == {device}
+        np.testing.assert_allclose(session.run(x)[0], expected[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("api", list(CARDS))
+def test_they_are_few(api: str) -> None:
+    card = CARDS[api]
+    creator = _CardCreator(replace(card, caps=replace(card.caps, resident_groups=132)))
+    registry.insert(creator.id, creator)
+    try:
+        usual, few = (
+            weft.optimize(
+                MODELS["resnet50"](1), creator.id, fallback="error", precision="low",
+                backend_options={creator.id: {"general": general}},
+            ).parts[0].lowered
+            for general in (False, True)
+        )
+    finally:
+        registry.remove(creator.id)
+        creator.close()
+    assert usual is not None and few is not None
+    assert isinstance(usual.plan, GpuPlan) and isinstance(few.plan, GpuPlan)
+    before, now = ({launch.source.digest for launch in plan.launches} for plan in (usual.plan, few.plan))
+    assert len(now) <= 12 < len(before)
+    assert {launch.kernel for launch in few.launches} == {"conv_gemm", "matmul", "pool", "pool_global", "relayout"}
+
+
+def test_what_is_left_out_has_a_fallback() -> None:
+    families = {family.name: family for family in kernel_families()}
+    assert {name for name in LEFT_OUT if not families[name].fallback} == set()
+
