@@ -104,6 +104,28 @@ def masked_by_an_input(net: Net, x: str) -> str:
     return net.add("Softmax", net.add("Add", x, net.add("Mul", hidden, number(LOWEST))))
 
 
+def hard_choice(net: Net, x: str) -> str:
+    return net.add("Softmax", net.add("Mul", x, number(1e6)))
+
+
+def log_of_hard_choice(net: Net, x: str) -> str:
+    return net.add("LogSoftmax", net.add("Div", x, number(1e-5)))
+
+
+def shifted(net: Net, x: str) -> str:
+    return net.add("Softmax", net.add("Sub", net.add("Mul", x, number(0.25)), number(1e5)))
+
+
+def hard_attention(net: Net, x: str) -> str:
+    scores = net.add("Mul", net.add("MatMul", x, net.add("Transpose", x, perm=(0, 2, 1))), number(1e6))
+    return net.add("MatMul", net.add("Softmax", scores), x)
+
+
+def attention_in_float64(x: Array) -> Array:
+    made: Array = softmax(1e6 * (x @ x.transpose(0, 2, 1))) @ x
+    return made
+
+
 def length(x: Array) -> Array:
     made: Array = np.sqrt((x * x).sum(-1, keepdims=True))
     return made
@@ -128,6 +150,12 @@ CASES: Mapping[str, tuple[Callable[[Net, str], str], Array, Any]] = {
     "a mask that is added": (masked, SCORES, lambda x: EVEN),
     "a mask that is chosen": (masked_by_a_choice, SCORES, lambda x: EVEN),
     "a mask that is computed": (masked_by_an_input, SCORES, lambda x: EVEN),
+    "softmax(x * 1e6)": (hard_choice, X, lambda x: softmax(x * 1e6)),
+    "log(softmax(x / 1e-5))": (log_of_hard_choice, X, lambda x: -1e5 * (x.max(-1, keepdims=True) - x) - np.log(
+        (x == x.max(-1, keepdims=True)).sum(-1, keepdims=True)
+    )),
+    "softmax(x / 4 - 1e5)": (shifted, SCORES, lambda x: softmax(x / 4)),
+    "attention to the nearest": (hard_attention, SCORES[None] / 10, attention_in_float64),
 }
 
 

@@ -16,7 +16,14 @@ from weft.core.graph.tensor import TensorSpec
 from weft.core.host.threads import in_threads
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.properties import Property
-from weft.core.passes.wide_values import limits_alone, makes_wide, masks, spreads, wide_values
+from weft.core.passes.wide_values import (
+    DIFFERENCES,
+    limits_alone,
+    makes_wide,
+    masks,
+    spreads,
+    wide_and_beyond,
+)
 
 LARGEST, INFINITE = 0x7BFF, 0x7C00
 """The bits of the largest finite number and of infinity in fp16, without the sign; the bits of NaN are larger."""
@@ -148,7 +155,7 @@ _NONE = _Keeps()
 
 def _nodes_that_keep(graph: Graph, dtype: DType) -> dict[str, _Keeps]:
     """Return the nodes of which some inputs or outputs are not stored as `dtype`, by name."""
-    wide = wide_values(graph) if dtype is DType.FLOAT16 else frozenset()
+    wide, beyond = wide_and_beyond(graph) if dtype is DType.FLOAT16 else (frozenset[str](), frozenset[str]())
     found = {}
     for node in graph.nodes:
         every = frozenset(range(len(node.inputs)))
@@ -157,6 +164,8 @@ def _nodes_that_keep(graph: Graph, dtype: DType) -> dict[str, _Keeps]:
             found[node.name] = _Keeps(every, outputs=True)
         elif not (wide if node.op.is_elementwise else graph.overflowing).isdisjoint(node.inputs):
             found[node.name] = _Keeps(every)
+        elif node.op.type in DIFFERENCES and node.inputs[0] in beyond:
+            found[node.name] = _Keeps(frozenset({0}))
         elif wide and node.op.wide_inputs:
             found[node.name] = _Keeps(every.intersection(node.op.wide_inputs))
         elif dtype is DType.FLOAT16 and node.op.exact_parameters:

@@ -39,8 +39,8 @@ NO_LIMIT = 1e30
 """From here on a limit means that there is none: exporters write the largest float."""
 WEIGHTS = frozenset({"Mul", "PRelu", "Add", "Sub"})
 """Ops whose constants may be weights, of which single ones are tiny because training made nothing of them."""
-MASKED = frozenset({"Softmax", "LogSoftmax", "weft::Attention"})
-"""Ops to which fp16's lowest number says the same as one below it, and minus infinity everywhere nothing."""
+DIFFERENCES = frozenset({"Softmax", "LogSoftmax"})
+"""Ops whose results follow from the differences of what they read: in fp16 nothing is left of those beyond it."""
 SMALLEST, LARGEST = 2.0**-17, 65504.0
 """The ends of fp16. Below the first it has fewer than eight significant bits, which is what bfloat16 has."""
 FEW = 64
@@ -60,6 +60,11 @@ class Extreme(Flag):
 
 def wide_values(graph: Graph) -> frozenset[str]:
     """Return the values of a graph that stay float32, `Graph.wide` among them; shapes need not be known."""
+    return wide_and_beyond(graph)[0]
+
+
+def wide_and_beyond(graph: Graph) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the `wide_values` of a graph, and those among them that constants may bring beyond fp16."""
     wide = {*graph.wide, *graph.overflowing}
     for node in graph.nodes:
         wide.update(node.outputs[k] for k in node.op.wide_outputs if k < len(node.outputs))
@@ -74,15 +79,18 @@ def wide_values(graph: Graph) -> frozenset[str]:
         read = [node.inputs[k] for k in _passed(node) if node.inputs[k] not in graph.constants]
         if read and wide.issuperset(read):
             wide.update(node.outputs)
-    return frozenset((wide | _beside_extremes(graph)[0]) - {""})
+    found, beyond = _beside_extremes(graph)
+    return frozenset((wide | found) - {""}), frozenset(beyond)
 
 
 def masks(graph: Graph) -> frozenset[str]:
-    """Return the values of `wide_values` that may be beyond fp16, and that ops take for masks (`MASKED`).
+    """Return the values that may be beyond fp16 and that are masks of attention.
 
-    Where these ops read them as float16, numbers that are finite must be so there, too.
+    To it fp16's lowest number says the same as one below it, and minus infinity everywhere nothing. So numbers of a
+    mask that are finite must be so in fp16, too.
     """
-    read = {i for node in graph.nodes if node.op.type in MASKED for i in node.inputs}
+    attentions = (node for node in graph.nodes if node.op.type == "weft::Attention")
+    read = {i for node in attentions for i in node.inputs[1 if node.op.attributes()["packed"] else 3 :]}
     return frozenset(_beside_extremes(graph)[1] & read) if read else frozenset()
 
 
