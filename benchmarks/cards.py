@@ -18,13 +18,16 @@ from weft.backends.vulkan.dialect import GlslDialect
 from weft.core.contract.backend import DeviceInfo
 from weft.core.placement.optimized_network import Part
 from weft.core.registry.backend_registry import registry
+from weft.kernels.matrix_shapes import HALVES, WARPGROUP_HALVES, MatrixShape
 
 TRIALS = Path(__file__).parents[1] / "benchmarks" / "tuned"
 """Tables of `weft tune`, to which the cost model is fitted."""
 PRECISIONS = ("high", "normal", "low")
+OF_WORKGROUPS = tuple(MatrixShape(32, 32, 16, "float16", "float32", items, "workgroup") for items in (128, 256))
+"""Products by whole work-groups as a card lists them."""
 _CAPS = DeviceCaps(
     max_local_items=1024, max_local_size=(1024, 1024, 64), local_memory=48 << 10, max_buffer_range=(1 << 32) - 4,
-    fp16_storage=True, int8_storage=True, matrix_units=True, channels_last=True, shuffles=True, compute_units=132,
+    fp16_storage=True, int8_storage=True, matrices=(HALVES,), channels_last=True, shuffles=True, compute_units=132,
 )
 
 
@@ -45,11 +48,12 @@ CARDS = {
     "opencl": Card(
         DeviceInfo("opencl", 0, "NVIDIA H200", "NVIDIA CUDA 580.159.04"),
         replace(
-            _CAPS, max_local_items=256, local_memory=(48 << 10) - 1, warpgroup_units=True, asynchronous_copies=True
+            _CAPS, max_local_items=256, local_memory=(48 << 10) - 1, matrices=(HALVES, WARPGROUP_HALVES),
+            asynchronous_copies=True,
         ),
     ),
     "vulkan": Card(
-        DeviceInfo("vulkan", 0, "NVIDIA H200", "NVIDIA 580.159.04"), replace(_CAPS, workgroup_matrices=True)
+        DeviceInfo("vulkan", 0, "NVIDIA H200", "NVIDIA 580.159.04"), replace(_CAPS, matrices=(HALVES, *OF_WORKGROUPS))
     ),
 }
 """The card whose trials there are, by API."""

@@ -50,6 +50,7 @@ if not IS_WORKER:
     os.environ["WEFT_CACHE_DIR"] = tempfile.mkdtemp(prefix="weft-test-cache-")
     os.environ["WEFT_VULKAN_VALIDATION"] = "1"
     os.environ["WEFT_CHECK_PASSES"] = "1"
+    os.environ["WEFT_MEASURE"] = "off"
     for unwanted in ("WEFT_CACHE", "WEFT_DYNAMIC_BACKEND_PATHS", "WEFT_NO_COMPILER", "WEFT_SELFTEST"):
         os.environ.pop(unwanted, None)
 

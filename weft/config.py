@@ -21,6 +21,8 @@ CACHE_MIB, MOST_CACHE_MIB = 1024, 65_536
 """The default and the largest value of `WEFT_CACHE_MIB`."""
 _lent: list[object] = []
 """The tables that `variables` made. They are never freed: a thread may still be reading one."""
+MEASURES = ("auto", "now", "off")
+"""The values of `WEFT_MEASURE`; the first is the default."""
 SELFTESTS = ("auto", "child", "process", "off")
 """The values of `WEFT_SELFTEST`; the first is the default."""
 CARDS = (
@@ -50,7 +52,7 @@ def check() -> None:
     switches = (
         cache_enabled, tuning_enabled, glsl_compiler_disabled, vulkan_validation, check_passes, full_tracebacks,
     )
-    for read in (*switches, build_processes, cache_limit, selftest):
+    for read in (*switches, build_processes, cache_limit, selftest, measure):
         read()
 
 
@@ -80,13 +82,26 @@ def selftest() -> str:
     auto, the default: in child processes, without the portable kernels of software devices. child and process: all
     kernels of every device, in child processes or in this one. off: not at all.
     """
-    given = os.environ.get("WEFT_SELFTEST", "")
-    chosen = given.strip().lower() or SELFTESTS[0]
-    if chosen not in SELFTESTS:
+    return _one_of("WEFT_SELFTEST", SELFTESTS)
+
+
+def measure() -> str:
+    """Return when a new device is measured for estimates of kernels' times, from `WEFT_MEASURE`, one of `MEASURES`.
+
+    auto, the default: once, while it is idle, for later starts. now: before the first load on it. off: never, and what
+    was measured before does not count.
+    """
+    return _one_of("WEFT_MEASURE", MEASURES)
+
+
+def _one_of(name: str, choices: tuple[str, ...]) -> str:
+    given = os.environ.get(name, "")
+    chosen = given.strip().lower() or choices[0]
+    if chosen not in choices:
         raise ConfigError(
-            f"WEFT_SELFTEST={given} is not known",
+            f"{name}={given} is not known",
             where="the environment variables",
-            fix=f"choose one of {', '.join(SELFTESTS)}, or unset it",
+            fix=f"choose one of {', '.join(choices)}, or unset it",
         )
     return chosen
 

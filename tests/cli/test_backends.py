@@ -13,6 +13,7 @@ from onnx import helper
 from tests.helpers.cli import Cli, double, try_only_others, write_model
 from tests.helpers.fakes import Creator, registered
 from tests.helpers.plugins import c_source, needs_compiler, py_source, write
+from weft.backends.gpu.tuning import probe
 from weft.cli.console import PlainFormatter, plain
 from weft.core.contract.backend import Backend, DeviceInfo, Execution
 from weft.core.registry.backend_registry import registry
@@ -182,3 +183,27 @@ def test_a_part_of_the_kit_says_what_was_left_out(cli: Cli) -> None:
     left = "only rows of the op table were looked at; ops are also run by the checks networks, convolutions, outputs"
     assert left in " ".join(cli("conformance", "cpu", "--only", "Relu").err.split())
     assert "only rows" not in cli("conformance", "cpu", "--only", "creator").err
+
+
+def test_devices_tell_what_their_units_compute(cli: Cli) -> None:
+    found = json.loads(cli("devices", "--json").out)["devices"]
+    told = [each["details"] for each in found if each["use_as"].split(":")[0] in ("opencl", "vulkan")]
+    assert all({"subgroup sizes", "dot products of 8 bits", "matrices"} <= each.keys() for each in told)
+    assert all(isinstance(each["matrices"], list) for each in told)
+
+
+def test_probe_prints_and_keeps_what_a_device_does(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    found = registry.devices()
+    gpu = next((d for d in found if d.id in ("opencl", "vulkan")), None)
+    if gpu is None:
+        pytest.skip("no GPU")
+    for name, value in {"ENOUGH": 2e-5, "LARGE": 1 << 20, "LAUNCHES": 3, "TIMES": 1}.items():
+        monkeypatch.setattr(probe, name, value)
+    (measured,) = json.loads(cli("probe", "-d", gpu.id, "--json").out)["measured"]
+    listed = json.loads(cli("devices", "--json").out)["devices"]
+    assert [d["measured"] for d in listed if d["use_as"] == gpu.id] == [measured["rates"]]
+    assert "products in fp32" in cli("probe", "-d", gpu.id).out
+    assert "cpu is no GPU" in cli("probe", "-d", "cpu", status=2).err

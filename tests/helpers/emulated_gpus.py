@@ -16,6 +16,8 @@ from weft.backends.opencl.creator import OpenCLCreator
 from weft.backends.vulkan import device as vulkan
 from weft.core.contract.backend import DeviceInfo
 from weft.core.registry.backend_registry import registry
+from weft.kernels.matrix_shapes import HALVES, WARPGROUP_HALVES
+from weft.kernels.source import SUBGROUP
 
 APIS = ("opencl", "vulkan")
 
@@ -25,9 +27,9 @@ class EmulatedCreator(GpuCreator):
 
     id = "emulated"
 
-    def __init__(self, api: str, copies_at_once: bool = False, **caps: Any) -> None:
+    def __init__(self, api: str, copies_at_once: bool = False, warpgroups: bool = False, **caps: Any) -> None:
         super().__init__()
-        self._api, self._caps, self._copies_at_once = api, caps, copies_at_once
+        self._api, self._caps, self._copies_at_once, self._warpgroups = api, caps, copies_at_once, warpgroups
         if api == "opencl":
             self.options = OpenCLCreator.options
 
@@ -48,17 +50,22 @@ class EmulatedCreator(GpuCreator):
 
     def pretended(self, caps: DeviceCaps) -> DeviceCaps:
         """Return the capabilities that kernels are chosen by."""
-        told: dict[str, Any] = {"matrix_units": True, "max_local_items": 256, **self._caps}
+        told: dict[str, Any] = {
+            "matrices": (HALVES, WARPGROUP_HALVES) if self._warpgroups else (HALVES,), "subgroup_sizes": (SUBGROUP,),
+            "max_local_items": 256, **self._caps,
+        }
         return replace(caps, **told)
 
 
 @contextmanager
-def emulated_gpu(api: str, *, copies_at_once: bool = False, **caps: Any) -> Iterator[EmulatedCreator]:
+def emulated_gpu(
+    api: str, *, copies_at_once: bool = False, warpgroups: bool = False, **caps: Any
+) -> Iterator[EmulatedCreator]:
     """Register the device as "emulated" for the time of a test; its kernels are not tested when it is opened.
 
     Asynchronous copies end as late as they may, or at once: where neither is wrong, their order does not matter.
     """
-    creator = EmulatedCreator(api, copies_at_once, **caps)
+    creator = EmulatedCreator(api, copies_at_once, warpgroups, **caps)
     registry.insert(creator.id, creator)
     creator.runtime(0).trust()
     try:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import weft
+from benchmarks.cards import OF_WORKGROUPS
 from tests.helpers.cards import H200
 from tests.helpers.conv_problems import conv_problem
 from tests.helpers.nets import Net
@@ -27,6 +28,7 @@ from weft.kernels.chooser import (
 )
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import KernelBuilder
+from weft.kernels.matrix_shapes import HALVES, WARPGROUP_HALVES
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.gemm import TiledConv
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
@@ -116,10 +118,10 @@ def test_estimates_do_not_outdo_the_one_that_is_expected_to_be_best() -> None:
 
 # -- convolutions ------------------------------------------------------------------------------------------------
 
-OPENCL = replace(H200, channels_last=True, shuffles=True, warpgroup_units=True)
-VULKAN = replace(H200, channels_last=True, shuffles=True, workgroup_matrices=True)
+OPENCL = replace(H200, channels_last=True, shuffles=True, matrices=(HALVES, WARPGROUP_HALVES))
+VULKAN = replace(H200, channels_last=True, shuffles=True, matrices=(HALVES, *OF_WORKGROUPS))
 DEVICES = {
-    "opencl": OPENCL, "vulkan": VULKAN, "plain": replace(H200, matrix_units=False),
+    "opencl": OPENCL, "vulkan": VULKAN, "plain": replace(H200, matrices=()),
     "software": DeviceCaps(software=True), "smallest": PROFILES["smallest"].apply(VULKAN), "least": DeviceCaps(),
 }
 SHAPES = [((n, ci, s, s), (co, ci, k, k)) for n in (1, 32) for ci, co, s, k in (

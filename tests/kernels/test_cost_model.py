@@ -93,7 +93,7 @@ def test_a_piece_is_estimated_as_a_convolution_of_as_many_channels() -> None:
 
 
 def test_the_model_makes_nothing_illegal_and_knows_few_units() -> None:
-    for caps in (OPENCL, VULKAN, replace(VULKAN, compute_units=8), replace(H200, matrix_units=False, compute_units=1)):
+    for caps in (OPENCL, VULKAN, replace(VULKAN, compute_units=8), replace(H200, matrices=(), compute_units=1)):
         for dtype in (DType.FLOAT16, DType.FLOAT32):
             problem = conv_problem((1, 64, 56, 56), (64, 64, 3, 3), caps, dtype=dtype)
             decided, by_rules = CONVOLUTIONS.decide(problem), RULES.decide(problem)

@@ -20,7 +20,8 @@ from weft.errors import WeftError
 FAILED = 2
 """The exit status after an error of Weft, as after a wrong option."""
 COMMANDS = (
-    "run", "devices", "doctor", "bench", "compare", "inspect", "optimize", "selftest", "tune", "conformance", "cache",
+    "run", "devices", "doctor", "bench", "compare", "inspect", "optimize", "selftest", "probe", "tune", "conformance",
+    "cache",
 )
 """The commands, in the order of the help. Each is the function of that name in the module of that name."""
 LISTING = ("devices", "doctor")

@@ -12,9 +12,11 @@ from importlib.metadata import PackageNotFoundError, version
 import weft
 from weft import config
 from weft.backends.gpu.creator import GpuCreator
+from weft.backends.gpu.tuning import rate_store
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.prebuild import shipped_kernels
 from weft.cli.devices import device_name
+from weft.cli.probe import told_rates
 from weft.cli.trial_run import trial_run
 from weft.core.contract.backend import DeviceInfo
 from weft.core.host.disk_cache import advice, folders_refused
@@ -51,7 +53,7 @@ def all_checks() -> list[Check]:
     found += [*_front_ends(), *_skipped()]
     found += [compiler_check(needed="vulkan" not in registry.absent())]
     for info in registry.devices():
-        found += [_device(info), *_kernels(info)]
+        found += [_device(info), *_kernels(info), *_rates(info)]
     found += [_unusable(info, why) for info, why in registry.unusable()]
     return found
 
@@ -189,6 +191,22 @@ def _kernels(info: DeviceInfo) -> Iterator[Check]:
     others = ", ".join(f"{words.count(word)} {word}" for word in ("wrong", "untested") if word in words)
     fix = f"results stay right without them; update the driver, then `weft selftest -d {device_name(info)}`"
     yield Check(label, FAIL, f"{right} families of kernels are right, {others}: {told}", fix)
+
+
+def _rates(info: DeviceInfo) -> Iterator[Check]:
+    """Yield by what the kernels of a GPU are chosen: its own rates, or those of another card."""
+    creator = registry.find(info.id)
+    if not isinstance(creator, GpuCreator) or not creator.is_open(info.index):
+        return
+    label, rates = f"{info.id}:{info.index} rates", rate_store.kept(creator.runtime(info.index).device.info)
+    fix = f"`weft probe -d {device_name(info)}` measures it now"
+    if config.measure() == "off":
+        yield Check(label, ABSENT, "not used: WEFT_MEASURE says so")
+    elif rates is None:
+        yield Check(label, ABSENT, "not measured yet: kernels are chosen as for another card", fix)
+    else:
+        most = ("products", "matrix_products", "memory_bytes", "between_us")
+        yield Check(label, PASS, "; ".join(f"{words}: {value}" for words, value in told_rates(rates, most)))
 
 
 def _device(info: DeviceInfo) -> Check:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from weft.backends.gpu.tuning import rate_store
 from weft.cli.console import line, plain, table
 from weft.cli.json_output import JsonOption, answer
 from weft.cli.options import BackendPathOption
@@ -29,7 +30,7 @@ def _facts() -> dict[str, Any]:
     """Return all that is known of devices, as data."""
     choice = registry.choose("auto")[0]
     return {
-        "devices": [as_dict(d) for d in registry.devices()],
+        "devices": [as_dict(d) | {"measured": _measured(d)} for d in registry.devices()],
         "unusable": [as_dict(d) | {"use_as": f"{d.id}:{d.index}", "why": why} for d, why in registry.unusable()],
         "absent": registry.absent(),
         "hidden": registry.hidden(),
@@ -70,6 +71,12 @@ def _list() -> None:
     for origin, why in registry.failures.items():
         line(plain(f"{origin} is skipped: {why}"))
     line(plain(choice.why))
+
+
+def _measured(info: DeviceInfo) -> dict[str, object] | None:
+    """Return what a GPU was measured to do in a microsecond; None for others, and before that."""
+    rates = rate_store.kept(info)
+    return None if rates is None else rates.as_dict()
 
 
 def _row(info: DeviceInfo, name: str, kind: str) -> tuple[str, ...]:

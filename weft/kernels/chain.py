@@ -117,7 +117,7 @@ class ChainedLaunch:
         if self.meets and width != items and not parted:
             return 0
         side_by_side = min(items // width, BARRIERS) if self.meets else items // width
-        most = WARPGROUP_MEMORY if self.source.warpgroup and caps.warpgroup_units else caps.local_memory
+        most = WARPGROUP_MEMORY if self.source.warpgroup and caps.has_warpgroups else caps.local_memory
         return min(side_by_side, most // self.local_bytes) if self.local_bytes else side_by_side
 
 

@@ -9,10 +9,13 @@ and tests them on networks that it left out; `benchmarks/NOTES.md` has its figur
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from weft.kernels.rates import Rate
 
 if TYPE_CHECKING:
     from weft.kernels.device_caps import DeviceCaps
@@ -33,6 +36,13 @@ TERMS = (
     "parts",
 )
 """The terms, as `Effort.terms` returns them."""
+BOUNDS: Mapping[str, Rate] = {
+    "start": "launches", "rounds": "waits", "steps": "shared_vectors", "chain": "item_products",
+    "products": "products", "alone": "products", "stores": "waits", "slices": "shared_vectors", "read": "cache_bytes",
+    "moved": "memory_bytes", "launches": "launches", "parts": "cache_bytes",
+}
+"""The rates by which the microseconds of the terms are scaled to a device (`DeviceModel.factor`); where matrix units
+multiply, "chain", "products" and "alone" are scaled by theirs."""
 WORTH = 1.05
 """The choice by rules of thumb stays unless the model expects another to be so many times faster.
 
@@ -75,6 +85,12 @@ class Effort:
     """Numbers that the second launch writes."""
     stepped: int = 0
     """Bytes of operands to which a group applies a prologue."""
+    loads: int = 0
+    """Vectors of 16 bytes that an item reads from work-group memory in a round; 0: unknown."""
+    on_matrix_units: bool = False
+    """Whether matrix units multiply."""
+    launches: int = 1
+    """Launches besides the one that adds parts."""
 
     def terms(self, caps: DeviceCaps) -> tuple[float, ...]:
         """Return the terms for a device, in the order of `TERMS`: what the busiest compute unit does.
@@ -130,8 +146,14 @@ def microseconds(algorithm: str, effort: Effort, caps: DeviceCaps) -> float | No
     if known is None:
         return None
     # Nobody has fitted a prologue. Converting a number twice and a few steps take about as long as reading it.
-    stepped = -(-effort.groups // caps.likely_units) * effort.stepped / caps.model.read_bytes
-    return stepped + sum(c * t for c, t in zip(known, effort.terms(caps), strict=True))
+    model = caps.model
+    stepped = -(-effort.groups // caps.likely_units) * effort.stepped / model.read_bytes
+    terms = zip(TERMS, known, effort.terms(caps), strict=True)
+    return stepped + sum(c * t / model.factor(_bound(name, effort.on_matrix_units)) for name, c, t in terms)
+
+
+def _bound(term: str, on_matrix_units: bool) -> Rate:
+    return "matrix_products" if on_matrix_units and term in ("chain", "products", "alone") else BOUNDS[term]
 
 
 def excess(rivals: str) -> float | None:

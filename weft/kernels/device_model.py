@@ -10,12 +10,24 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from functools import cache
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args
+
+from weft.kernels.rates import OF_UNITS, Rate, Rates, faster
 
 DATA = Path(__file__).with_name("device_models.json")
+
+
+def time_by(rate: Rate) -> Mapping[str, tuple[Rate, int]]:
+    """Return the metadata of a figure that is a time, of work that is bound by a rate: a slower device takes longer."""
+    return {"scale": (rate, -1)}
+
+
+def amount_by(rate: Rate) -> Mapping[str, tuple[Rate, int]]:
+    """Return the metadata of a figure that is how much is done in a time, bound by a rate."""
+    return {"scale": (rate, 1)}
 
 
 class AlgorithmFigures:
@@ -53,26 +65,28 @@ class DeviceModel:
     """Bytes of it that each group takes besides its own."""
     busy_items: int
     """Work-items that keep a unit busy."""
-    read_bytes: float
+    read_bytes: float = field(metadata=amount_by("cache_bytes"))
     """Bytes that a unit reads in a microsecond."""
-    summed: float
+    summed: float = field(metadata=amount_by("cache_bytes"))
     """Partial sums that the whole device writes and reads again in a microsecond."""
-    group_vectors: float
+    group_vectors: float = field(metadata=amount_by("shared_vectors"))
     """Vectors of 16 bytes that a unit reads from work-group memory in a microsecond."""
-    unit_products: float
+    unit_products: float = field(metadata=amount_by("products"))
     """Products in fp32 that a unit computes in a microsecond."""
-    item_products: float
+    item_products: float = field(metadata=amount_by("item_products"))
     """Products in fp32 that a work-item computes in a microsecond, one after the other."""
-    round_us: float
+    round_us: float = field(metadata=time_by("waits"))
     """Microseconds that a round of steps along K takes when it waits for memory."""
-    launch_us: float
+    launch_us: float = field(metadata=time_by("launches"))
     """Microseconds that one more launch takes."""
-    between_launches_us: float
+    between_launches_us: float = field(metadata=time_by("launches"))
     """Microseconds between a launch and one that depends on it; timestamps do not show them."""
     many_units: int
     """With at least so many units, small work-groups start too slowly to keep all of them busy."""
     algorithms: Mapping[str, Mapping[str, Any]]
     """The figures of single algorithms, by section; `of` returns them."""
+    factors: Mapping[Rate, float] = field(init=False, default_factory=dict)
+    """How many times as much a unit of the device does as one of the card of the figures; 1 for what is left out."""
     _read: dict[type, Any] = field(init=False, default_factory=dict, repr=False)
 
     def side_by_side(self, items: int, registers: int, memory: int = 0) -> int:
@@ -87,9 +101,29 @@ class DeviceModel:
         """Return what an algorithm knows of this kind of device."""
         held = self._read.get(figures)
         if held is None:
-            held = self._read[figures] = figures(**self.algorithms[figures.section])
+            held = self._read[figures] = figures(**self._scaled(figures, self.algorithms[figures.section]))
         made: FiguresT = held
         return made
+
+
+    def factor(self, rate: Rate) -> float:
+        """Return how many times as much of something a unit does as one of the card that the figures are of."""
+        return self.factors.get(rate, 1.0)
+
+    def scaled(self, factors: Mapping[Rate, float]) -> DeviceModel:
+        """Return the figures of a device whose units do so many times as much as those of the card of the figures."""
+        made = replace(self)
+        object.__setattr__(made, "factors", factors)
+        for name, value in made._scaled(DeviceModel, vars(self)).items():
+            object.__setattr__(made, name, value)
+        return made
+
+    def _scaled(self, figures: type, held: Mapping[str, Any]) -> dict[str, Any]:
+        scales = {f.name: f.metadata.get("scale") for f in fields(figures) if f.init}
+        return {
+            name: held[name] if scale is None else type(held[name])(held[name] * self.factor(scale[0]) ** scale[1])
+            for name, scale in scales.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -126,6 +160,32 @@ def _sections(usual: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, dic
 
 MODELS = _models()
 """The models by kind: "gpu", and "software" for CPUs behind an API of GPUs."""
+
+
+@cache
+def _references() -> dict[str, tuple[int, Rates]]:
+    """Return the units and the rates of the card of the figures, as the probe measures them by each API."""
+    return {
+        api: (int(held["units"]), Rates.from_dict(held["rates"], api)) for api, held in _read("references").items()
+    }
+
+
+@lru_cache(maxsize=16)
+def model_of(kind: str, rates: Rates, units: int) -> DeviceModel:
+    """Return the figures of a kind of device, scaled to what a device of so many units was measured to do.
+
+    Only ratios to the card of the figures count, and small ones not at all (`faster`). Software devices are never
+    compared with it: `weft.kernels.serial_model` estimates them from their rates alone.
+    """
+    reference = _references().get(rates.api)
+    if kind != "gpu" or reference is None:
+        return MODELS[kind]
+    most, card = reference
+    every: tuple[Rate, ...] = get_args(Rate)
+    each = {rate: (units, most) if rate in OF_UNITS else (1, 1) for rate in every}
+    return MODELS[kind].scaled({
+        rate: faster(rates.of(rate) / own, card.of(rate) / other) for rate, (own, other) in each.items()
+    })
 
 
 @cache

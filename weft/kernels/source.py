@@ -90,7 +90,7 @@ class KernelSource:
     subgroup: int = 0
     """The subgroup size that the kernel requires; 0 if it works with any."""
     warpgroup: bool = False
-    """Whether the kernel needs four subgroups together and their memory (`DeviceCaps.warpgroup_units`)."""
+    """Whether the kernel needs four subgroups together and their memory (`DeviceCaps.has_warpgroups`)."""
     bounds: frozenset[str] = frozenset()
     """The constants that bound the loop in which the work-groups, or the work-items, of a launch share its work."""
 

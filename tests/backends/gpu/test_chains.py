@@ -42,7 +42,7 @@ from weft.ops.gpu.conv.gemm import GemmTile, TiledConv
 from weft.ops.gpu.conv.split_k import InParts
 
 ONE_GROUP: dict[str, Any] = {
-    "matrix_units": False, "resident_groups": 1, "compute_units": 132, "software": False, "max_local_items": 128,
+    "matrices": (), "resident_groups": 1, "compute_units": 132, "software": False, "max_local_items": 128,
 }
 """A CPU runs work-groups in turn, so that only one may wait; it is said to have units for which launches are few."""
 

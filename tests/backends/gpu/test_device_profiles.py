@@ -262,7 +262,7 @@ def test_a_kernel_that_counts_on_other_subgroups_is_found(api: str, monkeypatch:
     for size in (8, 16, 64):
         monkeypatch.setenv("WEFT_DEVICE_PROFILE", f"subgroup={size}")
         device = opened(api)
-        assert not (device.caps.shuffles or device.caps.matrix_units or device.caps.asynchronous_copies)
+        assert not (device.caps.shuffles or device.caps.matrices or device.caps.asynchronous_copies)
         with pytest.raises(CompileError, match=f"subgroups of 32 items; those of the device have {size}"):
             device.compile(render(request, device.dialect), dict.fromkeys((*names, "LX", "LY", "LZ"), 1))
 

@@ -19,6 +19,7 @@ from weft.backends.vulkan.dialect import GlslDialect
 from weft.errors import CompileError
 from weft.kernels.device_caps import WARPGROUP_MEMORY, DeviceCaps
 from weft.kernels.dialect import KernelParts
+from weft.kernels.matrix_shapes import WARPGROUP_HALVES
 from weft.kernels.shared_size import DEEPEST, LONGEST, SizeError, parse
 from weft.kernels.source import SUBGROUP, KernelSource
 from weft.kernels.special import kernel_families, special_kernels
@@ -103,7 +104,7 @@ def test_memory_that_is_not_understood_is_an_error_of_the_kernel(shared: tuple[s
 
 
 LARGE = ("uchar", str(CAPS.local_memory + 1))
-HOPPER = replace(CAPS, warpgroup_units=True)
+HOPPER = replace(CAPS, matrices=(WARPGROUP_HALVES,))
 
 
 @pytest.mark.parametrize(

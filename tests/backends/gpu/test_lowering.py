@@ -43,13 +43,14 @@ from weft.core.registry.backend_registry import registry
 from weft.errors import ExecutionError
 from weft.extend import GpuOp
 from weft.kernels.chooser import forget_decisions
+from weft.kernels.matrix_shapes import HALVES
 from weft.models import path as model_path
 
 GPUS = ("opencl", "vulkan")
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 NETWORKS = ("densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet")
 LARGE_GPU = replace(
-    CAPS, matrix_units=True, channels_last=True, shuffles=True, compute_units=132, max_local_items=1024,
+    CAPS, matrices=(HALVES,), channels_last=True, shuffles=True, compute_units=132, max_local_items=1024,
     max_local_size=(1024, 1024, 64), local_memory=49152, max_buffer_range=1 << 31, max_allocation=1 << 33,
 )
 
@@ -336,7 +337,7 @@ def test_a_listing_that_is_not_what_runs_is_noted_and_not_heeded(tmp_path: Path)
 def test_another_device_says_that_it_launches_something_else(tmp_path: Path) -> None:
     with null_gpu() as device:
         network = weft.optimize(LIGHT / "light_squeezenet.onnx", "null")
-        device.caps = replace(LARGE_GPU, matrix_units=False)
+        device.caps = replace(LARGE_GPU, matrices=())
         with weft.load(network) as session:
             assert any("does not launch what the optimised network lists" in n for n in session.report.notes)
 

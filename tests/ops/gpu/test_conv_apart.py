@@ -148,7 +148,7 @@ def test_matrix_units_compute_groups(
     compute_groups(monkeypatch, algorithm, tile)
     graph = network(images, 2, inside, channels, more=more)
     warpgroups = "conv_wgmma" in wanted
-    with emulated_gpu(api, channels_last=True, warpgroup_units=warpgroups):
+    with emulated_gpu(api, channels_last=True, warpgroups=warpgroups):
         check(graph, "emulated", wanted, 4e-3, precision="low")
 
 
@@ -206,7 +206,7 @@ def test_where_groups_are_not_computed_apart() -> None:
         f"more than {MOST_GROUPS} groups": in_groups(OPENCL, 1, (512, 512), 14, 2 * MOST_GROUPS, DType.FLOAT16),
         "its weights are computed": replace(problem, computed=True),
         "its bias is computed": replace(problem, bias_computed=True),
-        "no kernel": replace(problem, caps=replace(H200, matrix_units=False, without=frozenset({"conv_gemm"}))),
+        "no kernel": replace(problem, caps=replace(H200, matrices=(), without=frozenset({"conv_gemm"}))),
     }
     for why, each in refused.items():
         assert why in (ConvApart().why_not(each) or "")

@@ -86,7 +86,7 @@ def test_kernels_on_matrix_units_get_packed_images(
         model = squeezenet1_1(batch).SerializeToString()
         with weft.load(model, "null", precision=precision, fallback="error") as session:
             assert kernels(session)[0] == first
-        device.caps = replace(device.caps, matrix_units=False)
+        device.caps = replace(device.caps, matrices=())
         with weft.load(model, "null", precision=precision, fallback="error") as session:
             assert kernels(session)[0] == "conv_gemm"
 

@@ -29,6 +29,7 @@ from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array
+from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, render
 from weft.ops.gpu.conv import split_floats, split_floats_wgmma
@@ -274,7 +275,7 @@ def test_only_normal_splits_and_only_on_matrix_units(
     monkeypatch.setattr(verdict_store, "examine", lambda *_, **__: [])
     set_figures(monkeypatch, SplitFigures, least_products=0)
     with null_gpu() as device:
-        device.caps, device.dialect = replace(H200, matrix_units=units), GlslDialect()
+        device.caps, device.dialect = replace(H200, matrices=(HALVES,) if units else ()), GlslDialect()
         with weft.load(matrices(), "null", precision=precision, fallback="error") as session:
             (pipeline,) = session.pipelines
             labels = [launch.label for launch in pipeline.backend.recording.run.rest]  # type: ignore[attr-defined]

@@ -129,7 +129,7 @@ def test_matrix_units_compute_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     take(monkeypatch, algorithm, tile)
-    with emulated_gpu(api, channels_last=True, warpgroup_units=kernel == "conv_wgmma"):
+    with emulated_gpu(api, channels_last=True, warpgroups=kernel == "conv_wgmma"):
         check(network(24, channels, 4, 2, 1), "emulated", {kernel}, TOLERANCES["low"], precision="low")
 
 

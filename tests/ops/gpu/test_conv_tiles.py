@@ -109,8 +109,9 @@ def test_weights_that_are_copied_asynchronously(
     tile: wide.WideTile | InParts[wide.WideTile], at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take(monkeypatch, wide.WideConv(), tile)
-    pretended = {"asynchronous_copies": True, "software": False, "matrix_units": False, "compute_units": 132}
-    with emulated_gpu("opencl", copies_at_once=at_once, **pretended) as made:
+    with emulated_gpu(
+        "opencl", copies_at_once=at_once, asynchronous_copies=True, software=False, matrices=(), compute_units=132
+    ) as made:
         compiled, compile_ = list[str](), made.runtime(0).device.compile
 
         def noted(source: KernelSource, values: Mapping[str, int | float]) -> object:

@@ -125,7 +125,7 @@ def test_slices_alone_are_not_stacked_where_channels_come_last(case: str, stacke
 
 def test_one_pixel_a_slice_is_no_row_where_channels_come_first() -> None:
     graph = network("Conv", (1, 12, 3, 1, 1), (20, 12, 3, 3, 3), {"pads": (1,) * 6})
-    with emulated_gpu("opencl", warpgroup_units=True, channels_last=False, compute_units=2, software=False):
+    with emulated_gpu("opencl", warpgroups=True, channels_last=False, compute_units=2, software=False):
         check(graph, "emulated", "low")
 
 
@@ -148,7 +148,7 @@ def test_warpgroups_read_slices_where_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     take(monkeypatch, wgmma.WgmmaConv(), tile)
-    with emulated_gpu("opencl", warpgroup_units=True, channels_last=True, compute_units=2, software=False):
+    with emulated_gpu("opencl", warpgroups=True, channels_last=True, compute_units=2, software=False):
         launched = check(network("Conv", shape, weight, attributes), "emulated", "low")
     assert "conv_wgmma" in launched and "stack_slices" not in launched
 
@@ -171,7 +171,7 @@ def test_warpgroups_take_turns_too(op: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(volumes, "MOST_STACKED", 1)
     take(monkeypatch, wgmma.WgmmaConv(), WARP)
     shape, weight, attributes = CASES["taps on all axes"] if op == "Conv" else TRANSPOSED["taps that overlap"]
-    with emulated_gpu("opencl", warpgroup_units=True, channels_last=True, compute_units=2, software=False):
+    with emulated_gpu("opencl", warpgroups=True, channels_last=True, compute_units=2, software=False):
         launched = check(network(op, shape, weight, attributes), "emulated", "low")
     assert "conv_wgmma" in launched
 

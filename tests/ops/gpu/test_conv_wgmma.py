@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from tests.helpers.convolutions import assert_runs_on, uneven_convolution
 from tests.helpers.emulated_gpus import emulated_gpu
 from tests.helpers.nets import Net
 from weft.backends.opencl import ptx
+from weft.kernels.matrix_shapes import HALVES, WARPGROUP_HALVES
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv import split_floats_wgmma, wgmma
 from weft.ops.gpu.conv.problem import ConvPlan
@@ -59,13 +59,14 @@ def test_convolution_by_value(
     residual: bool,
 ) -> None:
     take(monkeypatch, wgmma.WgmmaConv(), tile)
-    caps = {"warpgroup_units": True, "channels_last": True, "compute_units": 2}
+    caps = {"matrices": (HALVES, WARPGROUP_HALVES), "channels_last": True, "compute_units": 2}
     kernels = ("conv_wgmma", "sum_parts") if isinstance(tile, InParts) else ("conv_wgmma",)
     assert_runs_on(kernels, *uneven_convolution(ci, co, kernel, stride, residual), "opencl", caps)
 
 
 def test_without_the_large_form_tiles_stay_within_the_limit() -> None:
-    caps = replace(H200, local_memory=(48 << 10) - 1, warpgroup_units=True, without=frozenset({"conv_wgmma"}))
+    both, without = (HALVES, WARPGROUP_HALVES), frozenset({"conv_wgmma"})
+    caps = replace(H200, local_memory=(48 << 10) - 1, matrices=both, without=without)
     for pixels, channels, steps in ((49, 512, 72), (100_000, 256, 36), (3000, 24, 1), (784, 128, 18)):
         offered = tiles(caps, pixels, channels, steps)
         assert offered and all(t.shared_bytes(steps) <= caps.local_memory for t in offered)
@@ -87,8 +88,8 @@ def test_a_driver_that_enforces_the_limit_gets_the_small_form(monkeypatch: pytes
     monkeypatch.setattr(WgmmaConv, "launch", watched)
     limit = (48 << 10) - 1
     caps = {
-        "warpgroup_units": True, "channels_last": True, "compute_units": 2, "without": frozenset({"conv_wgmma"}),
-        "local_memory": limit,
+        "matrices": (HALVES, WARPGROUP_HALVES), "channels_last": True, "compute_units": 2,
+        "without": frozenset({"conv_wgmma"}), "local_memory": limit,
     }
     assert_runs_on(("conv_wgmma",), *uneven_convolution(40, 40, 3, 1, True), "opencl", caps)
     assert taken and max(taken) <= limit
@@ -226,9 +227,8 @@ def test_convolutions_of_views_by_value(monkeypatch: pytest.MonkeyPatch, warpgro
     feed = rng.standard_normal((1, 8, 7, 5)).astype(np.float16).astype(np.float32)
     with weft.load(graph, "cpu") as session:
         expected = session.run(feed)
-    caps: dict[str, Any] = {"warpgroup_units": warpgroups, "channels_last": True, "compute_units": 2}
     with (
-        emulated_gpu("opencl", **caps),
+        emulated_gpu("opencl", warpgroups=warpgroups, channels_last=True, compute_units=2),
         weft.load(graph, "emulated", precision="low", fallback="error") as session,
     ):
         actual = session.run(feed)

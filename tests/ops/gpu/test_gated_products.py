@@ -139,7 +139,7 @@ def test_matrix_units_compute_it(
 ) -> None:
     take(monkeypatch, algorithm, tile)
     graph = gated((70,), 72, columns, bias=True, after=False)
-    with emulated_gpu(api, channels_last=True, warpgroup_units=kernel == "conv_wgmma"):
+    with emulated_gpu(api, channels_last=True, warpgroups=kernel == "conv_wgmma"):
         launched = launched_in_halves(graph, "emulated", 4e-3, precision="low")
     assert launched[kernel] == 1 and launched.keys() <= {kernel, "elementwise", "relayout"}
 
@@ -191,7 +191,7 @@ def test_products_stay_apart_where_the_kernel_for_two_is_slow(halves: bool) -> N
     for sizes, api, joined in ((large, "vulkan", False), (large, "opencl", True), (small, "vulkan", True)):
         rows, depth, columns = sizes
         graph = gated((rows,), depth, columns, halves=halves, after=False)
-        assert is_gated(graph, api, "low", warpgroup_units=api == "opencl") is joined
+        assert is_gated(graph, api, "low") is joined
 
 
 def test_it_is_told_why_a_gate_is_a_launch() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import weft
+from benchmarks.cards import OF_WORKGROUPS
 from tests.helpers.cards import H200
 from tests.helpers.conv_problems import take
 from tests.helpers.convolutions import assert_runs_on, uneven_convolution
@@ -19,6 +20,7 @@ from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
+from weft.kernels.matrix_shapes import HALVES, MatrixShape
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, Operand, StepText, render
 from weft.ops.gpu.conv.workgroup_gemm import (
@@ -31,7 +33,7 @@ from weft.ops.gpu.conv.workgroup_gemm import (
     pack_weights,
 )
 
-CAPS = replace(H200, workgroup_matrices=True)
+CAPS = replace(H200, matrices=(HALVES, *OF_WORKGROUPS))
 VALUE, RESIDUAL, SCALE = Operand("value"), Operand("same", "fused1"), Operand("channel", "fused2")
 EPILOGUES = {
     "none": (),
@@ -75,7 +77,8 @@ def test_kernels_with_all_epilogues_compile(steps: tuple[StepText, ...], bias: b
 def test_products_by_value(ci: int, co: int, residual: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     take(monkeypatch, GroupMatrixConv(), GroupTile(32, 32, 32, 64))  # 198 rows: the last tile begins early, too
     network_of = uneven_convolution(ci, co, 1, 1, residual)
-    assert_runs_on(("workgroup_gemm",), *network_of, "vulkan", {"channels_last": True, "workgroup_matrices": True})
+    caps = {"channels_last": True, "matrices": (HALVES, *OF_WORKGROUPS)}
+    assert_runs_on(("workgroup_gemm",), *network_of, "vulkan", caps)
 
 
 def test_what_steps_read_comes_as_a_matrix_once() -> None:
@@ -110,7 +113,7 @@ def test_the_cases_of_the_self_test_meet_the_tiles_that_the_rule_takes() -> None
     assert SPECIAL.present(CAPS) and not SPECIAL.present(SPECIAL.disable(CAPS))
 
 
-def labels(graph: Graph, **caps: bool) -> list[str]:
+def labels(graph: Graph, **caps: tuple[MatrixShape, ...]) -> list[str]:
     with null_gpu() as device, pytest.MonkeyPatch.context() as patch:
         patch.setattr(verdict_store, "examine", lambda *_, **__: [])
         device.caps, device.dialect = replace(CAPS, **caps), GlslDialect()  # type: ignore[arg-type]
@@ -130,8 +133,8 @@ def product(rows: int, depth: int, columns: int) -> Graph:
 def test_large_products_use_them_where_the_device_has_them(rows: int, expected: str) -> None:
     graph = product(rows, 1024, 1024)
     assert any(label.endswith(expected) for label in labels(graph)), labels(graph)
-    assert not any("workgroup_gemm" in label for label in labels(graph, workgroup_matrices=False))
-    assert not any("workgroup_gemm" in label for label in labels(graph, matrix_units=False))
+    assert not any("workgroup_gemm" in label for label in labels(graph, matrices=(HALVES,)))
+    assert not any("workgroup_gemm" in label for label in labels(graph, matrices=OF_WORKGROUPS))
 
 
 def test_the_driver_gets_the_struct_of_the_extension_in_the_chain() -> None:

@@ -46,6 +46,15 @@ IDLE = 4
 """Most devices that stay open with options that no session uses at the moment."""
 
 
+def _recall(runtime: GpuRuntime) -> None:
+    """Read what earlier starts found on a device: which kernels are wrong, and how fast it is."""
+    from weft.backends.gpu.selftest import verdict_store
+    from weft.backends.gpu.tuning import rate_store
+
+    verdict_store.recall(runtime)
+    rate_store.recall(runtime)
+
+
 class _Lease:
     """A user of a runtime that keeps its device open while a backend is being made."""
 
@@ -178,17 +187,13 @@ class GpuCreator(BackendCreator):
 
     def onPrepare(self, index: int) -> None:
         """Open the device, and read what earlier starts found on its kernels."""
-        from weft.backends.gpu.selftest.verdict_store import recall
-
         with self.held(index) as runtime:
-            recall(runtime)
+            _recall(runtime)
 
     def onCreate(self, info: BackendInfo) -> Backend:
         """Return a backend for one pipeline; all on one device share its runtime."""
-        from weft.backends.gpu.selftest.verdict_store import recall
-
         with self.held(info.index, info.options) as runtime:
-            recall(runtime)
+            _recall(runtime)
             made = self.backend_class()(info, runtime)
             with self._lock:
                 runtime.users.add(made)

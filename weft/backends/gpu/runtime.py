@@ -39,6 +39,8 @@ class GpuRuntime:
     closed: bool = False
     chains: bool = field(init=False)
     """Whether launches may share one: the option says so, and no chain of a session has given up."""
+    rates_recalled: bool = False
+    """Whether it is decided by which rates kernels are chosen; `weft.backends.gpu.tuning.rate_store` does that."""
     verdicts: Verdicts = field(default_factory=Verdicts)
     """The verdicts of the self-test; `weft.backends.gpu.selftest.verdict_store` finds them."""
 

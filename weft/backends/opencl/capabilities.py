@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pyopencl as cl
 
 from weft.backends.gpu.device.device import DeviceCaps
-from weft.backends.opencl.known_drivers import driver_of, granted
+from weft.backends.opencl.known_drivers import driver_of, granted, matrices_of
 
 _MAX_GRID = ((1 << 31) - 1, 65535, 65535)
 
@@ -15,7 +17,8 @@ def caps_of(device: cl.Device) -> DeviceCaps:
     x, y, z = (int(size) for size in device.max_work_item_sizes[:3])
     local = int(device.local_mem_size)
     items = int(device.max_work_group_size)
-    known, can = driver_of(device), granted(capability(device))
+    known, has = driver_of(device), capability(device)
+    can = granted(has)
     units = int(device.max_compute_units)
     return DeviceCaps(
         max_local_items=min(items, known.most_items or items),
@@ -32,12 +35,29 @@ def caps_of(device: cl.Device) -> DeviceCaps:
         compute_units=units,
         software=bool(device.type & cl.device_type.CPU),
         channels_last="channels_last" in can,
-        matrix_units="matrix_units" in can,
+        matrices=matrices_of(has),
+        dot8="dot8" in can or "cl_khr_integer_dot_product" in device.extensions,
+        subgroup_sizes=_subgroup_sizes(device),
         shuffles="shuffles" in can,
-        warpgroup_units="warpgroup_units" in can,
         partial_barriers="partial_barriers" in can,
         asynchronous_copies="asynchronous_copies" in can,
     )
+
+
+def told(device: cl.Device) -> dict[str, object]:
+    """Return what a user is told of the units of a device; a driver that answers no question leaves it at that."""
+    try:
+        return caps_of(device).told()
+    except (AttributeError, TypeError, ValueError, cl.Error):
+        return {}
+
+
+def _subgroup_sizes(device: cl.Device) -> tuple[int, ...]:
+    """Return the sizes that a driver's own query tells; OpenCL has none for a device."""
+    for query in ("warp_size_nv", "wavefront_width_amd"):
+        with suppress(AttributeError, cl.Error, ValueError):
+            return (int(getattr(device, query)),)
+    return ()
 
 
 def capability(device: cl.Device) -> tuple[int, int]:

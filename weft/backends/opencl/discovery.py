@@ -147,6 +147,7 @@ def describe(device: Any, index: int) -> DeviceInfo:
             "memory": device.global_mem_size,
             "largest allocation": device.max_mem_alloc_size,
             "local memory": device.local_mem_size,
+            **import_module("weft.backends.opencl.capabilities").told(device),
         },
         uuid=card.uuid,
         pci=card.pci,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from weft.backends.gpu.device.known_drivers import best_match, read_table
+from weft.kernels.matrix_shapes import MatrixShape
 
 TABLE = Path(__file__).with_suffix(".json")
 
@@ -53,9 +55,15 @@ def granted(capability: tuple[int, int]) -> frozenset[str]:
 
     With the latter, networks were found to take less time by PTX than by GLSL (benchmarks/README.md).
     """
-    return frozenset(
-        name
-        for each in read_table(TABLE)["capabilities"]
-        if tuple(each["first"]) <= capability <= tuple(each.get("last", capability))
-        for name in each["grants"]
-    )
+    return frozenset(name for each in _of(capability) for name in each["grants"])
+
+
+def matrices_of(capability: tuple[int, int]) -> tuple[MatrixShape, ...]:
+    """Return the products of matrices that GPUs of a compute capability have instructions for."""
+    return tuple(sorted(MatrixShape(*shape) for each in _of(capability) for shape in each.get("matrices", ())))
+
+
+def _of(capability: tuple[int, int]) -> Iterator[dict[str, Any]]:
+    for each in read_table(TABLE)["capabilities"]:
+        if tuple(each["first"]) <= capability <= tuple(each.get("last", capability)):
+            yield each

@@ -61,13 +61,13 @@ class Context:
             "VkPhysicalDevice16BitStorageFeatures": "storageBuffer16BitAccess",
             "VkPhysicalDevice8BitStorageFeatures": "storageBuffer8BitAccess",
         }
-        if physical.matrix_units():
+        if physical.matrices:
             extensions += sorted(MATRIX_EXTENSIONS)
             storage |= MATRIX_FEATURES
         if physical.imports_ptx:
             extensions.append(PTX_EXTENSION)
             storage[ADDRESSES] = "bufferDeviceAddress"
-        if physical.workgroup_matrices:
+        if any(shape.scope == "workgroup" for shape in physical.matrices):
             extensions.append(workgroup_matrices.EXTENSION)
             storage["VkPhysicalDeviceMaintenance4Features"] = "maintenance4"
             features.pNext = workgroup_matrices.enable(arena, features.pNext)

@@ -14,6 +14,7 @@ from weft.backends.vulkan._vk import NULL, Arena, enumerate_all, ffi, lib, strin
 from weft.backends.vulkan.instance import instance
 from weft.backends.vulkan.known_drivers import KnownDriver, driver_named
 from weft.core.contract.backend import DeviceInfo
+from weft.kernels.matrix_shapes import HALVES, MatrixShape
 
 _API_1_1 = (1 << 22) | (1 << 12)
 _API_1_2 = (1 << 22) | (2 << 12)
@@ -30,6 +31,8 @@ PTX_EXTENSION = "VK_NVX_binary_import"
 """The extension by which a device runs PTX; its kernels take the addresses of buffers."""
 ADDRESSES = "VkPhysicalDeviceBufferDeviceAddressFeatures"
 """The features of addresses of buffers."""
+DOT_PRODUCTS = "VkPhysicalDeviceShaderIntegerDotProductProperties"
+"""The properties of dot products of integers, part of Vulkan 1.3."""
 _IDS = "VkPhysicalDeviceIDProperties"
 _BUS = "VkPhysicalDevicePCIBusInfoPropertiesEXT"
 MATRIX_EXTENSIONS = {"VK_KHR_cooperative_matrix", "VK_KHR_vulkan_memory_model", "VK_KHR_shader_float16_int8"}
@@ -97,6 +100,8 @@ class Physical:
             wanted.append("VkPhysicalDeviceExternalMemoryHostPropertiesEXT")
         if self.api >= _API_1_2 or FLOAT_CONTROLS in self.extensions:
             wanted.append("VkPhysicalDeviceFloatControlsProperties")
+        if self.api >= _API_1_3 or "VK_KHR_shader_integer_dot_product" in self.extensions:
+            wanted.append(DOT_PRODUCTS)
         for name in wanted:
             self._extra[name] = self._arena.new(name, pNext=base.pNext)
             base.pNext = self._extra[name]
@@ -203,38 +208,35 @@ class Physical:
         lib.vkGetPhysicalDeviceFeatures2(self.handle, base)
         return bool(base.features.shaderFloat64)
 
-    def matrix_units(self) -> bool:
-        """Tell whether subgroups of 32 multiply 16 x 16 fp16 matrices and add in fp32."""
+    @cached_property
+    def matrices(self) -> tuple[MatrixShape, ...]:
+        """Return the products of matrices that subgroups compute, and whole work-groups where Weft can have them do it.
+
+        The kernels of work-groups are SPIR-V 1.6, where a constant local size requires maintenance4.
+        """
         features = self.features()
         if not all(name in features and getattr(features[name], f) for name, f in MATRIX_FEATURES.items()):
-            return False
+            return ()
         name = ffi.new("char[]", b"vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR")
         address = lib.vkGetInstanceProcAddr(instance(), name)
-        if address == NULL or int(self._extra["VkPhysicalDeviceSubgroupProperties"].subgroupSize) != 32:
-            return False
+        if address == NULL:
+            return ()
         function = ffi.cast("PFN_vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR", address)
         kinds = enumerate_all(function, "VkCooperativeMatrixPropertiesKHR", "matrix types", self.handle)
-        half, single = vk.VK_COMPONENT_TYPE_FLOAT16_KHR, vk.VK_COMPONENT_TYPE_FLOAT32_KHR
-        return any(
-            (k.MSize, k.NSize, k.KSize) == (16, 16, 16)
-            and (k.AType, k.BType, k.CType, k.ResultType) == (half, half, single, single)
-            and k.scope == vk.VK_SCOPE_SUBGROUP_KHR
+        items = int(self._extra["VkPhysicalDeviceSubgroupProperties"].subgroupSize)
+        found = {
+            MatrixShape(
+                int(k.MSize), int(k.NSize), int(k.KSize), workgroup_matrices.component(k.AType),
+                workgroup_matrices.component(k.CType), items,
+            )
             for k in kinds
-        )
-
-    @cached_property
-    def workgroup_matrices(self) -> bool:
-        """Tell whether whole work-groups, of 128 and of 256 items, multiply matrices as Weft's kernels need it.
-
-        These kernels are SPIR-V 1.6, where a constant local size requires maintenance4.
-        """
-        if workgroup_matrices.EXTENSION not in self.extensions or not self.matrix_units():
-            return False
-        maintained = self.features().get("VkPhysicalDeviceMaintenance4Features")
-        if not maintained or not maintained.maintenance4 or not workgroup_matrices.supported(self.handle):
-            return False
-        steps = {g.items: g for g in workgroup_matrices.granularities(self.handle)}
-        return all(i in steps and max(steps[i].m, steps[i].n, steps[i].k) <= 64 for i in (128, 256))
+            if k.scope == vk.VK_SCOPE_SUBGROUP_KHR and k.AType == k.BType and k.CType == k.ResultType
+        }
+        maintained = features.get("VkPhysicalDeviceMaintenance4Features")
+        extended = workgroup_matrices.EXTENSION in self.extensions and maintained and maintained.maintenance4
+        if found and extended and workgroup_matrices.supported(self.handle):
+            found.update(workgroup_matrices.shapes(self.handle))
+        return tuple(sorted(found))
 
     @cached_property
     def imports_ptx(self) -> bool:
@@ -243,13 +245,24 @@ class Physical:
         known = PTX_EXTENSION in self.extensions and vendor is not None and vendor.runs_ptx
         return known and addresses is not None and bool(addresses.bufferDeviceAddress)
 
+    def subgroup_sizes(self) -> tuple[int, ...]:
+        """Return the sizes that subgroups may have: the powers of two between the least and the most."""
+        sizes = self._extra.get("VkPhysicalDeviceSubgroupSizeControlProperties")
+        usual = int(self._extra["VkPhysicalDeviceSubgroupProperties"].subgroupSize)
+        least, most = (int(sizes.minSubgroupSize), int(sizes.maxSubgroupSize)) if sizes else (usual, usual)
+        return tuple(1 << power for power in range(8) if least <= 1 << power <= most)
+
+    def dot8(self) -> bool:
+        """Tell whether one instruction multiplies four pairs of signed bytes and adds the products."""
+        known = self._extra.get(DOT_PRODUCTS)
+        return known is not None and bool(known.integerDotProduct4x8BitPackedSignedAccelerated)
+
     def shuffles(self) -> bool:
         """Tell whether subgroups always have 32 work-items, in the order of their numbers, that can exchange values."""
-        sizes = self._extra.get("VkPhysicalDeviceSubgroupSizeControlProperties")
         known = self._extra["VkPhysicalDeviceSubgroupProperties"]
         return (
-            sizes is not None
-            and int(sizes.minSubgroupSize) == int(sizes.maxSubgroupSize) == 32
+            "VkPhysicalDeviceSubgroupSizeControlProperties" in self._extra
+            and self.subgroup_sizes() == (32,)
             and bool(known.supportedStages & vk.VK_SHADER_STAGE_COMPUTE_BIT)
             and bool(known.supportedOperations & vk.VK_SUBGROUP_FEATURE_SHUFFLE_BIT)
         )
@@ -284,9 +297,10 @@ class Physical:
             fp16_storage=bool(features["VkPhysicalDevice16BitStorageFeatures"].storageBuffer16BitAccess),
             int8_storage=bool(eight and eight.storageBuffer8BitAccess),
             doubles=self.doubles(),
-            channels_last=self.matrix_units(),
-            matrix_units=self.matrix_units(),
-            workgroup_matrices=self.workgroup_matrices,
+            channels_last=HALVES in self.matrices,
+            matrices=self.matrices,
+            dot8=self.dot8(),
+            subgroup_sizes=self.subgroup_sizes(),
             shuffles=self.shuffles(),
             compute_units=self.compute_units(),
             software=self.software,
@@ -302,6 +316,7 @@ class Physical:
             "type": _KINDS.get(self.kind, "other"),
             "device_memory_mib": sum(local) // _MIB,
             "host_memory_mib": sum(rest) // _MIB,
+            **self.caps().told(),
         }
         card = self.card
         return DeviceInfo("vulkan", index, self.name, self.driver, self.software, details, card.uuid, card.pci)

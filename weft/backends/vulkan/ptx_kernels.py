@@ -27,7 +27,7 @@ from weft.backends.gpu.device.built_kernels import KERNELS_KEPT, Kept
 from weft.backends.gpu.device.device import DeviceCaps, LaunchCommand, Size3
 from weft.backends.opencl.constants import as_arguments, header, late_constants
 from weft.backends.opencl.dialect import OpenCLDialect
-from weft.backends.opencl.known_drivers import TABLE, granted
+from weft.backends.opencl.known_drivers import TABLE, granted, matrices_of
 from weft.backends.opencl.ptx_cache import CACHE, key_of
 from weft.backends.vulkan._vk import NOT_THE_KERNELS_FAULT, NULL, Arena, failure, ffi, lib, words
 from weft.backends.vulkan.context import Context
@@ -49,6 +49,8 @@ SHARED_ALONE = 48 << 10
 as many share it as fit (driver 580, benchmarks/NOTES.md)."""
 DIALECT = OpenCLDialect()
 """What these kernels are written in."""
+FOUND_ANEW = frozenset({"without", "matrices", "rates"})
+"""What is not kept of a device's capabilities: it follows from the compute capability, or is found at each start."""
 _NONE: frozenset[str] = frozenset()
 
 
@@ -125,7 +127,7 @@ class PtxKernels:
             if writer is None:
                 return None
             facts = writer.capability, writer.caps
-            kept = {name: v for name, v in asdict(writer.caps).items() if name != "without"}
+            kept = {name: v for name, v in asdict(writer.caps).items() if name not in FOUND_ANEW}
             disk.put(key, json.dumps([writer.capability, kept]).encode())
         found, caps = facts
         return cls(context, _both(caps, physical.caps()), writer) if "faster_as_ptx" in granted(found) else None
@@ -292,7 +294,7 @@ def _facts(blob: bytes | None) -> tuple[tuple[int, int], DeviceCaps] | None:
     try:
         (major, minor), caps = json.loads(blob or b"")
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in caps.items()}
-        return (major, minor), DeviceCaps(**values)
+        return (major, minor), DeviceCaps(**values, matrices=matrices_of((major, minor)))
     except (ValueError, TypeError, AttributeError):
         return None
 

@@ -7,11 +7,11 @@ as plain addresses.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from typing import Any
 
 from weft.backends.vulkan._vk import NULL, Arena, ffi, lib, vk
 from weft.backends.vulkan.instance import instance
+from weft.kernels.matrix_shapes import MatrixShape
 
 EXTENSION = "VK_NV_cooperative_matrix2"
 _FEATURES_TYPE = 1000593000
@@ -59,14 +59,16 @@ class _Sizes(ctypes.Structure):
 _GET_SIZES = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint32), ctypes.c_void_p)
 
 
-@dataclass(frozen=True, slots=True)
-class Granularity:
-    """The steps in which the sizes of fp16 matrices, summed in fp32, may grow in a work-group of `items` items."""
+_COMPONENTS = {
+    0: "float16", 1: "float32", 2: "float64", 3: "int8", 4: "int16", 5: "int32", 6: "int64", 7: "uint8", 8: "uint16",
+    9: "uint32", 10: "uint64", 1000141000: "bfloat16", 1000491002: "float8e4m3", 1000491003: "float8e5m2",
+}
+"""Element types of matrices (VkComponentTypeKHR)."""
 
-    items: int
-    m: int
-    n: int
-    k: int
+
+def component(number: int) -> str:
+    """Return the name of an element type of matrices, or its number if it is unknown."""
+    return _COMPONENTS.get(number, str(number))
 
 
 def _address(handle: Any) -> int:
@@ -88,8 +90,8 @@ def enable(arena: Arena, following: Any) -> Any:
     return ffi.cast("void*", ctypes.addressof(made))
 
 
-def granularities(physical: Any) -> list[Granularity]:
-    """Return the sizes for fp16 products that a work-group sums in fp32; empty if the driver has none."""
+def shapes(physical: Any) -> list[MatrixShape]:
+    """Return the steps in which the sizes of matrices may grow that a work-group multiplies."""
     name = ffi.new("char[]", b"vkGetPhysicalDeviceCooperativeMatrixFlexibleDimensionsPropertiesNV")
     address = lib.vkGetInstanceProcAddr(instance(), name)
     if address == NULL:
@@ -100,10 +102,11 @@ def granularities(physical: Any) -> list[Granularity]:
     sizes = (_Sizes * count.value)(*[_Sizes(sType=_SIZES_TYPE) for _ in range(count.value)])
     if function(device, count, ctypes.addressof(sizes)) != 0:
         return []
-    half, single = vk.VK_COMPONENT_TYPE_FLOAT16_KHR, vk.VK_COMPONENT_TYPE_FLOAT32_KHR
     return [
-        Granularity(s.workgroupInvocations, s.MGranularity, s.NGranularity, s.KGranularity)
+        MatrixShape(
+            s.MGranularity, s.NGranularity, s.KGranularity, component(s.AType), component(s.CType),
+            s.workgroupInvocations, "workgroup",
+        )
         for s in sizes[: count.value]
-        if (s.AType, s.BType, s.CType, s.ResultType) == (half, half, single, single)
-        and s.scope == vk.VK_SCOPE_WORKGROUP_KHR
+        if s.AType == s.BType and s.CType == s.ResultType and s.scope == vk.VK_SCOPE_WORKGROUP_KHR
     ]

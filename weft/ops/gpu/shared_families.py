@@ -15,6 +15,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import RUNNING, Fused, Step
 from weft.core.graph.op import Op
 from weft.kernels.launch import FOR_SHAPES, FUSED_STEPS, INDEX_MAPS, SCALARS
+from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.self_test_cases import indices, noise, noise64, one_node, several_nodes
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.binary import Add, Div, Equal, Min, Mul, Pow, Sub
@@ -171,7 +172,7 @@ register_family(
         ),
         templates=("elementwise_c4", "elementwise", "move"), whole=False, anywhere=True,
         claimed=lambda caps: caps.fp16_storage, withdraw=lambda caps: replace(caps, fp16_storage=False),
-        forced=lambda caps: replace(caps, matrix_units=False), seconds=0.3,
+        forced=lambda caps: caps.without_matrices(HALVES), seconds=0.3,
     )
 )
 register_family(

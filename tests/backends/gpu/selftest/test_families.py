@@ -249,7 +249,7 @@ def test_every_template_belongs_to_a_family_or_to_special_hardware() -> None:
     helpers = {f.name.partition(".")[0] for f in SHADERS.glob("*.parts.mako")}
     helpers -= {f.stem for f in SHADERS.glob("*.mako")}
     others = {"prelude", "math", "angles", "doubles", "hyperbolic", "ptx", "async_copies", "pieces"}
-    others |= {"matrices", "staged_matrices", "attention", *helpers}
+    others |= {"probe", "probe_matrix", "matrices", "staged_matrices", "attention", *helpers}
     special = {kind.template for kind in special_kernels()} | {"workgroup_gemm", "conv_split_wgmma", "conv_wgmma"}
     covered = {t for family in kernel_families() for t in family.templates}
     assert named - others - special - covered == set()

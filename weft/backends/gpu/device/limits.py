@@ -25,7 +25,7 @@ def check_kernel(source: KernelSource, values: Mapping[str, int | float], caps: 
     """Raise CompileError for a kernel that exceeds a device's limits."""
     x, y, z = (int(values.get(name, 1)) for name in LOCAL_SIZE)
     problems = []
-    warpgroups = source.warpgroup and caps.warpgroup_units
+    warpgroups = source.warpgroup and caps.has_warpgroups
     most = WARPGROUP_ITEMS if warpgroups else caps.max_local_items
     if not replace(caps, max_local_items=most).holds((x, y, z)):
         problems.append(
@@ -42,8 +42,10 @@ def check_kernel(source: KernelSource, values: Mapping[str, int | float], caps: 
             problems.append(f"it takes {taken} bytes of work-group memory; there are {room}")
     if len(source.args) > caps.max_buffers:
         problems.append(f"it takes {len(source.args)} buffers; the device binds {caps.max_buffers}")
-    if source.subgroup and caps.subgroup not in (0, source.subgroup):
-        problems.append(f"it counts on subgroups of {source.subgroup} items; those of the device have {caps.subgroup}")
+    sizes = caps.subgroup_sizes
+    if source.subgroup and sizes and source.subgroup not in sizes:
+        held = " or ".join(map(str, sizes))
+        problems.append(f"it counts on subgroups of {source.subgroup} items; those of the device have {held}")
     if problems:
         raise CompileError(
             f"the kernel {source.entry!r} is out of the device's limits",

@@ -86,15 +86,16 @@ class DeviceProfile:
             fp16_storage=caps.fp16_storage and self.fp16,
             int8_storage=caps.int8_storage and self.int8,
             doubles=caps.doubles and self.fp64,
-            warpgroup_units=caps.warpgroup_units and not self.local,  # they need more than `local_memory`
+            dot8=caps.dot8 and self.int8,
         )
+        if self.local:  # warpgroups need more than `local_memory`
+            made = made.without_matrices(*(shape for shape in caps.matrices if shape.scope == "warpgroup"))
+        if self.subgroup:
+            made = replace(made, subgroup_sizes=(self.subgroup,))
         if self.units:
             made = replace(made, compute_units=self.units, software=False)
         if self.subgroup and self.subgroup != SUBGROUP:
-            made = replace(
-                made, subgroup=self.subgroup, shuffles=False, matrix_units=False, warpgroup_units=False,
-                workgroup_matrices=False, channels_last=False, asynchronous_copies=False,
-            )
+            made = replace(made, shuffles=False, matrices=(), channels_last=False, asynchronous_copies=False)
         return made
 
 

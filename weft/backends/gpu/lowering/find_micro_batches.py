@@ -10,7 +10,7 @@ each kernel leaves units idle at its end.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import prod
 
@@ -25,7 +25,7 @@ from weft.core.graph.graph import Graph, Node, depths
 from weft.core.graph.layout import PACK
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
-from weft.kernels.device_model import AlgorithmFigures
+from weft.kernels.device_model import AlgorithmFigures, amount_by
 from weft.kernels.gpu_op import find_gpu_op
 from weft.ops.concat import Concat
 from weft.ops.elementwise import Elementwise
@@ -43,7 +43,7 @@ class MicroBatchFigures(AlgorithmFigures, section="micro_batches"):
 
     pixels: int
     """A micro-batch must have at least so many pixels for each unit."""
-    copied: float
+    copied: float = field(metadata=amount_by("uploads"))
     """Bytes of an input that reach the device in a microsecond for sure, the host's copy and conversion included."""
 
 

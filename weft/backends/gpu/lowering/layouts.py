@@ -22,6 +22,7 @@ from weft.core.graph.tensor import Tensor
 from weft.core.placement.in_place import why_apart
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import WantedLayout, find_gpu_op
+from weft.kernels.matrix_shapes import HALVES
 from weft.ops.conv import Conv
 from weft.ops.relayout import Relayout
 
@@ -73,7 +74,7 @@ def base_outputs(op: Op, outputs: Sequence[T]) -> Sequence[T]:
 
 def splits_products(caps: DeviceCaps, precision: Precision) -> bool:
     """Tell whether matrix units may multiply fp32 as sums of halves: at precision NORMAL, where there are any."""
-    return precision is Precision.NORMAL and caps.matrix_units and caps.splits_products
+    return precision is Precision.NORMAL and caps.multiplies(HALVES) and caps.splits_products
 
 
 def packed_layout(caps: DeviceCaps, precision: Precision) -> Layout:

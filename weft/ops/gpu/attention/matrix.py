@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf, log, prod
 from typing import Any, ClassVar
@@ -15,7 +15,8 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Shape, row_major
 from weft.kernels.chooser import Algorithm, Candidate
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.device_model import AlgorithmFigures
+from weft.kernels.device_model import AlgorithmFigures, time_by
+from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.self_test_cases import SelfTestCase, one_node
 from weft.kernels.source import SUBGROUP
 from weft.kernels.special import SpecialKernel, register_special
@@ -39,25 +40,25 @@ class MatrixAttentionFigures(AlgorithmFigures, section="attention_matrix"):
     A square is 16 keys by 32 elements, which a subgroup multiplies by 16 queries.
     """
 
-    start_us: float
+    start_us: float = field(metadata=time_by("launches"))
     """Microseconds of a launch that has nothing to do."""
-    round_us: float
+    round_us: float = field(metadata=time_by("waits"))
     """What a subgroup waits for in each block of keys: its loads, and the softmax of the scores."""
-    square_us: float
+    square_us: float = field(metadata=time_by("matrix_products"))
     """What it takes for a square."""
-    staged_round_us: float
+    staged_round_us: float = field(metadata=time_by("waits"))
     """What a subgroup waits for in each block of keys that is staged."""
-    staged_square_us: float
+    staged_square_us: float = field(metadata=time_by("shared_vectors"))
     """What it takes for a square of such a block."""
-    unit_multiply_us: float
+    unit_multiply_us: float = field(metadata=time_by("matrix_products"))
     """What a unit that is full of subgroups takes to multiply a square."""
-    unit_load_us: float
+    unit_load_us: float = field(metadata=time_by("cache_bytes"))
     """What such a unit takes to load a square for a subgroup."""
-    unit_fetch_us: float
+    unit_fetch_us: float = field(metadata=time_by("cache_bytes"))
     """What it takes to bring a square into its cache, once for a set of subgroups."""
-    unit_copy_us: float
+    unit_copy_us: float = field(metadata=time_by("shared_vectors"))
     """What it takes to copy a square to work-group memory, once for a set of subgroups."""
-    join_us: float
+    join_us: float = field(metadata=time_by("shared_vectors"))
     """What it takes to add the sums of another slice, for 32 elements of 16 queries."""
 
 
@@ -160,7 +161,7 @@ SPECIAL = register_special(
     SpecialKernel(
         "attention_matrix",
         "attention on matrix units",
-        claimed=lambda caps: caps.matrix_units,
+        claimed=lambda caps: caps.multiplies(HALVES),
         cases=_cases,
         template="attention_matrix",
         seconds=1.4,

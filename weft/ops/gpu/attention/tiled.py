@@ -9,13 +9,13 @@ are in float32 whatever is stored.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from weft.core.graph.layout import PACK
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.device_model import AlgorithmFigures
+from weft.kernels.device_model import AlgorithmFigures, amount_by, time_by
 from weft.kernels.launch import VECTOR_BYTES, nested_rounds
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
@@ -27,11 +27,11 @@ from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem
 class AttentionFigures(AlgorithmFigures, section="attention"):
     """What estimates of the kernel know of a device besides its rates."""
 
-    start_us: float
+    start_us: float = field(metadata=time_by("launches"))
     """Microseconds of a launch that has nothing to do."""
-    power_us: float
+    power_us: float = field(metadata=time_by("products"))
     """Microseconds of a power that an item computes, with its share in the softmax."""
-    vectors: float
+    vectors: float = field(metadata=amount_by("shared_vectors"))
     """Vectors that the items of a unit read from work-group memory in a microsecond; adjacent items share some."""
     exposed: float
     """The share of products that other work does not hide."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 from weft.core.graph.dtypes import DType
@@ -11,8 +11,9 @@ from weft.core.graph.layout import PACK, Layout
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import Algorithm, Candidate, Facts
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.device_model import AlgorithmFigures
+from weft.kernels.device_model import AlgorithmFigures, amount_by, time_by
 from weft.kernels.launch import PIECE, SMALL_GROUP, VECTOR_BYTES
+from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.special import KernelFamily, on_many_units, register_family
 from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.direct import DIRECT
@@ -36,15 +37,15 @@ ADDRESSES, MOST_REGISTERS = 30, 255
 class GroupedFigures(AlgorithmFigures, section="conv_grouped"):
     """What estimates of the kernel know of a device besides its rates."""
 
-    start_us: float
+    start_us: float = field(metadata=time_by("launches"))
     """Microseconds of a launch of almost no work."""
-    round_us: float
+    round_us: float = field(metadata=time_by("waits"))
     """Microseconds that an item waits in each step, besides loading and multiplying."""
-    wait_us: float
+    wait_us: float = field(metadata=time_by("waits"))
     """Microseconds more for each line of taps of a block, where an item loads weights as it needs them."""
-    vectors: float
+    vectors: float = field(metadata=amount_by("waits"))
     """Vectors that an item loads in a microsecond."""
-    unit_vectors: float
+    unit_vectors: float = field(metadata=amount_by("cache_bytes"))
     """Vectors that the items of a unit load together in a microsecond."""
 
 
@@ -116,7 +117,7 @@ def facts_of_grouped(problem: ConvProblem) -> Facts:
     """
     sizes = {"N": problem.images, "C4": problem.blocks_in, "COUNT": problem.blocks, "GROUP": problem.group}
     found: Facts = {**problem.constants, **sizes, "bias": problem.bias}
-    if not (problem.caps.matrix_units and problem.read is DType.FLOAT16):
+    if not (problem.caps.multiplies(HALVES) and problem.read is DType.FLOAT16):
         return found
     of_group = problem.channels_out // problem.group
     lies = ("x", problem.channels_in, problem.read_pieces), ("y", of_group, problem.written_pieces)

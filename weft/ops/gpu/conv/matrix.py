@@ -16,6 +16,7 @@ from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import PIECE
+from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.self_test_cases import SelfTestCase
 from weft.kernels.source import SUBGROUP
 from weft.kernels.special import SpecialKernel, register_special
@@ -106,8 +107,8 @@ SPECIAL = register_special(
     SpecialKernel(
         "conv_matrix",
         "convolutions on matrix units",
-        claimed=lambda caps: caps.matrix_units,
-        withdraw=lambda caps: replace(caps, matrix_units=False, channels_last=False),
+        claimed=lambda caps: caps.multiplies(HALVES),
+        withdraw=lambda caps: replace(caps.without_matrices(HALVES), channels_last=False),
         cases=_cases,
         template="conv_matrix",
     )
@@ -120,7 +121,7 @@ def why_not_halves(problem: ConvProblem) -> str | None:
         return COMPUTED
     if not problem.ungrouped:
         return "it has groups or three dimensions"
-    if not problem.caps.matrix_units:
+    if not problem.caps.multiplies(HALVES):
         return "the device has no matrix units, or they failed their self-test"
     if not problem.read is problem.weights is DType.FLOAT16:
         return "it is not in fp16"
@@ -213,6 +214,7 @@ def effort_of(problem: ConvProblem, tile: MatrixTile, parts: int, sums: int) -> 
     p, work = problem, work_of(problem, tile)
     registers = 8 * tile.fm * tile.fn * sums + 50
     return Effort(
+        on_matrix_units=True,
         groups=work.groups * parts,
         items=tile.items,
         registers=registers,

@@ -14,6 +14,7 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Facts
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import PIECE, KernelBuilder, Prologue
+from weft.kernels.matrix_shapes import HALVES
 from weft.ops.gpu.conv.stack import SliceStack
 from weft.ops.gpu.packing import LateWeights, Weights, as_image, part_of
 from weft.ops.window import Window
@@ -294,7 +295,7 @@ class ConvPlan:
         if isinstance(weight, LateWeights):
             k = k.with_keys(weight.order)
         # Only kernels for matrix units ask how pixels are stored.
-        looks = k.caps.matrix_units and x.layout.packed
+        looks = k.caps.multiplies(HALVES) and x.layout.packed
         rows = k.rows(x) if looks else None
         dtype = weight.dtype if isinstance(weight, Tensor) else DType.of(weight.dtype)
         problem = ConvProblem(
@@ -373,7 +374,7 @@ def _lies_in_pieces(channels: int, rows: tuple[int, int] | None) -> bool:
 
 def on_matrix_units(caps: DeviceCaps, dtype: DType, split_products: bool) -> bool:
     """Tell whether convolutions of images of this type run on matrix units."""
-    return split_products or (caps.matrix_units and dtype is DType.FLOAT16)
+    return split_products or (caps.multiplies(HALVES) and dtype is DType.FLOAT16)
 
 
 def vectors_spec(elements: int, dtype: DType) -> TensorSpec:

@@ -25,6 +25,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, Prologue
+from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.self_test_cases import SelfTestCase, noise, one_node, several_nodes
 from weft.kernels.special import KernelFamily, SpecialKernel, register_family, register_special
 from weft.ops.binary import Add, Div, Mul
@@ -184,7 +185,7 @@ register_special(
     SpecialKernel(
         UNSTAGED_PROLOGUE,
         "small convolutions on matrix units that apply steps as they load",
-        claimed=lambda caps: caps.matrix_units and UnstagedConv.name not in caps.without,
+        claimed=lambda caps: caps.multiplies(HALVES) and UnstagedConv.name not in caps.without,
         cases=_unstaged_cases,
         template=UnstagedConv.name,
     )
@@ -193,7 +194,7 @@ register_special(
     SpecialKernel(
         MATRIX_PROLOGUE,
         "convolutions on matrix units that apply steps as they load",
-        claimed=lambda caps: caps.matrix_units,
+        claimed=lambda caps: caps.multiplies(HALVES),
         cases=_matrix_cases,
         template=MatrixConv.name,
     )

@@ -15,6 +15,7 @@ from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
+from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.self_test_cases import SelfTestCase
 from weft.kernels.source import SUBGROUP
 from weft.kernels.special import SpecialKernel, register_special
@@ -89,7 +90,7 @@ SPECIAL = register_special(
     SpecialKernel(
         "conv_split",
         "convolutions of split fp32 on matrix units",
-        claimed=lambda caps: caps.matrix_units and caps.splits_products,
+        claimed=lambda caps: caps.multiplies(HALVES) and caps.splits_products,
         withdraw=lambda caps: replace(caps, splits_products=False),
         cases=cases,
         template="conv_split",
@@ -192,7 +193,7 @@ class SplitConv(Algorithm[ConvProblem, ConvPlan, SplitTile]):
     def launch(self, plan: ConvPlan, tile: SplitTile) -> None:
         """Launch the implicit GEMM: pixels times output channels, over taps and input channels."""
         k, p = plan.k, plan.problem
-        truncates = plan.problem.caps.warpgroup_units  # others may add in another way
+        truncates = plan.problem.caps.has_warpgroups  # others may add in another way
         pack = plan.packing(packed_weights, tile, truncates)
         spec = vectors_spec(2 * packed_size(p, tile), DType.FLOAT16)
         packed = k.constant(f"split.{tile.columns}.{tile.kb}", pack, Layout.NC4HW4, spec)

@@ -65,7 +65,7 @@ class SplitWgmmaFigures(AlgorithmFigures, section="conv_split_wgmma"):
 
 
 def _has_warpgroups(caps: DeviceCaps) -> bool:
-    return split_floats.SPECIAL.present(caps) and caps.warpgroup_units
+    return split_floats.SPECIAL.present(caps) and caps.has_warpgroups
 
 
 SPECIAL = register_special(
@@ -185,7 +185,7 @@ class SplitWgmmaConv(Algorithm[ConvProblem, ConvPlan, SplitWgmmaTile]):
 
     def why_not(self, problem: ConvProblem) -> str | None:
         """Require the instructions."""
-        if not problem.caps.warpgroup_units:
+        if not problem.caps.has_warpgroups:
             return NO_WARPGROUPS
         if not split_floats.SPECIAL.present(problem.caps):
             return "the precision or the device does not let matrix units multiply fp32 as sums of halves"
@@ -207,6 +207,7 @@ class SplitWgmmaConv(Algorithm[ConvProblem, ConvPlan, SplitWgmmaTile]):
         """Return the work of a tile."""
         p = problem
         return Effort(
+            on_matrix_units=True,
             groups=p.tiles(tile.rows, tile.cols),
             items=tile.items,
             registers=tile.registers(p.pointwise),

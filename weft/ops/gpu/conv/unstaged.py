@@ -13,6 +13,7 @@ from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import PIECE
+from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.self_test_cases import SelfTestCase
 from weft.kernels.source import SUBGROUP
 from weft.kernels.special import SpecialKernel, register_special
@@ -111,7 +112,7 @@ SPECIAL = register_special(
     SpecialKernel(
         "conv_unstaged",
         "small convolutions on matrix units",
-        claimed=lambda caps: caps.matrix_units,
+        claimed=lambda caps: caps.multiplies(HALVES),
         cases=_cases,
         template="conv_unstaged",
     )
@@ -211,6 +212,7 @@ class UnstagedConv(ImplicitGemm[UnstagedTile]):
         p, (chosen, parts) = problem, tile_and_parts(tile)
         work = self.work(p, chosen)
         return Effort(
+            on_matrix_units=True,
             groups=work.groups * parts,
             items=chosen.items,
             registers=8 * chosen.fm * chosen.fn + 60,

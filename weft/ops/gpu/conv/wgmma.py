@@ -15,6 +15,7 @@ from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import PIECE
+from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.self_test_cases import SelfTestCase
 from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
@@ -140,7 +141,7 @@ def _cases() -> Sequence[SelfTestCase]:
 
 
 def _has_units(caps: DeviceCaps) -> bool:
-    return caps.warpgroup_units and caps.matrix_units
+    return caps.has_warpgroups and caps.multiplies(HALVES)
 
 
 SPECIAL = register_special(
@@ -264,7 +265,7 @@ class WgmmaConv(ImplicitGemm[WgmmaTile]):
 
     def why_not(self, problem: ConvProblem) -> str | None:
         """Require the instructions, and pixels that are rows of channels."""
-        if not problem.caps.warpgroup_units:
+        if not problem.caps.has_warpgroups:
             return NO_WARPGROUPS
         if not (SPECIAL.present(problem.caps) or SMALL.present(problem.caps)):
             return FAILED
@@ -302,6 +303,7 @@ class WgmmaConv(ImplicitGemm[WgmmaTile]):
         p, (chosen, parts) = problem, tile_and_parts(tile)
         work, steps = self.work(p, chosen), -(-steps_of(p) // parts)
         return Effort(
+            on_matrix_units=True,
             groups=work.groups * parts,
             items=chosen.items,
             registers=chosen.registers,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -14,6 +14,7 @@ from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
+from weft.kernels.matrix_shapes import HALVES, MatrixShape
 from weft.kernels.self_test_cases import SelfTestCase
 from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.gpu.conv.cases import conv_case
@@ -59,6 +60,18 @@ TILES = (
     GroupTile(32, 32, 128, 128),
 )
 """Each was best for something; from the best reuse to the most parallelism."""
+GROUPS, MOST_STEP = (128, 256), 64
+"""Sizes of work-groups that must multiply matrices, and the largest step in which their sizes may grow."""
+
+
+def shapes_of_groups(caps: DeviceCaps) -> tuple[MatrixShape, ...]:
+    """Return the matrices of halves that whole work-groups multiply; none unless groups of both sizes do."""
+    found = tuple(
+        shape for shape in caps.matrices
+        if (shape.scope, shape.operands, shape.sums) == ("workgroup", HALVES.operands, HALVES.sums)
+        and max(shape.rows, shape.columns, shape.depth) <= MOST_STEP
+    )
+    return found if {shape.items for shape in found}.issuperset(GROUPS) else ()
 
 
 def _cases() -> Sequence[SelfTestCase]:
@@ -72,8 +85,8 @@ SPECIAL = register_special(
     SpecialKernel(
         "workgroup_gemm",
         "products on matrices of work-groups",
-        claimed=lambda caps: caps.workgroup_matrices and caps.matrix_units,
-        withdraw=lambda caps: replace(caps, workgroup_matrices=False),
+        claimed=lambda caps: bool(shapes_of_groups(caps)) and caps.multiplies(HALVES),
+        withdraw=lambda caps: caps.without_matrices(*shapes_of_groups(caps)),
         cases=_cases,
         template="workgroup_gemm",
     )
@@ -164,6 +177,7 @@ class GroupMatrixConv(Algorithm[ConvProblem, ConvPlan, GroupTile]):
         registers = tile.rows * tile.columns // tile.items + 60
         shared = 2 * p.read.itemsize * tile.depth * (tile.rows + tile.columns)
         return Effort(
+            on_matrix_units=True,
             groups=p.tiles(tile.rows, tile.columns),
             items=tile.items,
             registers=registers,

@@ -25,6 +25,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gate import BESIDE, Gate
 from weft.kernels.gpu_op import GpuOp, gpu_op
 from weft.kernels.launch import KernelBuilder
+from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.output_maps import Pairs
 from weft.kernels.self_test_cases import SelfTestCase, noise, noise64, one_node, several_nodes
 from weft.kernels.special import KernelFamily, register_family
@@ -157,7 +158,7 @@ def _problem(
     """Return one of the products as a convolution of images of one pixel, each of which is a row."""
     x, weight = (rows, depth, 1, 1), (columns, depth, 1, 1)
     window = Conv(kernel_shape=(1, 1)).window(x, weight)
-    made = ConvProblem.foreseen(x, weight, window, dtype, Layout.NC4HW4, caps, rows=caps.matrix_units)
+    made = ConvProblem.foreseen(x, weight, window, dtype, Layout.NC4HW4, caps, rows=caps.multiplies(HALVES))
     return replace(made, split_products=split_products)
 
 

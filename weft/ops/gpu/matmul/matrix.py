@@ -7,7 +7,7 @@ widths, come here, where a constant matrix is read like a computed one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 
@@ -15,8 +15,9 @@ from weft.core.contract.session_config import Precision
 from weft.core.graph.dtypes import DType
 from weft.core.graph.tensor import TensorSpec
 from weft.kernels.chooser import Algorithm, Candidate
-from weft.kernels.device_model import AlgorithmFigures
+from weft.kernels.device_model import AlgorithmFigures, time_by
 from weft.kernels.launch import MAX_ELEMENTS
+from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.self_test_cases import SelfTestCase, one_node
 from weft.kernels.source import SUBGROUP
 from weft.kernels.special import SpecialKernel, on_many_units, register_special
@@ -41,23 +42,23 @@ OTHER_REGISTERS = 40
 class MatrixProductFigures(AlgorithmFigures, section="matmul_matrix"):
     """What estimates of the kernel know of a device besides its rates."""
 
-    start_us: float
+    start_us: float = field(metadata=time_by("launches"))
     """Microseconds of a launch that has nothing to do."""
-    round_us: float
+    round_us: float = field(metadata=time_by("waits"))
     """What a group waits for in each step along K: its loads, and others at barriers."""
-    pair_us: float
+    pair_us: float = field(metadata=time_by("matrix_products"))
     """What an item waits for where it fetches a pair of elements instead of 16 bytes."""
-    square_us: float
+    square_us: float = field(metadata=time_by("shared_vectors"))
     """What a subgroup takes to multiply two matrices."""
-    unit_square_us: float
+    unit_square_us: float = field(metadata=time_by("matrix_products"))
     """What a unit that is full of subgroups takes for that."""
-    unit_stage_us: float
+    unit_stage_us: float = field(metadata=time_by("cache_bytes"))
     """What such a unit takes to fetch and stage a thousand elements."""
-    unit_store_us: float
+    unit_store_us: float = field(metadata=time_by("cache_bytes"))
     """What it takes to store a thousand results, four at a time."""
-    unit_single_us: float
+    unit_single_us: float = field(metadata=time_by("cache_bytes"))
     """What it takes to store as many one by one."""
-    slice_us: float
+    slice_us: float = field(metadata=time_by("shared_vectors"))
     """What it takes to add a thousand sums of another slice."""
 
 
@@ -152,7 +153,7 @@ SPECIAL = register_special(
     SpecialKernel(
         "matmul_matrix",
         "products of two matrices on matrix units",
-        claimed=lambda caps: caps.matrix_units,
+        claimed=lambda caps: caps.multiplies(HALVES),
         cases=_cases,
         template="matmul_matrix",
         forced=on_many_units,

@@ -7,14 +7,14 @@ of the batch, and a reduction adds them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.device_model import AlgorithmFigures
+from weft.kernels.device_model import AlgorithmFigures, amount_by, time_by
 from weft.kernels.launch import SUM_PARTS
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, in_place_of, on_many_units, register_family
@@ -42,13 +42,13 @@ SLICED = "matmul_slices"
 class TiledFigures(AlgorithmFigures, section="matmul"):
     """What estimates of the kernel know of a device besides its rates."""
 
-    start_us: float
+    start_us: float = field(metadata=time_by("launches"))
     """Microseconds of a launch that has nothing to do."""
-    round_us: float
+    round_us: float = field(metadata=time_by("waits"))
     """Microseconds by which a step along K takes longer than its products: the loads of the next run meanwhile."""
-    finish_us: float
+    finish_us: float = field(metadata=time_by("shared_vectors"))
     """Microseconds of a unit in which the slices of a group add a sum of each item."""
-    reads: float
+    reads: float = field(metadata=amount_by("shared_vectors"))
     """Numbers that the items of a unit read from work-group memory in a microsecond; adjacent items share some."""
     exposed: float
     """How many times as long as its multiplying alone an item takes, if nothing else runs beside it."""
