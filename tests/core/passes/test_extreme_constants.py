@@ -112,6 +112,10 @@ def log_of_hard_choice(net: Net, x: str) -> str:
     return net.add("LogSoftmax", net.add("Div", x, number(1e-5)))
 
 
+def log_of_shares(net: Net, x: str) -> str:
+    return net.add("Log", net.add("Add", net.add("Softmax", x), number(1e-12)))
+
+
 def shifted(net: Net, x: str) -> str:
     return net.add("Softmax", net.add("Sub", net.add("Mul", x, number(0.25)), number(1e5)))
 
@@ -154,6 +158,7 @@ CASES: Mapping[str, tuple[Callable[[Net, str], str], Array, Any]] = {
     "log(softmax(x / 1e-5))": (log_of_hard_choice, X, lambda x: -1e5 * (x.max(-1, keepdims=True) - x) - np.log(
         (x == x.max(-1, keepdims=True)).sum(-1, keepdims=True)
     )),
+    "log(softmax(x) + 1e-12)": (log_of_shares, SCORES, lambda x: np.log(softmax(x) + 1e-12)),
     "softmax(x / 4 - 1e5)": (shifted, SCORES, lambda x: softmax(x / 4)),
     "attention to the nearest": (hard_attention, SCORES[None] / 10, attention_in_float64),
 }

@@ -160,7 +160,8 @@ def _nodes_that_keep(graph: Graph, dtype: DType) -> dict[str, _Keeps]:
     for node in graph.nodes:
         every = frozenset(range(len(node.inputs)))
         is_wide = not wide.isdisjoint(node.outputs)
-        if node.op.keeps_types or (is_wide and (spreads(node) or makes_wide(graph, node))):
+        can_make = spreads(node) or node.op.type in DIFFERENCES
+        if node.op.keeps_types or (is_wide and (can_make or makes_wide(graph, node))):
             found[node.name] = _Keeps(every, outputs=True)
         elif not (wide if node.op.is_elementwise else graph.overflowing).isdisjoint(node.inputs):
             found[node.name] = _Keeps(every)

@@ -40,7 +40,8 @@ NO_LIMIT = 1e30
 WEIGHTS = frozenset({"Mul", "PRelu", "Add", "Sub"})
 """Ops whose constants may be weights, of which single ones are tiny because training made nothing of them."""
 DIFFERENCES = frozenset({"Softmax", "LogSoftmax"})
-"""Ops whose results follow from the differences of what they read: in fp16 nothing is left of those beyond it."""
+"""Ops whose results follow from the differences of what they read: in fp16 nothing is left of those beyond it. They
+make float32 where that is needed: of small shares fp16 leaves nothing either."""
 SMALLEST, LARGEST = 2.0**-17, 65504.0
 """The ends of fp16. Below the first it has fewer than eight significant bits, which is what bfloat16 has."""
 FEW = 64
@@ -121,8 +122,11 @@ def _beside_extremes(graph: Graph) -> tuple[set[str], set[str]]:
     if not found:
         return found, beyond
     for node in reversed(graph.nodes):
-        if not needed.isdisjoint(node.outputs) and spreads(node):
-            needed.update(_read(graph, node))
+        if not needed.isdisjoint(node.outputs):
+            if spreads(node):
+                needed.update(_read(graph, node))
+            elif node.op.type in DIFFERENCES:
+                found.update(node.outputs)
     for node in graph.nodes:
         if not spreads(node):
             continue
