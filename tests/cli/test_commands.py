@@ -246,12 +246,27 @@ def test_a_comma_means_another_run_and_a_plus_an_order_for_every_command(cli: Cl
     assert "commas separate runs" in said and 'join devices with +: "opencl+cpu"' in said
 
 
-@pytest.mark.parametrize("columns", [60, 100])
-def test_tables_fit_columns_in_a_pipe(cli: Cli, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+@pytest.mark.parametrize("columns", [40, 60, 80, 100])
+@pytest.mark.parametrize("command", [("devices",), ("devices", "--options"), ("inspect", "--passes"), ("bench",)])
+def test_tables_fit_columns_in_a_pipe_and_break_no_word(
+    command: tuple[str, ...], columns: int, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if command == ("bench",):
+        monkeypatch.setattr("weft.cli.measure.milliseconds", lambda seconds: 1234.5)
+        monkeypatch.setattr("weft.cli.bench.milliseconds", lambda seconds: 1234.5)
+        command = ("bench", str(double(tmp_path / "m.onnx")), "-d", "cpu,cpu", "--iterations", "1", "--warmup", "0")
+
+    def printed() -> str:
+        """Return the table, and no line after it."""
+        return "\n".join(x for x in cli(*command).out.splitlines() if not re.match("AUTO|.* is absent|.* options$", x))
+
     monkeypatch.delenv("COLUMNS", raising=False)
-    assert max(map(len, cli("devices", "--options").out.splitlines())) > 100
+    words = {word for word in printed().split() if "\u2500" not in word}
     monkeypatch.setenv("COLUMNS", str(columns))
-    assert max(map(len, cli("devices", "--options").out.splitlines())) <= columns
+    narrow = printed()
+    assert words <= {word for each in narrow.split() for word in (each, each.removesuffix(":"))}
+    # A word may be longer than a line, and is not broken even then.
+    assert all(len(text) <= columns or len(text.split()[-1]) > columns - 10 for text in narrow.splitlines())
 
 
 def test_inspect_prints_each_pass(cli: Cli, tmp_path: Path) -> None:

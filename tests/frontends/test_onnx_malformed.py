@@ -101,7 +101,7 @@ def test_every_truncation_of_a_model() -> None:
     graph = len(without.SerializeToString())  # as protobuf writes them, the opsets come last
     for end in range(len(data)):
         why = "Was it downloaded completely" if end < graph or end > graph else "which ONNX opset it uses"
-        refused(data[:end], why if end else "an empty file")
+        refused(data[:end], why if end else "the model has no bytes")
 
 
 @pytest.mark.parametrize("name", ["Relu", "y", "w", "x", "test"])

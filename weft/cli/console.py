@@ -7,8 +7,10 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from textwrap import wrap
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -17,6 +19,8 @@ from weft import config
 
 PIPED_WIDTH = 160
 """Columns if the output is no terminal and COLUMNS not set, so that a table in a file is not folded at 80."""
+GAP = 3
+"""Columns between those of a table."""
 
 _ORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that reverse the direction of the text after them."""
@@ -51,14 +55,54 @@ def _console(stderr: bool) -> Console:
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
-    """Print rows under headers; the columns named in `numbers` are set flush right."""
+    """Print rows under headers; the columns named in `numbers` are set flush right.
+
+    Unlike text, a table must fit the terminal. It folds between words only: where that is not enough, each row becomes
+    lines of its own, one for each cell.
+    """
+    cells = [[plain(cell) for cell in row] for row in rows]
+    console = _console(stderr=False)
+    widths = _widths(list(zip(headers, *cells, strict=True)), console.width)
+    if widths is None:
+        for row in cells:
+            _record(console, headers, row)
+        return
     out = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for header in headers:
-        out.add_column(header, justify="right" if header in numbers else "left", overflow="fold")
-    for row in rows:
-        out.add_row(*(escape(plain(cell)) for cell in row))
-    # Unlike text, a table must fit the terminal.
-    _console(stderr=False).print(out, soft_wrap=False)
+    for header, width in zip(headers, widths, strict=True):
+        out.add_column(header, justify="right" if header in numbers else "left", overflow="fold", width=width)
+    for row in cells:
+        out.add_row(*map(escape, row))
+    console.print(out, soft_wrap=False)
+
+
+def _widths(columns: Sequence[Sequence[str]], width: int) -> list[int] | None:
+    """Return the width of each column of a table that breaks no word; None if it is too wide for the terminal."""
+    least = [max((cell_len(word) for cell in column for word in cell.split()), default=0) for column in columns]
+    wanted = [max(map(cell_len, column)) for column in columns]
+    spare = width - GAP * (len(columns) - 1) - sum(least)
+    if spare < 0:
+        return None
+    found = list(least)
+    # The narrowest get what they want first, and what is left is shared by the others.
+    order = sorted(range(len(columns)), key=lambda k: wanted[k] - least[k])
+    for done, k in enumerate(order):
+        more = min(wanted[k] - least[k], spare // (len(order) - done))
+        found[k] += more
+        spare -= more
+    return found
+
+
+def _record(console: Console, headers: Sequence[str], row: Sequence[str]) -> None:
+    """Print a row of a table as lines, the first flush left; cells that are empty are left out."""
+    for k, (header, cell) in enumerate(zip(headers, row, strict=True)):
+        if cell.strip():
+            text = f"{header}: {cell.strip()}" if header else cell.strip()
+            indent = "  " if k else ""
+            lines = wrap(
+                text, console.width, initial_indent=indent, subsequent_indent="    ", break_long_words=False,
+                break_on_hyphens=False,
+            )
+            console.print("\n".join(lines), markup=False)
 
 
 def line(text: str = "", style: str = "") -> None:

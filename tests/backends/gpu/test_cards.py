@@ -190,10 +190,20 @@ def test_a_name_of_several_devices_is_refused_with_these(acme: WithCards) -> Non
     assert "acme:0" in str(caught.value) and "acme:1" in str(caught.value) and "acme:2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["acme:", "acme:one", "acme:GPU-", "acme:65:00.9", "acme:b00", "acme:-1", "GPU-b"])
-def test_what_cannot_be_a_name_is_refused_before_the_model_is_read(acme: WithCards, name: str) -> None:
-    with pytest.raises(ConfigError, match="is not a device"):
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("acme:", "something follows its colon"), ("acme:one", "'one' is neither an index, which is 0 or more, nor"),
+        ("acme:GPU-", "'GPU-' is no UUID"),
+        ("acme:GPU-zz", "'GPU-zz' is no UUID: digits from 0 to 9 and a to f follow"),
+        ("acme:65:00.9", "'65:00.9' is neither"), ("acme:b00", "'b00' is neither"), ("acme:-1", "'-1' is neither"),
+        ("GPU-b", "a UUID follows the id of an API"), ("an id", "an id is letters, digits and _"),
+    ],
+)
+def test_what_cannot_be_a_name_is_refused_before_the_model_is_read(acme: WithCards, name: str, why: str) -> None:
+    with pytest.raises(ConfigError, match="is not a device") as caught:
         weft.load("no such model.onnx", name)
+    assert why in str(caught.value) and "`weft devices` lists them" in str(caught.value)
 
 
 def test_a_saved_network_runs_on_the_card_that_was_named_wherever_it_is_listed(

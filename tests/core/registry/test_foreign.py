@@ -79,7 +79,7 @@ def test_the_first_bytes_say_what_a_file_is_and_not_its_suffix(kind: str, tmp_pa
     for name in ("model.onnx", "model", "model.bin", "model.pt"):
         (tmp_path / name).write_bytes(data)
         refused(tmp_path / name, f"this is {what}" if what[:2] in ("a ", "an") else what, fix.replace("{name}", name))
-    refused(data, what, fix.replace("{name}", "FILE"))
+    refused(data, *((what, fix.replace("{name}", "FILE")) if data else ("the model has no bytes", "read_bytes()")))
 
 
 @pytest.mark.parametrize(
@@ -105,15 +105,20 @@ def test_folders(files: tuple[str, ...], what: str, fix: str, name: str, tmp_pat
     refused(folder, f"this is {what}", fix.replace("{folder}", str(folder)))
 
 
-def test_an_onnx_model_under_another_suffix(tmp_path: Path) -> None:
-    (tmp_path / "shapes.pb").write_bytes(shapes("shapes").read_bytes())
-    refused(tmp_path / "shapes.pb", "an ONNX model under another suffix", "rename it to end in .onnx")
+@pytest.mark.parametrize("name", ["shapes.pt", "shapes.weft", "shapes.1.2"])
+def test_an_onnx_model_is_known_by_its_first_bytes(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(shapes("shapes").read_bytes())
+    with weft.load(tmp_path / name, "cpu") as session:
+        assert session.outputs == ["probabilities"]
 
 
-def test_a_network_that_weft_saved_under_another_suffix(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["m.onnx", "m.zip", "m"])
+def test_a_network_that_weft_saved_is_known_by_what_it_holds(name: str, tmp_path: Path) -> None:
     weft.optimize(shapes("shapes"), "cpu", shapes={"image": (1, 3, 128, 128)}).save(tmp_path / "m.weft")
-    (tmp_path / "m.weft").rename(tmp_path / "m.onnx")
-    refused(tmp_path / "m.onnx", "a network that Weft saved", "the suffix .weft")
+    (tmp_path / "m.weft").rename(tmp_path / name)
+    with weft.load(tmp_path / name) as session:
+        assert session.outputs == ["probabilities"]
+    refused((tmp_path / name).read_bytes(), "a network that Weft saved", "save the bytes to a file")
 
 
 def test_what_is_not_known_is_not_guessed(tmp_path: Path) -> None:

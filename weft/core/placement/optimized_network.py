@@ -295,9 +295,9 @@ class OptimizedNetwork:
             near = get_close_matches(name, sorted(known), 3)
             nodes = sum(len(network._running()) for network in self.stages)
             raise InputError(
-                f"there is no node or value {name!r}, and there was none",
+                f"the network has no node or value {name!r}, neither as it was read nor as it runs",
                 where=f"network {self.graph.name!r}",
-                why=f"similar are {', '.join(map(repr, near))}" if near else f"it has {nodes} nodes",
+                why=f"similar are {', '.join(map(repr, near))}" if near else f"its {nodes} nodes have other names",
                 fix="`weft inspect MODEL --nodes` lists all nodes, as read and as they run",
             )
         return lines

@@ -276,6 +276,17 @@ def _is_auto(name: DeviceName) -> bool:
     return name is ForwardType.AUTO or (isinstance(name, str) and name.strip().lower() == "auto")
 
 
+def _why_no_name(name: str, which: str | None) -> str:
+    """Return why a text names no device; `which` is what follows the colon behind an id."""
+    if re.fullmatch(r"(gpu|mig)-.*", name.lower()):
+        return "a UUID follows the id of an API, and there is none before it"
+    if which is None:
+        return "an id is letters, digits and _, and something follows its colon, if it has one"
+    if re.fullmatch(r"(gpu|mig)-.*", which.lower()):
+        return f"{which!r} is no UUID: digits from 0 to 9 and a to f follow {which[:4]}"
+    return f"{which!r} is neither an index, which is 0 or more, nor a UUID or PCI address"
+
+
 def _split(name: DeviceName) -> tuple[DeviceName, str | None]:
     """Return the backend that a device's name means, and which of its devices: ("vulkan", "1") for "vulkan:1"."""
     if not isinstance(name, str):
@@ -283,8 +294,12 @@ def _split(name: DeviceName) -> tuple[DeviceName, str | None]:
     match = NAME.fullmatch(name.strip())
     which = match[2] if match else None
     if not match or (which and not re.fullmatch(rf"\d+|{_PCI.pattern}|{_UUID.pattern}", which.lower())):
-        fix = 'write an id, or one with an index, UUID or PCI address: "vulkan:1", "vulkan:GPU-4b", "opencl:65:00.0"'
-        raise ConfigError(f"{name!r} is not a device", fix=fix)
+        raise ConfigError(
+            f"{name!r} is not a device",
+            why=_why_no_name(name.strip(), which),
+            fix="write an id, or one with an index, UUID or PCI address, as `weft devices` lists them: "
+            '"vulkan:1", "vulkan:GPU-4b", "opencl:65:00.0"',
+        )
     return match[1], which
 
 

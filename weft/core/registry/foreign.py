@@ -17,6 +17,8 @@ HEAD, TAIL = 1 << 16, 1 << 18
 """How much of a file is looked at, from its start and its end."""
 MOST_ENTRIES = 1000
 """How many names of a folder or an archive are looked at."""
+SAVED_LIST = "network.json"
+"""What only the archive of a network that Weft saved has in it."""
 
 EXPORT = "torch.onnx.export(model.eval(), (example,), 'model.onnx', dynamo=True)"
 AGAIN = "export the model that it was made from to ONNX"
@@ -35,12 +37,17 @@ class Foreign:
     fix: str
 
     def refusal(self, where: str, told_by: str = "its first bytes say so, whatever its name") -> ModelError:
-        """Return the error for such a model."""
-        name = "FILE" if where.startswith("(") else Path(where).name
+        """Return the error for such a model; `where` is a path, or the kind of an object in brackets."""
+        is_object = where.startswith("(")
+        if self == EMPTY and is_object:
+            fix = "pass what an ONNX file holds, Path(file).read_bytes(), or its path"
+            return ModelError("the model has no bytes", where=where, why="the object is empty", fix=fix)
+        name = "FILE" if is_object else Path(where).name
         fix = self.fix.replace("{name!r}", repr(name)).replace("{name}", name)
         return ModelError(f"this is {self.what}", where=brief(where), why=f"{told_by}; no front end reads it", fix=fix)
 
 
+EMPTY = Foreign("an empty file", "get it again: it was not downloaded, or not written")
 Test = Callable[[bytes], bool]
 
 
@@ -90,7 +97,7 @@ def is_onnx(head: bytes) -> bool:
 
 
 _KINDS: tuple[tuple[Test, str, str], ...] = (
-    (lambda head: not head, "an empty file", "get it again: it was not downloaded, or not written"),
+    (lambda head: not head, EMPTY.what, EMPTY.fix),
     (
         _starts(b"version https://git-lfs."),
         "a Git LFS pointer in the place of the model",
@@ -181,8 +188,8 @@ def _archive(names: Sequence[str]) -> Foreign:
         return Foreign("a Keras model", KERAS)
     if names and all(name.endswith(".npy") for name in names):
         return Foreign("an archive of numpy's arrays", "give them to run as inputs; a model is another file")
-    if "network.json" in ends:
-        return Foreign("a network that Weft saved", "name it with the suffix .weft")
+    if SAVED_LIST in ends:
+        return Foreign("a network that Weft saved", "save the bytes to a file, and load that")
     models = [name for name in names if name.endswith(".onnx")]
     return Foreign("a ZIP archive" + (f" with {listing(models[:3], ', ')} in it" if models else ""), UNPACK)
 
@@ -192,6 +199,23 @@ def recognise_path(path: str | os.PathLike[str]) -> Foreign | None:
     try:
         if os.path.isdir(path):
             return _folder(Path(path))
+    except (OSError, ValueError):
+        return None
+    ends = _ends(path)
+    return None if ends is None else recognise(*ends)
+
+
+def own_suffix(path: str | os.PathLike[str]) -> str:
+    """Return ".onnx" or ".weft" if that is what a file holds, whatever its name; else ""."""
+    head, tail = _ends(path) or (b"", b"")
+    if head.startswith(b"PK"):
+        return ".weft" if SAVED_LIST in _names_in(tail) else ""
+    return ".onnx" if is_onnx(head) and not recognise(head, tail) else ""
+
+
+def _ends(path: str | os.PathLike[str]) -> tuple[bytes, bytes] | None:
+    """Return the first and the last bytes of a file; None if it is no regular one, or cannot be read."""
+    try:
         # A pipe must not make us wait for its writer.
         with open(path, "rb", opener=lambda p, flags: os.open(p, flags | getattr(os, "O_NONBLOCK", 0))) as file:
             status = os.fstat(file.fileno())
@@ -199,12 +223,9 @@ def recognise_path(path: str | os.PathLike[str]) -> Foreign | None:
                 return None
             head = file.read(HEAD)
             file.seek(max(status.st_size - TAIL, 0))
-            tail = file.read(TAIL)
+            return head, file.read(TAIL)
     except (OSError, ValueError):
         return None
-    if is_onnx(head) and not recognise(head, tail):
-        return Foreign("an ONNX model under another suffix", "rename it to end in .onnx")
-    return recognise(head, tail)
 
 
 def _folder(path: Path) -> Foreign:

@@ -20,7 +20,7 @@ from weft.core.contract.error_context import is_error
 from weft.core.graph.graph import Graph
 from weft.core.graph.limits import Limits
 from weft.core.registry.entries import WEFT
-from weft.core.registry.foreign import recognise_object, recognise_path
+from weft.core.registry.foreign import own_suffix, recognise_object, recognise_path
 from weft.errors import ConfigError, ModelError, WeftError, brief
 
 if TYPE_CHECKING:
@@ -136,11 +136,17 @@ class FrontEndRegistry:
         return dict(self._failures)
 
     def find(self, model: object) -> FrontEnd | None:
-        """Return the front end for a path or an object; None if there is none."""
+        """Return the front end for a path or an object; None if there is none.
+
+        What a file holds counts more than its name, where it is of a kind that Weft itself reads.
+        """
         found = self._find(model)
         if found is None:
             self._search()  # waits for a thread that searches already
             found = self._find(model)
+        if isinstance(model, (str, os.PathLike)) and (found is None or self._origin(found) == WEFT):
+            suffix = own_suffix(model)
+            found = next((f for f, _ in self._held.values() if suffix and suffix in f.suffixes), found)
         return found
 
     def choose(self, model: object) -> FrontEnd:
