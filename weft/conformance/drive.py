@@ -72,7 +72,7 @@ def read(backend: Backend, tensor: Tensor) -> Array:
 class Drive:
     """A network on one backend object: created and resized on entry; on exit it is freed, and the object closed.
 
-    `imports` are tensors of other objects whose memory inputs use, by the names of the inputs.
+    `imports` are tensors of other objects whose memory inputs use, and outputs that lie in them, by name.
     """
 
     def __init__(self, backend: Backend, graph: Graph, imports: Mapping[str, Tensor] | None = None) -> None:
@@ -141,13 +141,16 @@ class Drive:
         for name in graph.inputs:
             if name not in self.imports:
                 acquire(backend, self.tensor(name), StorageType.DYNAMIC_SEPERATE)
-            elif not backend.onImportBuffer(self.tensor(name), self.imports[name]):
-                raise BackendError("onImportBuffer returned False, and canImport had returned True")
+            else:
+                self._import(name)
         last = {i: k for k, (node, _) in enumerate(self.tasks) for i in node.inputs}
         for k, (node, execution) in enumerate(self.tasks):
             inputs, outputs = self._operands(node)
             for tensor in outputs:
-                acquire(backend, tensor, StorageType.DYNAMIC)
+                if tensor.name in self.imports:
+                    self._import(tensor.name)
+                else:
+                    acquire(backend, tensor, StorageType.DYNAMIC)
             self._call("onResize", node, partial(execution.onResize, inputs, outputs))
             dying = [i for i in dict.fromkeys(node.inputs) if i and last[i] == k and i not in graph.constants]
             for name in [*dying, *(o for o in node.outputs if o and o not in last)]:
@@ -157,6 +160,10 @@ class Drive:
         if not backend.onAllocateBuffer():
             raise BackendError("onAllocateBuffer returned False for a small network")
         backend.onResizeEnd()
+
+    def _import(self, name: str) -> None:
+        if not self.backend.onImportBuffer(self.tensor(name), self.imports[name]):
+            raise BackendError(f"onImportBuffer returned False for {name!r}, and canImport had returned True")
 
     def run(self, feeds: Mapping[str, Array]) -> list[Array]:
         """Return the outputs, in order; inputs that are imported are not fed."""

@@ -76,7 +76,7 @@ def staged(network: LoadedNetwork) -> int:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_cache_stays_on_its_device(device: str) -> None:
+def test_M16_a_cache_stays_on_its_device(device: str) -> None:
     """Networks of two shapes write it in turns, and no run copies it."""
     networks = {rows: weft.optimize(decoder(rows), device) for rows in (1, 5)}
     alone = {rows: weft.load(decoder(rows, aliased=False), "cpu") for rows in networks}

@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.helpers.faults.listing import LOADS, RUNS, Inputs, Outputs, Wrapped, Wrapping, fault
 from weft.backends.cpu.backend import CpuBackend
-from weft.core.contract.backend import Backend, Execution, StorageType
+from weft.core.contract.backend import Backend, BackendInfo, Execution, StorageType
 from weft.core.graph.layout import Array, Layout, convert
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
@@ -203,3 +203,75 @@ class ImportsACopy(CpuBackend):
     def onImportBuffer(self, tensor: Tensor, source: Tensor) -> bool:
         tensor.backend, tensor.memory = self, source.memory.copy()
         return True
+
+
+# -- state ---------------------------------------------------------------------------------------------------
+
+
+@fault("state", "STATE outlives a clear")
+class ClearFreesState(CpuBackend):
+    keeps_state = True
+
+    def onClearBuffer(self) -> bool:
+        for tensor, slot in self._slots.items():
+            if slot.storage is StorageType.STATE:
+                tensor.memory[...] = 0
+        return super().onClearBuffer()
+
+
+@fault("state", "from run to run")
+class CopiesState(CpuBackend):
+    """Its runs write to a copy of the memory that they import."""
+
+    keeps_state = True
+
+    def onImportBuffer(self, tensor: Tensor, source: Tensor) -> bool:
+        imported = super().onImportBuffer(tensor, source)
+        if tensor.name in ("past", "present"):
+            tensor.memory = tensor.memory.copy()
+        return imported
+
+
+@fault("state", "from run to run")
+class WritesBesideState(CpuBackend):
+    """It takes the input from where it is, and gives the output memory of its own."""
+
+    keeps_state = True
+
+    def onImportBuffer(self, tensor: Tensor, source: Tensor) -> bool:
+        if tensor.name == "present":
+            return self.onAcquireBuffer(tensor, StorageType.DYNAMIC)
+        return super().onImportBuffer(tensor, source)
+
+
+@fault("state", "before a run, once its network was loaded")
+class EmptiesState(CpuBackend):
+    """A network begins with zeros in the memory that it writes, whatever another has left there."""
+
+    keeps_state = True
+
+    def onImportBuffer(self, tensor: Tensor, source: Tensor) -> bool:
+        if tensor.name == "present":
+            source.memory[...] = 0
+        return super().onImportBuffer(tensor, source)
+
+
+@fault("state", "after a network that used it is closed")
+class ClosesStateWithItsReader(CpuBackend):
+    """It frees what it imported when it is closed."""
+
+    keeps_state = True
+
+    def __init__(self, info: BackendInfo) -> None:
+        super().__init__(info)
+        self._imported: list[Tensor] = []
+
+    def onImportBuffer(self, tensor: Tensor, source: Tensor) -> bool:
+        if tensor.name == "present":
+            self._imported.append(source)
+        return super().onImportBuffer(tensor, source)
+
+    def close(self) -> None:
+        super().close()
+        for source in self._imported:
+            source.memory[...] = 0

@@ -2,10 +2,10 @@
 
 from weft.conformance.checks import (  # isort: skip
     native, creator, table, drawn, convolutions, outputs, support, copies, storage, order, tensors, runs, large, errors,
-    concurrency, optimizing, imports, leaks,
+    concurrency, optimizing, imports, state, leaks,
 )
 
 __all__ = [
     "concurrency", "convolutions", "copies", "creator", "drawn", "errors", "imports", "large", "leaks", "native",
-    "optimizing", "order", "outputs", "runs", "storage", "support", "table", "tensors",
+    "optimizing", "order", "outputs", "runs", "state", "storage", "support", "table", "tensors",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -27,17 +28,25 @@ def storage(kit: Kit) -> Iterable[Finding]:
         "DYNAMIC within a resize": _planned,
         "DYNAMIC_SEPERATE outside a resize is not reused before a clear": _separate_eager,
         "DYNAMIC_SEPERATE within a resize is not reused before a clear": _separate_planned,
-        "STATIC outlives the release of others": _static_and_releases,
-        "STATIC outlives a clear": _static_and_clear,
-        "STATIC outlives a resize": _static_and_resize,
+        **ends_of_others(STATIC),
         "STATIC is there at once within a resize": _static_within_resize,
-        "STATIC is released one by one": _static_one_by_one,
         "callbacks answer True": _answers,
         "many rounds": _rounds,
         "more than 64 KiB": _large,
     }
     for subject, attempt in attempts.items():
         yield kit.attempt(subject, _on_a_fresh_backend, kit, attempt)
+
+
+def ends_of_others(kind: StorageType) -> dict[str, Callable[[Backend], str]]:
+    """Return what tries whether memory of a kind that stays outlives what ends other memory, by name."""
+    attempts = {
+        "outlives the release of others": _and_releases,
+        "outlives a clear": _and_clear,
+        "outlives a resize": _and_resize,
+        "is released one by one": _one_by_one,
+    }
+    return {f"{kind.name} {subject}": partial(attempt, kind) for subject, attempt in attempts.items()}
 
 
 def _on_a_fresh_backend(kit: Kit, attempt: Callable[[Backend], str]) -> str:
@@ -128,29 +137,29 @@ def _separate_planned(backend: Backend) -> str:
     return _lost(backend, patterns, "after a release, which must do nothing before a clear")
 
 
-def _static_and_releases(backend: Backend) -> str:
-    kept, gone = _several(backend, STATIC, 3, "kept"), _several(backend, STATIC, 3, "gone")
+def _and_releases(kind: StorageType, backend: Backend) -> str:
+    kept, gone = _several(backend, kind, 3, "kept"), _several(backend, kind, 3, "gone")
     dynamic = _several(backend, DYNAMIC, 3)
     patterns = _fill(backend, kept)
     _fill(backend, (*gone, *dynamic), 50)
-    for tensor, kind in (*((t, STATIC) for t in gone), *((t, DYNAMIC) for t in dynamic)):
-        backend.onReleaseBuffer(tensor, kind)
-    later = [*_several(backend, STATIC, 5, "later"), *_several(backend, DYNAMIC, 5, "new")]
+    for tensor, its in (*((t, kind) for t in gone), *((t, DYNAMIC) for t in dynamic)):
+        backend.onReleaseBuffer(tensor, its)
+    later = [*_several(backend, kind, 5, "later"), *_several(backend, DYNAMIC, 5, "new")]
     _fill(backend, later, 90)
     return _lost(backend, patterns, "when others were released and their memory given out again")
 
 
-def _static_and_clear(backend: Backend) -> str:
-    kept = _several(backend, STATIC, 3)
+def _and_clear(kind: StorageType, backend: Backend) -> str:
+    kept = _several(backend, kind, 3)
     patterns = _fill(backend, kept)
     _fill(backend, _several(backend, DYNAMIC), 20)
     backend.onClearBuffer()
     _fill(backend, _several(backend, DYNAMIC, 6, "new"), 50)
-    return _lost(backend, patterns, "at onClearBuffer, which must leave STATIC memory")
+    return _lost(backend, patterns, f"at onClearBuffer, which must leave {kind.name} memory")
 
 
-def _static_and_resize(backend: Backend) -> str:
-    kept = _several(backend, STATIC, 3)
+def _and_resize(kind: StorageType, backend: Backend) -> str:
+    kept = _several(backend, kind, 3)
     patterns = _fill(backend, kept)
     for size in (1, 3, 2):
         backend.onClearBuffer()
@@ -159,7 +168,7 @@ def _static_and_resize(backend: Backend) -> str:
         backend.onAllocateBuffer()
         backend.onResizeEnd()
         _fill(backend, tensors, 50)
-        problem = _lost(backend, patterns, "at a resize, which must leave STATIC memory")
+        problem = _lost(backend, patterns, f"at a resize, which must leave {kind.name} memory")
         if problem:
             return problem
     return ""
@@ -177,13 +186,13 @@ def _static_within_resize(backend: Backend) -> str:
     return _lost(backend, patterns, "between its acquire in a resize and the end of it")
 
 
-def _static_one_by_one(backend: Backend) -> str:
-    tensors = _several(backend, STATIC, 6)
+def _one_by_one(kind: StorageType, backend: Backend) -> str:
+    tensors = _several(backend, kind, 6)
     patterns = _fill(backend, tensors)
     for k, tensor in enumerate(tensors):
         del patterns[tensor]
-        backend.onReleaseBuffer(tensor, STATIC)
-        _fill(backend, [acquired(backend, tensor.shape, STATIC, name=f"new{k}")], 100 + k)
+        backend.onReleaseBuffer(tensor, kind)
+        _fill(backend, [acquired(backend, tensor.shape, kind, name=f"new{k}")], 100 + k)
         problem = _lost(backend, patterns, f"when {tensor.name} was released")
         if problem:
             return problem
