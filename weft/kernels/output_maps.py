@@ -43,17 +43,19 @@ class SubPixels(OutputMap):
     """Several pixels of an output for each one that is computed: sub-pixel convolution.
 
     Channels are those of the sub-pixels, one after the other, as W. Shi et al. describe it (Real-Time Single Image and
-    Video Super-Resolution Using an Efficient Sub-Pixel Convolutional Neural Network, 2016). Sub-pixel a of pixel q of
-    what is computed is pixel q * `strides` + a - `begin`, for each of up to three axes. What would lie outside of the
-    output is not stored.
+    Video Super-Resolution Using an Efficient Sub-Pixel Convolutional Neural Network, 2016). Sub-pixel a of `counts` of
+    pixel q of what is computed is pixel q * `strides` + a - `begin`, for each of up to three axes. What would lie
+    outside of the output is not stored.
     """
 
     name: ClassVar[str] = "subpixels"
     closing: ClassVar[str] = "}"
     strides: Shape
-    """Sub-pixels of a pixel, by axis."""
+    """Pixels of the output from one computed pixel to the next, by axis."""
+    counts: Shape
+    """Sub-pixels of a computed pixel, by axis."""
     begin: Shape
-    """Sub-pixels of the first pixel that lie before the output, by axis."""
+    """Pixels that the first sub-pixel of the first pixel lies before the output, negative if behind, by axis."""
     outputs: Shape
     """Pixels of the output, by axis."""
     computed: Shape
@@ -64,7 +66,10 @@ class SubPixels(OutputMap):
     def constants(self, arg: str) -> dict[str, int]:
         """Return the constants of the store; axes that the output does not have come first, with one pixel."""
         ints = {"SUB": self.blocks}
-        fields = (("S", self.strides, 1), ("B", self.begin, 0), ("Z", self.outputs, 1), ("Q", self.computed, 1))
+        fields = (
+            ("S", self.strides, 1), ("N", self.counts, 1), ("B", self.begin, 0), ("Z", self.outputs, 1),
+            ("Q", self.computed, 1),
+        )
         for letter, values, default in fields:
             every = (*[default] * (3 - len(values)), *values)
             ints |= {f"{letter}{axis}": value for axis, value in zip("DHW", every, strict=True)}
@@ -131,9 +136,9 @@ class Slices(OutputMap):
 def _pixel_of_subpixel(arg: str, c4: str) -> Sequence[str]:
     return (
         f"const int _s = ({c4}) / {arg}_SUB;",
-        f"const int _d = _q / ({arg}_QH * {arg}_QW) * {arg}_SD + _s / ({arg}_SH * {arg}_SW) - {arg}_BD;",
-        f"const int _h = _q / {arg}_QW % {arg}_QH * {arg}_SH + _s / {arg}_SW % {arg}_SH - {arg}_BH;",
-        f"const int _w = _q % {arg}_QW * {arg}_SW + _s % {arg}_SW - {arg}_BW;",
+        f"const int _d = _q / ({arg}_QH * {arg}_QW) * {arg}_SD + _s / ({arg}_NH * {arg}_NW) - {arg}_BD;",
+        f"const int _h = _q / {arg}_QW % {arg}_QH * {arg}_SH + _s / {arg}_NW % {arg}_NH - {arg}_BH;",
+        f"const int _w = _q % {arg}_QW * {arg}_SW + _s % {arg}_NW - {arg}_BW;",
         f"if (_d >= 0 && _d < {arg}_ZD && _h >= 0 && _h < {arg}_ZH && _w >= 0 && _w < {arg}_ZW) {{",
         f"const int _p = (_d * {arg}_ZH + _h) * {arg}_ZW + _w;",
     )

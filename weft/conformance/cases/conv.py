@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from weft.conformance.cases.table import Case, case, const, f16, f32, f64
+from math import inf, nan
+
+import numpy as np
+
+from weft.conformance.cases.table import Case, Input, case, const, f16, f32, f64, given
+
+
+def with_specials(*shape: int) -> Input:
+    """Return small numbers, of which a few far apart are NaN or infinite."""
+    numbers = np.random.default_rng(3).uniform(-1, 1, shape)
+    for place, special in zip(np.ndindex(2, 2), (nan, inf, -inf, nan), strict=True):
+        at = (min(1 + 5 * far, size - 1) for far, size in zip(place, shape[2:], strict=True))
+        numbers[(0, sum(place) % shape[1], *at)] = special
+    return given(numbers)
+
 
 CASES: list[Case] = [
     # kernel sizes, strides, pads and channel counts that fall between blocks of four
@@ -120,6 +134,17 @@ CASES: list[Case] = [
     case("ConvTranspose", f32(1, 4, 5, 5), const(f32(4, 3, 3, 3)), strides=(3, 2), output_padding=(2, 1)),
     case("ConvTranspose", f32(1, 4, 5, 5), const(f32(4, 3, 2, 2)), strides=(3, 3)),
     case("ConvTranspose", f32(1, 3, 5, 6), const(f32(3, 2, 3, 3)), strides=(2, 2), output_shape=(10, 12)),
+    # What is not finite reaches what its taps reach; sub-pixels have unlike numbers of these.
+    *(case("ConvTranspose", with_specials(1, 3, 8, 9), const(f32(3, 5, *taps)), const(f32(5)), strides=strides, **more)
+      for taps, strides, more in (
+          ((3, 3), (2, 2), {"pads": (1, 1, 1, 1), "output_padding": (1, 1)}),
+          ((5, 4), (3, 2), {"pads": (2, 1, 1, 1)}),
+          ((2, 2), (2, 2), {}),
+          ((4, 4), (2, 2), {"pads": (1, 1, 1, 1)}),
+      )),
+    *(case("ConvTranspose", f32(1, 3, 4, 5), const(with_specials(3, 5, size, size)), strides=(2, 2), pads=(1, 1, 1, 1))
+      for size in (3, 4)),
+    case("ConvTranspose", f32(1, 3, 4, 5), const(with_specials(3, 5, 3, 3)), pads=(1, 1, 1, 1), name="stride 1"),
     case("ConvTranspose", f32(1, 3, 4, 5), const(f32(3, 5, 3, 2)), dilations=(2, 3), pads=(1, 1, 1, 1)),
     case("ConvTranspose", f32(1, 8, 5, 5), const(f32(8, 2, 3, 3)), const(f32(8)), group=4, strides=(2, 2)),
     case(

@@ -18,14 +18,14 @@ from weft.kernels.special import KernelFamily, register_family
 from weft.ops.conv import ConvTranspose
 from weft.ops.gpu.conv.cases import transposed_case
 from weft.ops.gpu.conv.problem import why_not_computed, why_not_empty, window_constants
-from weft.ops.gpu.conv.to_subpixels import ToSubPixels, stores_subpixels
+from weft.ops.gpu.conv.to_subpixels import ToSubPixels, are_finite, stores_subpixels
 from weft.ops.gpu.move import Strides, launch_move
 from weft.ops.gpu.packing import as_image, pack_in_run, weights_of
 
 
 @gpu_op(ConvTranspose)
 class ConvTransposeOnGpu(GpuOp):
-    """A convolution to sub-pixels where that multiplies by few zeros, else a kernel of its own."""
+    """Convolutions to sub-pixels where all of these have taps, else a kernel of its own."""
 
     wanted_layout = WantedLayout.CHANNELS
     splits_constants = True
@@ -46,7 +46,7 @@ class ConvTransposeOnGpu(GpuOp):
     def launches(
         self, op: ConvTranspose, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
-        """Launch a convolution to sub-pixels, or the kernel in which an item makes four channels of a pixel.
+        """Launch convolutions to sub-pixels, or the kernel in which an item makes four channels of a pixel.
 
         Weights beyond the range of one argument are passed in pieces.
         """
@@ -55,9 +55,9 @@ class ConvTransposeOnGpu(GpuOp):
         channels, inside = y.shape[1], x.shape[1] // op.group
         window = op.window(x.shape, weight.shape)
         if op.group == 1 and weight.constant is not None and stores_subpixels(k.caps, window.rank):
-            form, shift = ToSubPixels.of(window), None if bias is None else bias.constant
+            forms, shift = ToSubPixels.all_of(window), None if bias is None else bias.constant
             is_known = bias is None or shift is not None
-            if form is not None and is_known and form.launch(k, x, weight.constant, shift, y):
+            if forms and is_known and are_finite(weight.constant) and _launched(forms, k, x, weight.constant, shift, y):
                 return
         flat = _turned(k, weight, op.group)
         ints = window_constants(window) | {"C4": -(-x.shape[1] // PACK)}
@@ -83,6 +83,17 @@ class ConvTransposeOnGpu(GpuOp):
                 grid=grid,
                 local=local,
             )
+
+
+def _launched(
+    forms: Sequence[ToSubPixels], k: KernelBuilder, x: Tensor, weight: Array, bias: Array | None, y: Tensor
+) -> bool:
+    """Launch convolutions one after the other; False if no kernel can address a slice of the first, the largest."""
+    for form in forms:
+        with k.turn():
+            if not form.launch(k, x, weight, bias, y):
+                return False
+    return True
 
 
 def _turned(k: KernelBuilder, weight: Tensor, group: int) -> Array | Tensor:
