@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 import weft
 from tests.helpers.nets import Net
 from tests.helpers.run_length import examples
-from weft.core.contract.backend import BackendConfig, Precision
+from weft.core.contract.backend import BackendConfig, MemoryMode, Precision
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
+from weft.core.graph.op import new_op
 from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.registry.backend_registry import registry
 from weft.core.session.loaded_network import LoadedNetwork
+from weft.core.session.overflow import OverflowWatch
 from weft.core.session.state_memory import StateMemory
 from weft.errors import BackendError, InputError
 
@@ -45,9 +47,11 @@ def decoder(rows: int, dtype: DType = DType.FLOAT32, *, aliased: bool = True) ->
 
 
 @contextmanager
-def loaded(device: str, precision: Precision = Precision.HIGH) -> Iterator[tuple[LoadedNetwork, StateMemory]]:
+def loaded(
+    device: str, precision: Precision = Precision.HIGH, memory_mode: MemoryMode = MemoryMode.NORMAL
+) -> Iterator[tuple[LoadedNetwork, StateMemory]]:
     """Yield what loads networks on a device, and memory for state there."""
-    (choice,), config = registry.choose([device]), BackendConfig(precision=precision)
+    (choice,), config = registry.choose([device]), BackendConfig(memory_mode, precision)
     memory, made = StateMemory(choice.open(config)), LoadedNetwork([choice], config)
     try:
         yield made, memory
@@ -153,6 +157,98 @@ def test_state_has_the_type_that_the_network_stores(
                 wanted, fed = session.run({**inputs, "x": inputs["x"].astype(np.float32), "past": fed})
                 np.testing.assert_allclose(y.astype(np.float32), wanted, rtol=2e-2, atol=2e-2)
         np.testing.assert_allclose(memory.read(cache).astype(np.float32), fed, rtol=2e-2, atol=2e-2)
+
+
+HEADS, GROUPS, DEPTH = 4, 2, 8
+
+
+def group_query(rows: int, total: int, *, aliased: bool = True) -> Graph:
+    """Return a layer of attention with rotary positions, and a past with room for all keys."""
+    net = Net()
+    x = net.input("x", 1, rows, 16)
+    q, k, v = (net.add("MatMul", x, net.random(16, heads * DEPTH)) for heads in (HEADS, GROUPS, GROUPS))
+    past = [net.input(f"past_{side}", 1, GROUPS, ROWS, DEPTH) for side in "kv"]
+    ends, whole = net.input("ends", 1, dtype=DType.INT32), net.constant(np.array(total, np.int32))
+    angles = np.arange(64)[:, None] / 100.0 ** (np.arange(DEPTH // 2) / 4)
+    turns = [net.constant(turn(angles).astype(np.float32)) for turn in (np.cos, np.sin)]
+    attend = new_op("com.microsoft::GroupQueryAttention", num_heads=HEADS, kv_num_heads=GROUPS, do_rotary=1, outputs=3)
+    y = net.add(attend, q, k, v, *past, ends, whole, *turns, name="attended", outputs=3)
+    graph = net.finish(net.add("MatMul", y, net.random(HEADS * DEPTH, 16), name="y"), "attended.1", "attended.2")
+    graph.aliases = {"attended.1": "past_k", "attended.2": "past_v"} if aliased else {}
+    return graph
+
+
+@pytest.mark.alike
+@pytest.mark.parametrize("device", DEVICES)
+def test_group_query_attention_keeps_its_caches(device: str) -> None:
+    """A prompt and steps behind it: the op runs in parts, also where the device takes it whole."""
+    forms = {3: 3, 1: 9}
+    networks = {rows: weft.optimize(group_query(rows, total), device) for rows, total in forms.items()}
+    alone = {rows: weft.load(group_query(rows, total, aliased=False), "cpu") for rows, total in forms.items()}
+    rng = np.random.default_rng(0)
+    with loaded(device) as (runs, memory):
+        state = {name: memory.make(name, where.spec) for name, where in networks[1].state.items()}
+        fed = {name: np.zeros((1, GROUPS, ROWS, DEPTH), np.float32) for name in ("past_k", "past_v")}
+        assert state.keys() == fed.keys()
+        end = -1
+        for rows in (3, 1, 1):
+            end += rows
+            runs.load(networks[rows], rows, state=state)
+            inputs = {"x": rng.standard_normal((1, rows, 16)).astype(np.float32), "ends": np.array([end], np.int32)}
+            (y,) = run(runs, **inputs)
+            wanted, fed["past_k"], fed["past_v"] = alone[rows].run({**inputs, **fed})
+            np.testing.assert_allclose(y, wanted, rtol=1e-3, atol=1e-4)
+            for name, tensor in state.items():
+                np.testing.assert_allclose(memory.read(tensor), fed[name], rtol=1e-3, atol=1e-4)
+    for session in alone.values():
+        session.close()
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl"])
+def test_a_run_that_is_repeated_leaves_the_state_as_it_is(device: str) -> None:
+    """At precision LOW the first run is repeated, launch by launch, to see which values overflow."""
+    network = weft.optimize(decoder(1), device, precision=Precision.LOW)
+    with loaded(device, Precision.LOW) as (runs, memory):
+        cache = memory.make("past", network.state["past"].spec)
+        filled = np.random.default_rng(5).standard_normal((1, ROWS, WIDTH)).astype(np.float16)
+        memory.write(cache, filled)
+        runs.load(network, state={"past": cache})
+        ((_, inputs),) = steps(1)
+        runs.start(inputs, watch=OverflowWatch(thorough=True))
+        runs.finish([])
+        np.testing.assert_array_equal(memory.read(cache)[0, 1:], filled[0, 1:])
+        assert (memory.read(cache)[0, 0] != filled[0, 0]).all()
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl"])
+def test_with_little_memory(device: str) -> None:
+    network = weft.optimize(decoder(1), device, memory=MemoryMode.LIMIT)
+    with loaded(device, memory_mode=MemoryMode.LIMIT) as (runs, memory):
+        cache = memory.make("past", network.state["past"].spec)
+        runs.load(network, state={"past": cache})
+        for _, inputs in steps(1, 1):
+            run(runs, **inputs)
+        runs.load(network, state={"past": cache})
+        np.testing.assert_array_equal(memory.read(cache)[0].any(axis=1), [True] * 2 + [False] * (ROWS - 2))
+
+
+def test_another_device_reads_what_was_written() -> None:
+    """The cache is on a GPU, and the CPU attends: the output is copied there in each run, and not to the caller."""
+    hints = {f"n_{name}": "cpu" for name in ("transpose2", "matmul3", "softmax4", "y")}
+    network = weft.optimize(decoder(1), ["opencl", "cpu"], hints=hints)
+    choices = registry.choose(["opencl", "cpu"])
+    assert [part.device for part in network.parts] == ["opencl:0", "cpu:0"]
+    memory, runs = StateMemory(choices[0].open(BackendConfig())), LoadedNetwork(choices, BackendConfig())
+    cache, fed = memory.make("past", network.state["past"].spec), np.zeros((1, ROWS, WIDTH), np.float32)
+    runs.load(network, state={"past": cache})
+    with weft.load(decoder(1, aliased=False), "cpu") as alone:
+        for _, inputs in steps(1, 1):
+            assert runs.results == ["y"]
+            (y,) = run(runs, **inputs)
+            wanted, fed = alone.run({**inputs, "past": fed})
+            np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
+    runs.drop()
+    memory.close()
 
 
 WRITERS: dict[str, tuple[dict[str, Any], Any, tuple[int, ...]]] = {

@@ -1,4 +1,4 @@
-"""Take ops apart that a device refuses, if it runs all of their parts."""
+"""Take ops apart that a device refuses, if it runs all of their parts; and those of which a part keeps state."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from weft.core.graph.graph import Graph, Names, Node
 from weft.core.passes.journal import Journal
 from weft.core.placement.assign import Backends, why_not
 from weft.core.placement.hints import Hints
+from weft.core.placement.in_place import keeps_state, stored, writes
 
 
 def decompose_refused(
@@ -20,25 +21,32 @@ def decompose_refused(
     """Return the graph with some ops replaced by their parts, and a note on each.
 
     A node is taken apart if its device (that of its hint, else the first) refuses the op and takes every part. If not,
-    it stays, and the next devices are asked. A node's hint passes to its parts; the `journal` receives the changes.
+    it stays, and the next devices are asked. So is a node whose output may lie in an input (`Graph.aliases`) if a part
+    of it writes the one into the other. A node's hint passes to its parts; the `journal` receives the changes.
     """
     out, notes, names, hints = graph.copy(), list[str](), Names(graph), Hints.of(hints)
     reasons: dict[str, str] = {}
-    read = graph.readers()
+    read, pairs = graph.readers(), stored(graph)
     out.nodes = []
     for node in graph.nodes:
         device = hints.device(node.name) or next(iter(backends))
         backend = backends[device]
         reason = why_not(graph, node, device, backend) if decomposition_of(node.op) is not None else None
-        if reason is None:
+        state = {o: pairs[o] for o in node.outputs if o in pairs and keeps_state(backend)}
+        if reason is None and not (state and decomposition_of(node.op) is not None):
             out.nodes.append(node)
             continue
         added: list[str] = []
         nodes = _parts(out, node, names, lambda part: why_not(out, part, device, backend) is None, added)  # noqa: B023
+        why = f"{device} refuses {node.op.type} and takes its parts: {reason}"
+        if reason is None and nodes is not None:
+            written = [o for part in nodes for o in part.outputs[:1] if o in state and writes(part, o, state[o])]
+            nodes = nodes if written else None
+            why = reason = f"a part of it writes {', '.join(map(repr, written))} in place"
         if nodes is not None:
             nodes = _live(nodes, {o for o in node.outputs if read[o]})
             out.nodes += nodes
-            reasons[node.name] = f"{device} refuses {node.op.type} and takes its parts: {reason}"
+            reasons[node.name] = why
             hints.carry(node.name, [n.name for n in nodes])
             notes.append(f"{node.name!r} ({node.op.type}) runs in {len(nodes)} parts: {device}: {reason}")
         else:

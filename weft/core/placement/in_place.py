@@ -27,7 +27,7 @@ def why_apart(graph: Graph, output: str, source: str) -> str:
     maker = _maker(graph, output)
     if output not in graph.outputs or maker is None:
         return f"no node makes an output {output!r}"
-    if not _writes(maker) or maker.inputs[0] != source:
+    if not writes(maker, output, source):
         return f"{maker.op.type} {maker.name!r}, which makes {output!r}, does not write it into {source!r}"
     if graph.specs[output] != graph.specs[source]:
         return f"{output!r} is {graph.specs[output]} and {source!r} is {graph.specs[source]}"
@@ -38,6 +38,30 @@ def why_apart(graph: Graph, output: str, source: str) -> str:
     return ""
 
 
+def stored(graph: Graph) -> dict[str, str]:
+    """Return the pairs as the network stores them: behind the casts between floats that stand at its edges."""
+    makers, readers, pairs = graph.producers(), graph.readers(), dict[str, str]()
+    for output, source in graph.aliases.items():
+        behind, before = makers.get(output), next((node for node in graph.nodes if source in node.inputs), None)
+        if behind is not None and before is not None and _casts(graph, behind) and _casts(graph, before):
+            made, given = behind.inputs[0], before.outputs[0]
+            if readers[source] == 1 and made not in graph.outputs:
+                output, source = made, given
+        pairs[output] = source
+    return pairs
+
+
+def _casts(graph: Graph, node: Node) -> bool:
+    names = (node.inputs[0], node.outputs[0]) if node.op.type == "Cast" else ()
+    return bool(names) and all(graph.specs[name].dtype.is_float for name in names)
+
+
+def writes(node: Node, output: str, source: str) -> bool:
+    """Tell whether a node writes the one value into the other."""
+    in_place = isinstance(node.op, WritingOp) and node.op.in_place
+    return in_place and node.outputs[0] == output and node.inputs[0] == source
+
+
 def without_casts(graph: Graph, backends: Mapping[str, Backend]) -> Graph:
     """Return the graph with pairs in the type that the network stores inside, if a backend keeps state.
 
@@ -45,32 +69,22 @@ def without_casts(graph: Graph, backends: Mapping[str, Backend]) -> Graph:
     """
     if not graph.aliases or not any(map(keeps_state, backends.values())):
         return graph
-    out = graph.copy()
-    for output, source in graph.aliases.items():
-        _uncast(out, output, source)
-    return out
-
-
-def _uncast(graph: Graph, output: str, source: str) -> None:
-    makers, readers = graph.producers(), graph.readers()
-    behind, before = makers.get(output), [node for node in graph.nodes if source in node.inputs]
-    if behind is None or behind.op.type != "Cast" or readers[source] != 1 or before[0].op.type != "Cast":
-        return
-    given, made = before[0].outputs[0], behind.inputs[0]
-    writer, specs = makers.get(made), graph.specs
-    if writer is None or not _writes(writer) or writer.inputs[0] != given or readers[given] != 1:
-        return
-    if made in graph.outputs or not all(specs[name].dtype.is_float for name in (source, given, made, output)):
-        return
-    names = {given: source, made: output}
+    makers, readers, names = graph.producers(), graph.readers(), dict[str, str]()
+    for (output, source), (made, given) in zip(graph.aliases.items(), stored(graph).items(), strict=True):
+        if made != output and made in makers and writes(makers[made], made, given) and readers[given] == 1:
+            names |= {made: output, given: source}
+    if not names:
+        return graph
 
     def renamed(values: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(names.get(value, value) for value in values)
 
-    kept = (node for node in graph.nodes if node is not before[0] and node is not behind)
-    graph.nodes = [replace(node, inputs=renamed(node.inputs), outputs=renamed(node.outputs)) for node in kept]
+    out, casts = graph.copy(), {*names.items(), *((edge, inner) for inner, edge in names.items())}
+    kept = (node for node in graph.nodes if (*node.inputs[:1], *node.outputs[:1]) not in casts)
+    out.nodes = [replace(node, inputs=renamed(node.inputs), outputs=renamed(node.outputs)) for node in kept]
     for inner, edge in names.items():
-        specs[edge] = specs.pop(inner)
+        out.specs[edge] = out.specs.pop(inner)
+    return out
 
 
 def settle(graph: Graph, device: Mapping[str, str], backends: Mapping[str, Backend]) -> list[str]:
@@ -90,7 +104,3 @@ def settle(graph: Graph, device: Mapping[str, str], backends: Mapping[str, Backe
 
 def _maker(graph: Graph, output: str) -> Node | None:
     return next((node for node in graph.nodes if output in node.outputs), None)
-
-
-def _writes(node: Node) -> bool:
-    return isinstance(node.op, WritingOp) and node.op.in_place

@@ -117,7 +117,8 @@ def divide(
         bound, options.config.precision, options.limits, options.passes
     )
     hints, journal = Hints(options.hints), prepared.journal.copy()
-    graph, notes = decompose_refused(without_casts(prepared.graph, backends), backends, hints, journal)
+    graph, notes = decompose_refused(prepared.graph, backends, hints, journal)
+    graph = without_casts(graph, backends)
     notes += lost_hints(graph, options.hints)
     assignment = assign(graph, backends, hints, before=before)
     graph, device = optimize_parts(graph, backends, assignment, hints, journal)
