@@ -81,6 +81,8 @@ def part_of(manifest: Any, value: str) -> Any:
         (lambda m: m["graph"]["layouts"].update(pool="NHWC"), "'pool' has one layout in part"),
         (lambda m: m["graph"]["layouts"].update(x="NC4HW4"), "'x' lies as NC4HW4, and parts hand over NCHW"),
         (lambda m: part_of(m, "y")["outputs"].append("x"), "makes no 'x'"),
+        (lambda m: m["graph"].update(aliases={"y": "x"}), "which makes 'y', does not write it into 'x'"),
+        (lambda m: part_of(m, "y").update(aliases={"y": "x"}), "'y' cannot lie in 'x'"),
         (lambda m: m["parts"][0].update(device="cpu"), "'cpu' is not the name of a device"),
         (lambda m: m["devices"].append("auto"), "'auto' is not the name of a device"),
     ],

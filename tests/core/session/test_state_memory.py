@@ -379,5 +379,6 @@ def test_tensors_that_do_not_fit_or_are_not_used() -> None:
 
 def test_a_saved_network_keeps_its_state(tmp_path: Path) -> None:
     made = weft.optimize(decoder(1), "cpu")
+    assert "'present' lies in 'past' on cpu:0: float32[1x24x8]" in str(made)
     made.save(tmp_path / "decoder.weft")
     assert OptimizedNetwork.load(tmp_path / "decoder.weft").state == made.state

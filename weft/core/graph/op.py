@@ -136,6 +136,10 @@ class WritingOp(Op):
         """Tell whether `write` may change the first input itself: not if what it writes depends on what was there."""
         return True
 
+    def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
+        """Return 0 if elements are only moved."""
+        return 0 if self.in_place else super().flops(inputs, outputs)
+
     @abstractmethod
     def write(self, memory: Array, *inputs: Array | None) -> None:
         """Replace the elements in `memory`, which holds the first input; `inputs` are the others."""

@@ -35,10 +35,12 @@ def check_network(network: OptimizedNetwork) -> None:
         check_network(stage)
     problems = graph_problems(whole) or _unknown(whole)
     problems = problems or wrong_specs(whole) + _layout_problems(network) + _division_problems(network)
+    for each in (whole, *(part.graph for part in network.parts)) if not problems else ():
+        apart = ((o, i, why_apart(each, o, i)) for o, i in each.aliases.items())
+        problems += [f"{output!r} cannot lie in {source!r}: {why}" for output, source, why in apart if why]
     for part in network.parts:
         problems += [f"part {part.graph.name!r}: {p}" for p in graph_problems(part.graph)]
         problems += _part_problems(part, whole)
-    problems += [why for output, source in whole.aliases.items() if (why := why_apart(whole, output, source))]
     problems += [] if network.tail is None else _tail_problems(network.tail, whole)
     if problems:
         raise ModelError(

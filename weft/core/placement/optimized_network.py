@@ -384,6 +384,7 @@ class OptimizedNetwork:
         for part in self.parts:
             if part.listing is not None:
                 lines.append(f"{part.graph.name} on {part.device}: {part.listing}")
+        lines += [f"{s.output!r} lies in {name!r} on {s.device}: {s.spec}" for name, s in self.state.items()]
         lines += [f"note: {n}" for n in self.notes]
         if self.tail is not None:
             lines += [f"after this first stage, {text}" for text in self.tail.says()]

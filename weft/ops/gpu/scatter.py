@@ -10,6 +10,7 @@ Where the result lies in the memory of the data, nothing is copied.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -71,7 +72,7 @@ class _Scatter(GpuOp):
         k.launch(
             "scatter_reduce" if reduces else "scatter",
             reads={**({"x": x} if reduces else {}), "places": places, "updates": updates},
-            writes={"y": y},
+            writes={"y": y if reduces else _part(y, updates)},
             ints={**ints, "TOTAL": total},
             variant={**variant, **(_join(op, x) if reduces else {})},
             grid=grid,
@@ -79,6 +80,11 @@ class _Scatter(GpuOp):
             raw=not reduces,
             epilogue=False,
         )
+
+
+def _part(y: Tensor, update: Tensor) -> Tensor:
+    """Return what stands for the elements of `y` that an update replaces, as many as it has."""
+    return replace(y, shape=update.shape)
 
 
 def _join(op: ScatterElements | ScatterND, x: Tensor) -> dict[str, int | str]:
@@ -176,7 +182,7 @@ class TensorScatterOnGpu(GpuOp):
         k.launch(
             "tensor_scatter",
             reads={**({} if in_place else {"x": x}), "update": update, "first": first},
-            writes={"y": y},
+            writes={"y": _part(y, update) if in_place else y},
             ints={
                 "SIZE": size, "LENGTH": length, "INNER": inner // at_once, "PARTS": parts, "TOTAL": total,
             },
