@@ -58,6 +58,7 @@ DATA = {
     ),
     "weft/plugins/weft_backend.h": ("file", "The C header for backends in shared libraries"),
     "weft/kernels/cost_model.json": ("file", "What kernels take on a GPU, fitted to the trials in benchmarks/tuned"),
+    "weft/kernels/serial_model.json": ("file", "What kernels take on a CPU, fitted to the trials in benchmarks"),
     "weft/kernels/device_models.json": ("file", "What kinds of device do in a time, measured or from datasheets"),
     "weft/backends/gpu/device/driver_parts.json": ("file", "Which files make up the vendors' drivers"),
     "weft/backends/gpu/device/vendors.json": ("file", "The vendors of cards, and the variables that hide their cards"),

@@ -215,13 +215,13 @@ def fit(problems: Sequence[Timed]) -> Fitted:
     starts = np.flatnonzero(np.diff([number for number, *_ in rows], prepend=-1))
     weights = np.array([weight for _, _, weight, _ in rows])
     found = dict(
-        zip(names, _fitted(x, np.log([us for _, us, *_ in rows]), weights, starts).tolist(), strict=True)
+        zip(names, log_fit(x, np.log([us for _, us, *_ in rows]), weights, starts).tolist(), strict=True)
     )
     most = {term: max(c for (_, name), c in found.items() if name == term) for _, term in names}
     return {(name, term): found.get((name, term), most[term]) for name, _ in names for term in most}
 
 
-def _fitted(x: Floats, y: Floats, weights: Floats, starts: NDArray[np.intp]) -> Floats:
+def log_fit(x: Floats, y: Floats, weights: Floats, starts: NDArray[np.intp]) -> Floats:
     """Return positive coefficients c that minimise the weighted squares of log(x c) - y, by Levenberg and Marquardt.
 
     Rows of one problem lie together, from each of `starts` on.
@@ -291,8 +291,8 @@ def unseen(problems: Sequence[Timed]) -> list[tuple[str, Timed, float]]:
     for network in NETWORKS:
         asked = [each for each in problems if network in networks_of(each)]
         if asked:
-            fitted = fit([each for each in problems if network not in networks_of(each)])
-            out += [(network, each, each.excess(choice(each, fitted))) for each in asked]
+            known = fit([each for each in problems if network not in networks_of(each)])
+            out += [(network, each, each.excess(choice(each, known))) for each in asked]
     return out
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from weft.errors import ExecutionError
+from weft.kernels import serial_model
 from weft.kernels.cost_model import WORTH, Effort, microseconds
 
 if TYPE_CHECKING:
@@ -261,17 +262,20 @@ def _estimated(
 ) -> list[Candidate] | None:
     """Return candidates with the cost model's microseconds, the fastest first; None if their own costs rank them.
 
-    The model has no data on software devices, and none if it does not know a candidate that may be taken untuned. The
-    first of `candidates` comes before others that are hardly faster; margins count.
+    There is none of a software device that was not measured, nor if the model does not know a candidate that may be
+    taken untuned. The first of `candidates` comes before others that are hardly faster; margins count.
     """
     caps = rivals.modelled(problem) if rivals.modelled is not None else None
-    if caps is None or caps.software:
+    if caps is None or (caps.software and caps.rates is None):
         return None
     out = []
     for each in candidates:
         assert each.algorithm is not None
         effort = each.algorithm.effort(problem, each.tile)
-        us = microseconds(each.algorithm.name, effort, caps) if effort is not None else None
+        us = None
+        if effort is not None:
+            serial = serial_model.microseconds
+            us = serial(effort, caps) if caps.software else microseconds(each.algorithm.name, effort, caps)
         if us is None and each.cost < NEVER:
             return None
         margin = each.algorithm.margin(problem, each.tile)

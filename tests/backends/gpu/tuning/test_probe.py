@@ -29,7 +29,7 @@ def creator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp
     made: GpuCreator = CREATORS[request.param]()
     if made.absent() or not made.devices():
         pytest.skip(f"no {request.param}")
-    for name, value in {"ENOUGH": 2e-5, "LARGE": 1 << 20, "SENT": 1 << 16, "LAUNCHES": 3, "TIMES": 1}.items():
+    for name, value in {"ENOUGH": 2e-5, "LARGE": 1 << 20, "SENT": 1 << 16, "LAUNCHES": 3, "TIMES": 2}.items():
         monkeypatch.setattr(probe, name, value)
     monkeypatch.setattr(rate_store, "QUIET", 0.01)
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))

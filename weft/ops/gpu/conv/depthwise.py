@@ -66,13 +66,28 @@ def facts_of_depthwise(problem: ConvProblem) -> Facts:
 
 
 def choose_tile(problem: ConvProblem) -> DepthwiseTile:
-    """Return the tile with the most reuse that fills the device."""
+    """Return the tile with the most reuse that fills the device; on a CPU the one with the fewest loads in all."""
+    if problem.caps.software:
+        return min(legal_tiles(problem), key=lambda tile: loads_of(problem, tile))
     offered = CHANNELS_LAST if problem.layout is Layout.NHWC4 else CHANNELS_FIRST
     wanted = problem.caps.model.of(DepthwiseFigures).items * problem.caps.likely_units
     for tile in offered:
         if problem.taps * tile.rows * tile.columns <= MOST_PRODUCTS and items_of(problem, tile) >= wanted:
             return tile
     return offered[-1]
+
+
+def legal_tiles(problem: ConvProblem) -> list[DepthwiseTile]:
+    """Return the tiles whose text is short enough."""
+    return [tile for tile in TILES if problem.taps * tile.rows * tile.columns <= MOST_PRODUCTS]
+
+
+def loads_of(problem: ConvProblem, tile: DepthwiseTile) -> int:
+    """Return the vectors that all items load: the pixels that their windows see together, and a weight for each tap."""
+    w = problem.constants
+    rows = (tile.rows - 1) * w["SH"] + (w["KH"] - 1) * w["DH"] + 1
+    columns = (tile.columns - 1) * w["SW"] + (w["KW"] - 1) * w["DW"] + 1
+    return items_of(problem, tile) * (rows * columns + problem.taps)
 
 
 def items_of(problem: ConvProblem, tile: DepthwiseTile) -> int:
@@ -101,14 +116,15 @@ class DepthwiseInTiles(Algorithm[ConvProblem, ConvPlan, DepthwiseTile]):
         return None
 
     def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
-        """Return the tiles whose text is short enough."""
-        legal = [tile for tile in TILES if problem.taps * tile.rows * tile.columns <= MOST_PRODUCTS]
+        """Return the tiles, the most promising first."""
 
         def time(tile: DepthwiseTile) -> float:
+            if problem.caps.software:
+                return loads_of(problem, tile)
             groups = -(-items_of(problem, tile) // SMALL_GROUP)
             return waves(problem.caps.model, groups, SMALL_GROUP, problem.caps.likely_units)
 
-        return candidates_of([choose_tile(problem), *legal], time)
+        return candidates_of([choose_tile(problem), *legal_tiles(problem)], time)
 
     def launch(self, plan: ConvPlan, tile: DepthwiseTile) -> None:
         """Launch the kernel; weights lie like pixels, so that adjacent items read adjacent ones."""

@@ -120,6 +120,11 @@ class GemmTile:
         return 1 if caps.software or self.shared_bytes(2) > caps.local_memory else 2
 
 
+def tile_loads(tile: GemmTile) -> int:
+    """Return the vectors that an item reads from work-group memory in a round."""
+    return tile.depth * (tile.pixels + PACK * tile.blocks)
+
+
 LONG_TILE = GemmTile(4, 2, 8, 8, 1)
 """For sums of many steps (`GemmFigures.long_steps`): shorter ones are faster where more groups fit on a unit."""
 TILES = (
@@ -242,6 +247,7 @@ class TiledConv(ImplicitGemm[GemmTile]):
             moved=p.moved,
             parts=parts,
             results=work.stored,
+            loads=tile_loads(chosen),
         )
 
     def staging(self, problem: ConvProblem, tile: GemmTile) -> dict[str, int | bool]:

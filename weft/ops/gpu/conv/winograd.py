@@ -42,7 +42,7 @@ from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import MAX_ELEMENTS, KernelBuilder
 from weft.kernels.special import KernelFamily, on_few_units, register_family
 from weft.ops.gpu.conv.cases import conv_with
-from weft.ops.gpu.conv.gemm import STEP, GemmTile, legal_tiles, steps_of
+from weft.ops.gpu.conv.gemm import STEP, GemmTile, legal_tiles, steps_of, tile_loads
 from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem
 
 POINTS = (Fraction(0), Fraction(5, 8), Fraction(-5, 8), Fraction(3, 2), Fraction(-3, 2))
@@ -217,9 +217,12 @@ class WinogradConv(Algorithm[ConvProblem, ConvPlan, WinogradTile]):
         return [Candidate(tile, cost) for tile in dict.fromkeys([best, *tiles])]
 
     def effort(self, problem: ConvProblem, tile: WinogradTile) -> Effort | None:
-        """Return the work of the GEMM, and what the transforms move; None where only tuning may take it."""
+        """Return the work of the GEMM, and what the transforms move; None where only tuning may take it.
+
+        That is on small GPUs, and on CPUs that were not measured.
+        """
         p, gemm = problem, tile.gemm
-        if not p.caps.has_many_units:
+        if not p.caps.has_many_units and (not p.caps.software or p.caps.rates is None):
             return None
         patches, steps, points = prod(patches_of(p)), _steps(p.channels_in), READ * READ
         rows, columns = gemm.rows, PACK * gemm.columns
@@ -238,6 +241,8 @@ class WinogradConv(Algorithm[ConvProblem, ConvPlan, WinogradTile]):
             slices=1,
             read=4 * read,
             moved=p.moved + 4 * points * values,
+            loads=tile_loads(gemm),
+            launches=3,
         )
 
     def launch(self, plan: ConvPlan, tile: WinogradTile) -> None:
