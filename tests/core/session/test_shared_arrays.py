@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,17 @@ def test_what_cannot_be_written_is_refused(given: SharedArray, why: str) -> None
             session.run(X, outputs=[given])
         with pytest.raises(InputError, match="a bare array"):
             session.run(X, outputs=given)  # type: ignore[arg-type]
+
+
+def test_the_python_functions_of_other_libraries_keep_their_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ctypes.pythonapi` is the whole program's, and whoever reads capsules as well sets its types."""
+    for name in ("PyCapsule_GetPointer", "PyCapsule_IsValid"):
+        function = getattr(ctypes.pythonapi, name)
+        monkeypatch.setattr(function, "restype", ctypes.POINTER(ctypes.c_char))
+        monkeypatch.setattr(function, "argtypes", [ctypes.py_object, ctypes.c_void_p])
+    with weft.load(chain("Relu"), "cpu") as session:
+        np.testing.assert_array_equal(session.run(SharedArray(X))[0], Y)
+    assert function.restype is ctypes.POINTER(ctypes.c_char)
 
 
 def test_weights_may_be_arrays_of_other_libraries() -> None:

@@ -28,6 +28,13 @@ _SMALL = {
 }
 
 
+# Functions of our own: those of `ctypes.pythonapi` are the whole program's, and others give them other types.
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
 class SharedArray(Protocol):
     """An array of any library that shares its memory by DLPack: numpy's, PyTorch's, JAX's."""
 
@@ -126,19 +133,15 @@ def _content(capsule: object, owner: object) -> tuple[_Tensor, bool]:
 
     The older form does not say so; of those who still use it, only PyTorch's arrays are known to be writable.
     """
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    valid = ctypes.pythonapi.PyCapsule_IsValid
-    valid.restype, valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
-    if valid(capsule, b"dltensor_versioned"):
-        held = _Versioned.from_address(pointer(capsule, b"dltensor_versioned"))
+    if _is_valid(capsule, b"dltensor_versioned"):
+        held = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
         if held.major != _NEWEST:
             raise NotShared(f"of DLPack {held.major}.{held.minor}, which is not known")
         return held.tensor, bool(held.flags & _READ_ONLY)
-    if valid(capsule, b"dltensor"):
+    if _is_valid(capsule, b"dltensor"):
         torch = sys.modules.get("torch")
         writable = torch is not None and isinstance(owner, torch.Tensor)
-        return _Tensor.from_address(pointer(capsule, b"dltensor")), not writable
+        return _Tensor.from_address(_pointer(capsule, b"dltensor")), not writable
     raise NotShared("whose __dlpack__ returns no capsule of DLPack")
 
 
