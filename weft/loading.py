@@ -31,6 +31,7 @@ from weft.core.contract.profile import Profiled
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Shape
 from weft.core.graph.limits import Limits
+from weft.core.host.shared_arrays import shared_arrays
 from weft.core.passes import AnyPass, Pass, PassGroup
 from weft.core.placement.debug_nodes import DebugSink, FileSink
 from weft.core.placement.hints import check_hints
@@ -148,7 +149,7 @@ def load(
     most, own = Limits.of(limits), _passes(passes)
     _check_names(held.registry, device, fallback)
     kept = config.memory is not MemoryMode.LIMIT
-    with _reading(model, shapes, config.precision, most, own, resizes=kept) as prefetch:
+    with _reading(model, shapes, config, most, own, resizes=kept) as prefetch:
         choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options, most, own)
         with _prepared(choices if _is_there(model) else []):
             graph = prefetch.graph()
@@ -195,7 +196,7 @@ def optimize(
         )
     most, own = Limits.of(limits), _passes(passes)
     _check_names(held.registry, device, fallback)
-    with _reading(model, shapes, config.precision, most, own, resizes=False) as prefetch:
+    with _reading(model, shapes, config, most, own, resizes=False) as prefetch:
         choices, options, host = _plan(held, device, fallback, hints, debug, config, backend_options, most, own)
         bound = prefetch.bound()
         check_hints(bound, options.hints, [c.device for c in choices])
@@ -345,7 +346,7 @@ def _prepare(choice: DeviceChoice, ends: list[BaseException]) -> None:
 def _reading(
     model: Model,
     shapes: Mapping[str, Shape] | None,
-    precision: Precision,
+    config: BackendConfig,
     limits: Limits,
     own: tuple[AnyPass, ...],
     *,
@@ -358,7 +359,8 @@ def _reading(
     is_small = isinstance(model, Graph) and len(model.nodes) <= MOST_NODES_AT_ONCE
     pool: Executor = AtOnce() if is_small else ThreadPoolExecutor(1, "weft-read")
     try:
-        yield Prefetch(pool, partial(_graph, model, limits), shapes, precision, limits, own, resizes=resizes)
+        read = partial(_graph if config.memory is MemoryMode.LIMIT else _lasting_graph, model, limits)
+        yield Prefetch(pool, read, shapes, config.precision, limits, own, resizes=resizes)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -366,6 +368,20 @@ def _reading(
 def _graph(model: Model, limits: Limits) -> Graph:
     graph = front_ends.read(model, ReadOptions(limits))
     assert isinstance(graph, Graph)  # what `read` of a front end for models returns
+    return graph
+
+
+def _lasting_graph(model: Model, limits: Limits) -> Graph:
+    """Return the graph of a model, with the weights as they are now: a caller may change arrays of his own later."""
+    graph = _graph(model, limits)
+    if isinstance(model, (str, os.PathLike)):
+        return graph
+    arrays = {name: value for name, value in graph.constants.items() if isinstance(value, np.ndarray)}
+    lasting = {name: shared_arrays.lasting(value) for name, value in arrays.items()}
+    if all(lasting[name] is value for name, value in arrays.items()):
+        return graph
+    graph = graph.copy()
+    graph.constants = graph.constants | lasting
     return graph
 
 

@@ -6,8 +6,9 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 import weft
 from tests.helpers.null_gpu import NullDevice, null_gpu
 from tests.helpers.opened import stats
+from tests.helpers.shared_arrays import SharedArray
 from tests.helpers.waits import ended
 from weft.backends.gpu.device.device import GpuBuffer
 from weft.backends.gpu.memory.heap import DeviceHeap
@@ -119,13 +121,37 @@ def test_a_file_that_was_written_anew_is_read_anew(file: Path) -> None:
         np.testing.assert_allclose(before.run(x())[0], old, rtol=1e-4, atol=1e-3)
 
 
-def test_an_array_of_the_users_may_change_after_the_load() -> None:
+def read_only_view(array: Array) -> Array:
+    made = array.view()
+    made.flags.writeable = False
+    return made
+
+
+GIVEN: Mapping[str, Callable[[Array], Any]] = {
+    "itself": lambda array: array,
+    "a read-only view": read_only_view,
+    "a part of it": lambda array: np.broadcast_to(array[:1], array.shape),
+    "another library's array": lambda array: SharedArray(array, version=None),
+}
+
+
+@pytest.mark.alike
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("device", ["cpu", *GPUS])
+def test_an_array_of_the_users_may_change_after_the_load(device: str, given: str) -> None:
+    """Also for shapes that come later."""
     weight = np.ones((64, 300), np.float32)
     net = weft.Network()
-    net.add_output("y", net.add_layer("MatMul", net.add_input("x", (1, 64)), net.add_constant(weight)))
-    with weft.load(net, "cpu") as session:
-        weight[:] = 7
-        assert (session.run(np.ones((1, 64), np.float32))[0] == 64).all()
+    x = net.add_input("x", ("rows", 64))
+    net.add_output("y", net.add_layer("MatMul", x, net.add_constant(GIVEN[given](weight))))
+    with weft.load(net, device) as session:
+        for rows in (1, 2, 3, 1):
+            assert (session.run(np.ones((rows, 64), np.float32))[0] == 64).all()
+            weight[:] = 7
+    optimized = weft.optimize(net, device, shapes={"x": (1, 64)})
+    weight[:] = 9
+    with weft.load(optimized) as session:
+        assert (session.run(np.ones((1, 64), np.float32))[0] == 7 * 64).all()
 
 
 @pytest.mark.parametrize("device", ["cpu", *GPUS])

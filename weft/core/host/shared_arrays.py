@@ -55,6 +55,13 @@ class SharedArrays:
         found = self._find(_bytes(array), lambda: array)
         return found if found is array else _read_only(_bytes(found).view(array.dtype).reshape(array.shape))
 
+    def lasting(self, array: Array) -> Array:
+        """Return an array of the value that an array has now: itself if nobody can change it, else a read-only copy."""
+        if is_lasting(array) or array.dtype.hasobject:
+            return array
+        data = _bytes(np.ascontiguousarray(array))
+        return _read_only(self.copy(data).view(array.dtype).reshape(array.shape))
+
     def _find(self, data: Array, make: Callable[[], Array]) -> Array:
         if data.size < SHARED_FROM:
             return _read_only(make())
@@ -78,6 +85,16 @@ class SharedArrays:
             self._known[key].remove(ref)
             if not self._known[key]:
                 del self._known[key]
+
+
+def is_lasting(array: Array) -> bool:
+    """Tell whether nobody can change an array: it is read-only, and so is the memory that it is a view of."""
+    held: object = array
+    while isinstance(held, np.ndarray):
+        if held.flags.writeable:
+            return False
+        held = held.base
+    return held is None or isinstance(held, (bytes, mmap.mmap))  # of pages only this module and readers of files know
 
 
 def _bytes(array: Array) -> Array:

@@ -121,4 +121,9 @@ def have_no_nan(inputs: Iterable[object]) -> bool:
 
 def are_suspect(arrays: Sequence[object]) -> bool:
     """Tell whether outputs of a run are not finite, as far as a check takes no time."""
-    return sum(a.nbytes for a in arrays if isinstance(a, np.ndarray)) <= MOST_CHECKED and not are_finite(arrays)
+    return are_checked(arrays) and not are_finite(arrays)
+
+
+def are_checked(arrays: Sequence[object]) -> bool:
+    """Tell whether outputs are so small that all of them are checked in every run."""
+    return sum(a.nbytes for a in arrays if isinstance(a, np.ndarray)) <= MOST_CHECKED

@@ -21,6 +21,7 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Layout, Shape, to_storage
 from weft.core.graph.tensor import Tensor, same_value
 from weft.core.host.parallel_copy import copy_into
+from weft.core.host.shared_arrays import is_lasting
 from weft.core.host.tensor_copy import copy_tensor, is_host
 from weft.core.placement.optimized_network import Part
 from weft.core.session.overflow import OverflowWatch
@@ -418,7 +419,7 @@ class Pipeline:
         tensor.backend = self.backend
         if self._borrows:
             # The caller may change an array of his own; in memory mode LIMIT there is no room for a copy.
-            borrowed = self.thrifty or not value.flags.writeable
+            borrowed = self.thrifty or is_lasting(value)
             tensor.memory = to_storage(value if borrowed else value.copy(), tensor.layout)
         else:
             self._acquire(tensor, StorageType.STATIC)

@@ -60,7 +60,15 @@ from weft.core.session.late_refusal import until_taken
 from weft.core.session.left_weights import LeftWeights
 from weft.core.session.loaded_network import LoadedNetwork, close_forgotten, forget
 from weft.core.session.network_cache import NetworkCache
-from weft.core.session.overflow import MOST_IN_VAIN, ROUNDS, OverflowWatch, are_suspect, have_no_nan, in_model
+from weft.core.session.overflow import (
+    MOST_IN_VAIN,
+    ROUNDS,
+    OverflowWatch,
+    are_checked,
+    are_suspect,
+    have_no_nan,
+    in_model,
+)
 from weft.core.session.pipeline import NodeRefused, Pipeline, Progress
 from weft.core.session.prefetch import Prefetch
 from weft.core.session.report import Report, joined
@@ -356,7 +364,7 @@ class Session(NotCopied):
         own, outputs = outputs, None if outputs is None else host_outputs(outputs)
         arrays = self._accept(inputs, outputs)
         given = self._checked(outputs)
-        if outputs is not None and (self._checks_range or self._plan.reads_late):
+        if outputs is not None and (self._plan.reads_late or (self._checks_range and self._may_repeat(given))):
             arrays = apart(arrays, outputs)
         try:
             self._start(arrays, given)
@@ -367,6 +375,10 @@ class Session(NotCopied):
             return results if own is outputs else as_given(self.graph, own, results)
         finally:
             self._loaded.abandon()  # after an interrupt, too
+
+    def _may_repeat(self, given: Sequence[Array | None]) -> bool:
+        """Tell whether a checked run with these arrays for its outputs may be repeated after an overflow."""
+        return self._watch is not None or are_checked(given)
 
     def _in_range(self, arrays: dict[str, Array], outputs: Outputs | None, results: list[Array]) -> list[Array]:
         """Return the results of a run, or of another with what overflowed in float32; see `weft.core.session.overflow`.
@@ -499,7 +511,7 @@ class Session(NotCopied):
         own, outputs = outputs, None if outputs is None else host_outputs(outputs)
         arrays = self._accept(inputs, outputs)
         given = self._checked(outputs)
-        if outputs is not None and (self._checks_range or self._plan.reads_late):
+        if outputs is not None and (self._plan.reads_late or (self._checks_range and self._may_repeat(given))):
             arrays = apart(arrays, outputs)
         self._kept_inputs = None
         if self._watch is not None:

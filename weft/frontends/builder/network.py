@@ -90,7 +90,7 @@ class Network:
         return self._inputs[name]
 
     def add_constant(self, value: Any, name: str = "") -> ConstantLayer:
-        """Add a constant with the value of an array; it is not copied."""
+        """Add a constant with the value of an array, which `weft.load` and `weft.optimize` take as it is then."""
         name = self._name(name, "constant", is_value=True)
         self._constants[name] = ConstantLayer(self, name, value)
         self.touch()
