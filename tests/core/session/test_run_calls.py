@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
@@ -16,6 +17,7 @@ from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.execution import GpuExecution
 from weft.backends.opencl.backend import OpenCLBackend
 from weft.backends.vulkan.backend import VulkanBackend
+from weft.backends.vulkan.recording import Recording
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
@@ -40,21 +42,30 @@ def products(count: int) -> Graph:
     return net.finish(x)
 
 
+def waits(frame: FrameType | None) -> bool:
+    """Tell whether a function waits for the device; what it calls depends on whether the device is done by then."""
+    while frame is not None and frame.f_code is not Recording.wait.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 def calls(session: weft.Session, given: dict[str, Array], into: Outputs | None = None) -> tuple[int, int]:
-    """Return the calls of Python functions, and of built-in ones, that a run makes."""
+    """Return the calls of Python functions, and of built-in ones, that a run makes but to see if the device is done."""
     made = {"call": 0, "c_call": 0}
 
     def count(frame: FrameType, event: str, argument: object) -> None:
-        if event in made:
+        if event in made and not waits(frame.f_back if event == "call" else frame):
             made[event] += 1
 
     for _ in range(3):  # the first runs import and allocate
         session.run(given, outputs=into)
+    gc.disable()  # what it frees may have to be told
     sys.setprofile(count)
     try:
         session.run(given, outputs=into)
     finally:
         sys.setprofile(None)
+        gc.enable()
     return made["call"], made["c_call"]
 
 
