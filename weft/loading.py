@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
@@ -31,6 +29,7 @@ from weft.core.contract.profile import Profiled
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Shape
 from weft.core.graph.limits import Limits
+from weft.core.host.background import Background
 from weft.core.host.shared_arrays import shared_arrays
 from weft.core.passes import AnyPass, Pass, PassGroup
 from weft.core.placement.debug_nodes import DebugSink, FileSink
@@ -320,26 +319,17 @@ def _is_there(model: Model) -> bool:
 def _prepared(choices: Sequence[DeviceChoice]) -> Iterator[None]:
     """Open devices in threads while the block runs, because GPU drivers take as long as reading a model."""
     slow = [c for c in choices if type(c.creator).onPrepare is not BackendCreator.onPrepare]
-    ends: list[BaseException] = []
-    threads = [Thread(target=_prepare, args=(c, ends), name=f"weft-open-{c.device}") for c in slow]
-    for thread in threads:
-        thread.start()
-    try:
+    with Background(len(slow), "weft-open") as threads:
+        opened = [threads.submit(_prepare, c) for c in slow]
         yield
-    finally:
-        for thread in threads:
-            thread.join()
-    for end in ends:
-        raise end
+        for each in opened:
+            each.result()  # which raises what ends the program, such as SystemExit
 
 
-def _prepare(choice: DeviceChoice, ends: list[BaseException]) -> None:
-    """Open a device; append what ends the program, such as SystemExit, to `ends` for the waiting thread to raise."""
-    try:
-        with suppress(Exception):  # `onCreate` meets the error again, and reports it
-            choice.prepare()
-    except BaseException as e:
-        ends.append(e)
+def _prepare(choice: DeviceChoice) -> None:
+    """Open a device."""
+    with suppress(Exception):  # `onCreate` meets the error again, and reports it
+        choice.prepare()
 
 
 @contextmanager
@@ -357,12 +347,9 @@ def _reading(
     A small graph that is read already is prepared in this thread: starting another takes longer.
     """
     is_small = isinstance(model, Graph) and len(model.nodes) <= MOST_NODES_AT_ONCE
-    pool: Executor = AtOnce() if is_small else ThreadPoolExecutor(1, "weft-read")
-    try:
+    with AtOnce() if is_small else Background(1, "weft-read") as thread:
         read = partial(_graph if config.memory is MemoryMode.LIMIT else _lasting_graph, model, limits)
-        yield Prefetch(pool, read, shapes, config.precision, limits, own, resizes=resizes)
-    finally:
-        pool.shutdown(cancel_futures=True)
+        yield Prefetch(thread, read, shapes, config.precision, limits, own, resizes=resizes)
 
 
 def _graph(model: Model, limits: Limits) -> Graph:

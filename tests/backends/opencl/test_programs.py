@@ -17,6 +17,7 @@ from weft.backends.opencl.build_options import BUILD_OPTIONS
 from weft.backends.opencl.constants import defines, header, literal
 from weft.backends.opencl.device import OpenCLDevice, open_device
 from weft.backends.opencl.discovery import raw_device
+from weft.backends.opencl.native import NativeCalls
 from weft.backends.opencl.programs import build_options, disk_key
 from weft.core.graph.dtypes import DType
 from weft.core.host.disk_cache import DiskCache
@@ -119,15 +120,13 @@ def test_a_cpu_holds_the_binary_of_what_it_compiled_without_what_the_compiler_ma
 def test_a_cpu_holds_what_it_compiled_if_the_driver_refuses_the_binary(
     device: OpenCLDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build, built = programs._build, []
+    build, built = NativeCalls.build, []
 
-    def refuse(program: Any, *arguments: Any) -> None:
+    def refuse(self: NativeCalls, program: int, *rest: Any) -> int:
         built.append(program)
-        if len(built) == 2:
-            raise RuntimeError("no such binary")
-        build(program, *arguments)
+        return -42 if len(built) == 2 else build(self, program, *rest)  # CL_INVALID_BINARY
 
-    monkeypatch.setattr(programs, "_build", refuse)
+    monkeypatch.setattr(NativeCalls, "build", refuse)
     assert _result(device) == 3.0
     assert len(built) == 2 and device.programs.built_from_source == 1
 

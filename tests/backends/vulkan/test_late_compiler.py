@@ -18,7 +18,7 @@ from weft.backends.vulkan import late_compiler
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.device import VulkanDevice
 from weft.backends.vulkan.pipeline_builder import PipelineBuilder
-from weft.errors import OutOfMemory
+from weft.errors import ClosedError, OutOfMemory
 
 LOAD = """
 import numpy as np
@@ -106,3 +106,33 @@ def test_kernels_are_compiled_in_turns_if_more_devices_gain_nothing(
     assert factors_of(device, [5.0], threads=1) == [5.0]
     assert factors_of(device, [6.0, 7.0], threads=2) == [6.0, 7.0]
     assert len(opened) == 1
+
+
+def test_a_device_that_is_closed_while_a_thread_compiles_is_destroyed_after_it(
+    device: VulkanDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a thread goes on after Ctrl-C; the validation layer finds what is used or left behind after the device."""
+    begun, may_end, build, destroy = threading.Event(), threading.Event(), PipelineBuilder.pipeline, Context.destroy
+    destroyed: list[Context] = []
+
+    def waits(self: PipelineBuilder, *given: Any) -> Any:
+        begun.set()
+        assert may_end.wait(60)
+        return build(self, *given)
+
+    def notes(self: Context) -> None:
+        destroyed.append(self)
+        destroy(self)
+
+    monkeypatch.setattr(PipelineBuilder, "pipeline", waits)
+    monkeypatch.setattr(Context, "destroy", notes)
+    with ThreadPoolExecutor(1) as pool:
+        compiling = pool.submit(device.compile, SCALE, values(64, 3.5))
+        assert begun.wait(60)
+        device.close()
+        with pytest.raises(ClosedError):
+            device.allocate(256)
+        assert not destroyed
+        may_end.set()
+        assert compiling.exception() is None or isinstance(compiling.exception(), ClosedError)
+    assert len(destroyed) == 1

@@ -36,6 +36,7 @@ class NativeCalls:
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        self._build = _function(library, "clBuildProgram")
         self._set_arg = _function(library, "clSetKernelArg")
         self._launch = _function(library, "clEnqueueNDRangeKernel")
         self._write = _function(library, "clEnqueueWriteBuffer")
@@ -43,6 +44,15 @@ class NativeCalls:
         self._copy = _function(library, "clEnqueueCopyBuffer")
         self._flush = _function(library, "clFlush")
         self._finish = _function(library, "clFinish")
+
+    def build(self, program: int, device: int, options: bytes) -> int:
+        """Build a program for a device; return the error code.
+
+        It avoids pyopencl, as `finish` does, because Ctrl-C and the end of the process do not wait for a compiler.
+        """
+        devices = (ctypes.c_void_p * 1)(device)
+        code: int = self._build(ctypes.c_void_p(program), _ONE, devices, options, _NULL, _NULL)
+        return code
 
     def set_numbers(self, kernel: int, first: int, numbers: Sequence[bytes]) -> int:
         """Set arguments of a kernel, from the `first` on, to numbers, given as their bytes; return the error code.

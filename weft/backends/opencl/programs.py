@@ -17,13 +17,14 @@ import pyopencl as cl
 
 from weft.backends.gpu.device.built_kernels import KERNELS_KEPT, Kept
 from weft.backends.gpu.device.device import Size3
-from weft.backends.opencl import ptx
+from weft.backends.opencl import native, ptx
 from weft.backends.opencl.build_options import given_to_compiler, language_options
 from weft.backends.opencl.cl_errors import words
 from weft.backends.opencl.compilers import Compilers
 from weft.backends.opencl.constants import as_arguments, header, late_constants
 from weft.backends.opencl.joining import JoinableSource, joined
 from weft.backends.opencl.known_drivers import driver_named
+from weft.core.host.background import aside
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError
 from weft.kernels.compile_error import kernel_refused
@@ -39,7 +40,7 @@ _REGISTERS_AT_ONCE = 8
 _ITEMS_WITH_ALL_REGISTERS = 256
 _NONE: frozenset[str] = frozenset()
 _MOST_TOGETHER = 16
-"""Kernels in one program: with 32 each took a tenth less time, and twice as long an interrupt waits."""
+"""Kernels in one program: with 32 each took a tenth less time, and an interrupt leaves twice as much behind."""
 _TOGETHER = b"a kernel of the program\n"
 """Begins what is kept on disk for a kernel of a program of several: its name there and the program's key follow."""
 _Key = tuple[str, str, str]
@@ -119,6 +120,7 @@ class Programs:
         all_late: bool | None = None,
     ) -> None:
         self._context, self._device, self._compilers = context, device, compilers
+        self._calls = native.load(device)
         self._disk = DiskCache(CACHE)
         # A CPU's compiler takes a second a kernel, so one program serves all shapes there. A GPU's is fast, and
         # its kernels gain from known constants.
@@ -176,10 +178,13 @@ class Programs:
                     if joinable is not None:
                         missing[key] = wanted, joinable
         held: list[Built] = []
-        for some in _groups(missing):
-            made = self._make_together([missing[key] for key in some])
-            held += [self._programs.get(key, partial(_same, one)) for key, one in zip(some, made, strict=True) if one]
+        for some in _groups(missing):  # Ctrl-C leaves the program behind that is being built, and begins no other
+            held += aside(partial(self._keep_together, some, [missing[key] for key in some]))
         return held
+
+    def _keep_together(self, keys: Sequence[_Key], wanted: Sequence[tuple[_Wanted, JoinableSource]]) -> list[Built]:
+        made = zip(keys, self._make_together(wanted), strict=True)
+        return [self._programs.get(key, partial(_same, one)) for key, one in made if one]
 
     def _make_together(self, wanted: Sequence[tuple[_Wanted, JoinableSource]]) -> list[Built | None]:
         """Build one program of all, and return the kernels; None for those that `get` must build."""
@@ -187,7 +192,7 @@ class Programs:
         program = cl._cl._Program(self._context, joined([source for _, source in wanted]))
         first, _ = wanted[0]
         try:
-            _build(program, self._device, first.source, first.local)
+            self._call_compiler(program, first)
         except (cl.Error, RuntimeError) as e:
             why = words(e.code) if isinstance(e, cl.Error) else str(e)
             log.info("%d kernels cannot be built together: %s", len(wanted), why)
@@ -302,7 +307,7 @@ class Programs:
     def _load(self, binary: bytes, wanted: _Wanted) -> cl._cl._Program | None:
         try:
             program = cl._cl._Program(self._context, [self._device], [binary])
-            _build(program, self._device, wanted.source, wanted.local)
+            self._call_compiler(program, wanted)
         except (cl.Error, RuntimeError, ValueError) as e:  # the last two: from pyopencl itself
             self._say_refused(wanted, e)
             return None
@@ -350,12 +355,21 @@ class Programs:
     def _checked(self, program: cl._cl._Program, wanted: _Wanted) -> cl._cl._Program:
         """Have the driver build a program that has the kernel, and return it."""
         try:
-            _build(program, self._device, wanted.source, wanted.local)
+            self._call_compiler(program, wanted)
             cl.Kernel(program, wanted.source.entry)
         except cl.Error as e:
             build_log = _log_of(program, self._device)
             raise self._refused(wanted.source, wanted.header, words(e.code), build_log) from e
         return program
+
+    def _call_compiler(self, program: cl._cl._Program, wanted: _Wanted) -> None:
+        """Have the driver build a program, of a kernel or of several like it; pyopencl's error if it does not."""
+        options = " ".join(build_options(self._device.platform.name, wanted.source, wanted.local)).encode()
+        if self._calls is None:
+            # The public Program.build adds its own options, a second disk cache, and warnings for harmless logs.
+            program._build(options, [self._device])
+        elif code := self._calls.build(program.int_ptr, self._device.int_ptr, options):
+            raise cl.RuntimeError(cl._cl._ErrorRecord(msg="", code=code, routine="clBuildProgram"))
 
     def _ptx(self, program: cl._cl._Program, wanted: _Wanted) -> bytes:
         """Return a program's PTX, its hidden instructions uncovered."""
@@ -439,11 +453,6 @@ def build_options(platform: str, source: KernelSource, local: Size3) -> tuple[st
         return options
     most = registers // items // _REGISTERS_AT_ONCE * _REGISTERS_AT_ONCE
     return (*options, f"-cl-nv-maxrregcount={most}")
-
-
-def _build(program: cl._cl._Program, device: cl.Device, source: KernelSource, local: Size3) -> None:
-    # The public Program.build adds its own options, a second disk cache, and warnings for harmless logs.
-    program._build(" ".join(build_options(device.platform.name, source, local)).encode(), [device])
 
 
 def _log_of(program: cl._cl._Program, device: cl.Device) -> str:

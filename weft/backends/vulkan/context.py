@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from time import perf_counter
 from typing import Any
@@ -20,11 +21,13 @@ from weft.backends.vulkan.physical import (
     PTX_EXTENSION,
     Physical,
 )
-from weft.errors import NoDevice
+from weft.errors import ClosedError, NoDevice
 
 SPIN_SECONDS = 0.002
 """How long before and after the expected end `wait` polls: a sleeping wait wakes up 30 us late, and later on some
 hosts."""
+_MOMENT = 0.1
+"""Most seconds for which Ctrl-C waits for a call that waits."""
 _ONE_SECOND = 1_000_000_000
 _NOT_READY = 1
 _TIMEOUT = 2
@@ -37,6 +40,10 @@ class Context:
         self.physical = physical
         self.stats = DeviceStats()
         self.stats_lock = threading.Lock()
+        self._users_lock = threading.Lock()
+        self._users = 0
+        self._end: Callable[[], None] | None = None
+        """What closes the device, once it is to be closed."""
         family = physical.family
         if family is None:
             raise NoDevice(f"{physical.name} has no queue that computes", fix="choose another device")
@@ -170,10 +177,10 @@ class Context:
         return waited
 
     def _sleep(self, fences: Any, until: float = inf) -> int:
-        """Wait in the driver, up to a second at a time, so that Ctrl-C works; return _TIMEOUT, 0 or an error."""
+        """Wait in the driver, for a moment at a time, so that Ctrl-C works; return _TIMEOUT, 0 or an error."""
         result = _TIMEOUT
         while result == _TIMEOUT and (left := until - perf_counter()) > 0:
-            result = lib.vkWaitForFences(self.device, 1, fences, 1, int(min(left, 1.0) * _ONE_SECOND))
+            result = lib.vkWaitForFences(self.device, 1, fences, 1, int(min(left, _MOMENT) * _ONE_SECOND))
         return int(result)
 
     def _poll(self, fence: Any, until: float) -> int:
@@ -197,6 +204,33 @@ class Context:
             result = lib.vkDeviceWaitIdle(self.device)
         if result != vk.VK_ERROR_DEVICE_LOST:
             check(result, "the device cannot be waited for", self.physical.name)
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Keep the device while a thread compiles in the block; ClosedError if it is closed.
+
+        Ctrl-C leaves such a thread behind. If the device was to be closed meanwhile, the last one closes it.
+        """
+        with self._users_lock:
+            if self._end is not None:
+                raise ClosedError(f"the Vulkan device {self.physical.name} is closed", fix="open it again")
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._users_lock:
+                self._users -= 1
+                end = None if self._users else self._end
+            if end is not None:
+                end()
+
+    def end(self, close: Callable[[], None]) -> None:
+        """Close the device now, or once no thread compiles on it."""
+        with self._users_lock:
+            self._end = close
+            waits = self._users > 0
+        if not waits:
+            close()
 
     def count(self, **changes: int) -> None:
         """Add to the counters of `stats`."""

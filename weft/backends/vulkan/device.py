@@ -49,14 +49,18 @@ class _Parts:
         self.transfer = transfer
         self.recordings: set[Recording] = set()
         self.lock = threading.Lock()
+        self._is_destroyed = False
 
     def close(self) -> None:
-        """Destroy everything, users before what they use; a forked process has nothing to destroy.
+        """Destroy everything, once no thread compiles any more; a forked process has nothing to destroy."""
+        if not fork_guard.is_forked():
+            self.context.end(self._destroy)
+
+    def _destroy(self) -> None:
+        """Destroy everything, users before what they use.
 
         While callers hold arrays in the device's memory, the logical device stays.
         """
-        if fork_guard.is_forked():
-            return
         self.context.idle()
         with self.lock:
             recordings, self.recordings = self.recordings, set()
@@ -70,6 +74,7 @@ class _Parts:
                 self.ptx.destroy()
             self.pipelines.destroy()
         finally:
+            self._is_destroyed = True
             if self.memory.is_empty:
                 self.context.destroy()
 
@@ -81,7 +86,7 @@ class _Parts:
     def free_after_close(self, buffer: GpuBuffer) -> None:
         """Free a buffer that a caller held beyond the close; the last one takes the logical device with it."""
         self.memory.free(buffer)
-        if self.memory.is_empty:
+        if self._is_destroyed and self.memory.is_empty:
             self.context.destroy()
 
 

@@ -14,13 +14,13 @@ import subprocess
 import tempfile
 import threading
 from abc import ABC, abstractmethod
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from weft import config
 from weft.backends.vulkan.exact_arithmetic import with_exact_arithmetic
+from weft.core.host.background import aside
 from weft.errors import ConfigError
 from weft.kernels.compile_error import kernel_refused
 
@@ -115,10 +115,7 @@ class LibraryCompiler(Compiler):
 
         It never runs in the main thread: an exception of a signal handler would be raised in a callback, and lost.
         """
-        if threading.current_thread() is not threading.main_thread():
-            return self._translate(text, name)
-        with ThreadPoolExecutor(1, "weft-glslang") as pool:
-            return pool.submit(self._translate, text, name).result()
+        return aside(partial(self._translate, text, name))
 
     def _translate(self, text: str, name: str) -> tuple[bytes, str]:
         spirv, log = _Received(), _Received()

@@ -114,6 +114,11 @@ class LateCompiler:
             self._gains = False
             return None
 
+    @property
+    def is_unsettled(self) -> bool:
+        """Tell whether there is something to `settle`, or a thread does."""
+        return bool(self._compiled) or self._lock.locked()  # in this order: who takes them holds the lock
+
     def settle(self) -> None:
         """Compile for the device itself what was compiled for others, from the driver's cache.
 

@@ -26,6 +26,7 @@ from weft.backends.vulkan.pipeline_builder import Kernel, Owned, PipelineBuilder
 from weft.backends.vulkan.pushed_constants import FIRST_ID, pushable
 from weft.backends.vulkan.pushed_numbers import MOST_BYTES
 from weft.backends.vulkan.spirv import spirv_for
+from weft.core.host.background import aside
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import DeviceError, DeviceLost, OutOfMemory
 from weft.kernels.source import LOCAL_SIZE, KernelSource
@@ -60,7 +61,7 @@ class Pipelines:
     def __init__(self, context: Context, memory: Memory) -> None:
         self._context = context
         self._lock = threading.Lock()
-        self._kernels: Kept[tuple[str, bytes, Positions], Kernel] = Kept(KERNELS_KEPT)
+        self._kernels: Kept[tuple[str, bytes, Positions], Kernel] = Kept(KERNELS_KEPT, context.used)
         self._builder = PipelineBuilder(context)
         self._pushable: dict[tuple[str, frozenset[str]], Positions] = {}
         """By a kernel and the constants that vary, the positions of those that can be pushed."""
@@ -113,8 +114,13 @@ class Pipelines:
         return nullcontext() if self._late is None else self._late.hold()
 
     def settle(self) -> None:
-        """Return once the driver has compiled every kernel for this device."""
-        if self._late is not None:
+        """Return once the driver has compiled every kernel for this device; Ctrl-C does not wait for it."""
+        if self._late is not None and self._late.is_unsettled:
+            aside(self._settle)
+
+    def _settle(self) -> None:
+        assert self._late is not None
+        with self._context.used():
             self._late.settle()
 
     def hold(self, count: int) -> None:

@@ -107,7 +107,7 @@ class PtxKernels:
         """What these kernels may rely on."""
         self._lock = threading.Lock()
         self._disk = DiskCache(CACHE)
-        self._assembled: Kept[tuple[str, str], Assembled] = Kept(KERNELS_KEPT)
+        self._assembled: Kept[tuple[str, str], Assembled] = Kept(KERNELS_KEPT, context.used)
         self._calls = Calls(*(_function(context.device, f"vk{name}NVX") for name in Calls._fields))
         self._building, self._hold = 0, ExitStack()
         """How many blocks build, and what they hold of the writer."""

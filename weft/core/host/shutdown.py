@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
 from weft.core.contract.error_context import do_all
+from weft.core.host import background
 from weft.core.registry import device_choice
 
 PATIENCE = 5.0
@@ -75,7 +76,8 @@ def still_open(kind: type[EndableT]) -> list[EndableT]:
 def end() -> None:
     """Close everything that this process opened, sessions before devices; a second call finds nothing.
 
-    The devices stay open if a thread, such as a daemon thread, is still at work in Weft; they save their caches.
+    The devices stay open if a thread, such as a daemon thread, is still at work in Weft; they save their caches. The
+    process does not wait for what a driver still compiles after Ctrl-C.
     """
     with _lock:
         still, devices = list(_open), list(_devices.values())
@@ -87,11 +89,11 @@ def end() -> None:
             inside.append(each)
 
     def end_devices() -> None:
-        may_close = not inside and not _at_work()
+        may_close = not (inside or _at_work() or background.is_busy())
         creators = [device_choice.close_opened] if may_close else []
         do_all([*creators, *(partial(device.end, may_close=may_close) for device in devices)])
 
-    do_all([*(partial(end_one, each) for each in still), end_devices])
+    do_all([*(partial(end_one, each) for each in still), end_devices, background.leave_at_exit])
 
 
 def _at_work() -> bool:

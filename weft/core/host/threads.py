@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from weft.core.host.background import Background
 from weft.core.host.parallel_copy import default_threads
 
 T = TypeVar("T")
@@ -23,5 +23,5 @@ def in_threads(function: Callable[[T], R], items: Sequence[T], nbytes: int) -> l
     threads = min(default_threads(), len(items))
     if threads < 2 or nbytes < WORTH:
         return [function(item) for item in items]
-    with ThreadPoolExecutor(threads, "weft-arrays") as pool:
+    with Background(threads, "weft-arrays") as pool:
         return list(pool.map(function, items))

@@ -6,7 +6,10 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Generic, TypeVar
+
+from weft.core.host.background import aside
 
 KERNELS_KEPT = 256
 """Built kernels that a device keeps besides those in use; the option `kernels_kept` changes it."""
@@ -29,23 +32,28 @@ class Kept(Generic[K, V]):
     it must allow weak references.
     """
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, used: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        """Make a store; `used` gives the block in which an object is made, such as one that keeps its device open."""
+        self._limit, self._used = limit, used
         self._recent: OrderedDict[K, V] = OrderedDict()
         self._alive: weakref.WeakValueDictionary[K, V] = weakref.WeakValueDictionary()
         self._turns: weakref.WeakValueDictionary[K, _Turn] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
     def get(self, key: K, make: Callable[[], V]) -> V:
-        """Return the object under `key`, making it if there is none, and mark it as the most recently used."""
+        """Return the object under `key`, making it if there is none, and mark it as the most recently used.
+
+        Ctrl-C does not wait until it is made: it is then kept for the next `get`.
+        """
         held = self.find(key)
-        if held is not None:
-            return held
+        return aside(lambda: self._make(key, make)) if held is None else held
+
+    def _make(self, key: K, make: Callable[[], V]) -> V:
         with self._lock:
             turn = self._turns.get(key)
             if turn is None:
                 turn = self._turns[key] = _Turn()
-        with turn.lock:  # other threads may make other objects meanwhile
+        with turn.lock, self._used():  # other threads may make other objects meanwhile
             held = self.find(key)
             if held is None:
                 held = make()

@@ -7,11 +7,11 @@ threads at the end of a process, too (Intel's OpenCL runtime, the queues of Mesa
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import sys
 
+from weft.core.host.background import ends_without_libraries
 from weft.errors import DeviceError, Reason
 
 WHY = "this process was forked after Weft had started the driver, whose threads and contexts do not exist in the child"
@@ -47,13 +47,8 @@ def check(device: str, index: int) -> None:
 
 def _end_without_drivers() -> None:
     """Have processes that are forked from now on end at once, after the buffers of C's files are written."""
-    if not hasattr(os, "register_at_fork"):
-        return
-    libc = ctypes.CDLL(None)
-    # Only glibc tells at its end with which status. It flushes its streams first: what is registered last runs first.
-    if hasattr(libc, "on_exit"):
-        os.register_at_fork(after_in_child=lambda: libc.on_exit(libc._exit, None))
-        os.register_at_fork(after_in_child=lambda: libc.on_exit(libc.fcloseall, None))
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=ends_without_libraries)
 
 
 def keeps_pages() -> bool:

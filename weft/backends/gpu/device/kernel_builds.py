@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from weft.backends.gpu.device.device import GpuDevice
 from weft.backends.gpu.device.varying import NONE, LaunchLike, Sizes, Varying
+from weft.core.contract.error_context import is_error
+from weft.core.host.background import Background
 from weft.errors import CompileError
 from weft.kernels.launch import FOR_SHAPES
 from weft.kernels.source import KernelSource
@@ -58,7 +60,7 @@ class Build:
         """Return what tells this kernel from others."""
         return self.source, tuple(sorted(self.values.items())), self.varying
 
-    def start(self, pool: ThreadPoolExecutor) -> None:
+    def start(self, pool: Executor) -> None:
         """Build the kernel in a thread of the pool."""
         self._future = pool.submit(self._compile)
 
@@ -96,7 +98,7 @@ def _error(build: Build) -> CompileError | None:
 
 
 class Builds:
-    """The builds of one pipeline. `finish` or `drop` ends their threads; no kernel is built after that.
+    """The builds of one pipeline. `finish`, `ending` or `drop` ends their threads; no kernel is built after that.
 
     `varying` is what is known of the shapes of its nodes, if other pipelines run the same nodes for other sizes. If
     `all_vary`, kernels read all constants when they run that they can, so that layers share them.
@@ -105,7 +107,7 @@ class Builds:
     def __init__(self, device: GpuDevice, varying: Varying | None = None, *, all_vary: bool = False) -> None:
         self._device, self._all_vary = device, all_vary
         self._varying = varying or Varying()
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: Background | None = None
         self._begun: list[tuple[str, Build]] = []
         self._early: dict[Hashable, deque[Build]] = {}
         """Builds that were prefetched and that nobody has asked for yet."""
@@ -114,7 +116,6 @@ class Builds:
         """The launches of this shape and of the one before, by id, with their builds."""
         self._held: object = None
         """Kernels that were built together, until their builds ask for them."""
-        self._hold = ExitStack()
         self._only_looks_up = False
         """Whether kernels have been asked for at a later shape, and the device has had all of them so far."""
 
@@ -216,19 +217,20 @@ class Builds:
         self._only_looks_up = self._only_looks_up and self._device.stats.compiles == before
         return False
 
-    def _begin(self, build: Build, pool: ThreadPoolExecutor) -> None:
+    def _begin(self, build: Build, pool: Executor) -> None:
         early = self._early.get(build.key)
         if early:
             build.follow(early.popleft())
         else:
             build.start(pool)
 
-    def _threads(self) -> ThreadPoolExecutor | None:
+    def _threads(self) -> Background | None:
         """Return the threads that build, starting them if need be; None where one thread is all there is."""
         threads = thread_count(self._device)
         if self._pool is None and threads > 1:
-            self._pool = ThreadPoolExecutor(threads, "weft-build")
-            self._hold.enter_context(self._device.building())
+            hold = ExitStack()
+            hold.enter_context(self._device.building())
+            self._pool = Background(threads, "weft-build", hold.close)
         return self._pool
 
     @property
@@ -238,18 +240,31 @@ class Builds:
 
     def finish(self, blame: Callable[[str], AbstractContextManager[None]]) -> None:
         """Wait for all builds; of several errors raise the one added first, inside `blame(owner)`."""
-        try:
+        with self.ending():
             for owner, build in self._begun:
                 with blame(owner):
                     _ = build.kernel
-        finally:
-            self.drop()
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Cancel builds that have not started at the end of the block, and wait for those that have.
+
+        After an interrupt, such as Ctrl-C, they go on by themselves: no compiler can be interrupted.
+        """
+        try:
+            yield
+        except BaseException as e:
+            self._end(wait=is_error(e))
+            raise
+        self._end(wait=True)
 
     def drop(self) -> None:
-        """Cancel builds that have not started, and wait for those that have."""
+        """Cancel builds that have not started, and leave those that have."""
+        self._end(wait=False)
+
+    def _end(self, *, wait: bool) -> None:
         pool, self._pool, self._begun = self._pool, None, []
         self._held = None
         self._early.clear()
-        with self._hold:
-            if pool is not None:
-                pool.shutdown(wait=True, cancel_futures=True)
+        if pool is not None:
+            pool.shutdown(wait=wait, cancel_futures=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -23,10 +23,11 @@ from weft.core.graph.graph import Graph, Node, infer_shapes
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array, Layout, from_storage
 from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.core.host.background import Background
 from weft.core.placement.lower_network import lower_part
 from weft.core.placement.optimized_network import Part
 from weft.core.session.pipeline import Pipeline
-from weft.errors import CompileError, DeviceError, OutOfMemory, WeftError
+from weft.errors import ClosedError, CompileError, DeviceError, OutOfMemory, WeftError
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, WantedLayout, find_gpu_op
 from weft.kernels.self_test_cases import SelfTestCase
@@ -97,7 +98,11 @@ def _check_cases(kind: SpecialKernel, runtime: GpuRuntime) -> str | None:
 def _all_ready(
     cases: Sequence[SelfTestCase], runtime: GpuRuntime, held: ExitStack
 ) -> list[ReadyNode | ReadyGraph | WeftError]:
-    """Plan and build all cases in threads, because compilers take most of a test's time; `held` frees them."""
+    """Plan and build all cases in threads, because compilers take most of a test's time; `held` frees them.
+
+    A case that an interrupt leaves behind frees itself.
+    """
+    lock, left = threading.Lock(), threading.Event()
 
     def attempted(case: SelfTestCase) -> ReadyNode | ReadyGraph | WeftError:
         try:
@@ -106,14 +111,23 @@ def _all_ready(
             raise  # the kernels are not at fault
         except WeftError as e:
             return e
-        held.callback(made.close)
-        return made
+        with lock:
+            if not left.is_set():
+                held.callback(made.close)
+                return made
+        made.close()
+        return ClosedError("the self-test was interrupted", fix="run it again")
 
     threads = thread_count(runtime.device)
     if threads == 1:
         return [attempted(case) for case in cases]
-    with ThreadPoolExecutor(threads, "weft-selftest") as pool:
-        return list(pool.map(attempted, cases))
+    try:
+        with Background(threads, "weft-selftest") as pool:
+            return list(pool.map(attempted, cases))
+    except BaseException:
+        with lock:
+            left.set()
+        raise
 
 
 def ready(case: SelfTestCase, runtime: GpuRuntime) -> ReadyNode | ReadyGraph:

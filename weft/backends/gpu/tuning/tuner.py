@@ -254,14 +254,12 @@ class _Tuner:
     def _build_all(self, work: Contest, variants: Sequence[Variant]) -> None:
         """Build candidates in threads while the default keeps the device busy; a refused one fails when it is tried."""
         builds = Builds(self.runtime.device)
-        try:
+        with builds.ending():
             builds.together(launch.build for variant in variants for launch in variant.launches)
             for variant in variants:
                 with suppress(WeftError):
                     builds.add(variant.text, [launch.build for launch in variant.launches])
             work.bench.busy(work.default, lambda: builds.done)
-        finally:
-            builds.drop()
 
     def _play_off(self, key: str, work: Contest) -> None:
         """Compare the fastest candidates, of this time and earlier ones, again while there is time."""
