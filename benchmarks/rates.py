@@ -2,9 +2,9 @@
 
     python -m benchmarks.rates [--devices opencl,vulkan] [--networks squeezenet1_1] [--precision high,low] [--json FILE]
 
-It prints what the probe measures (`weft probe`), then for each network the launches that differ, and the times of runs
-with the old and with the new choices: both sessions run in turn, and the median of the ratios of neighbours counts, so
-that other work on the machine hits both alike. `--profile` has devices pretend to be others.
+It prints what the probe measures (`weft probe`), then for each network how many launches differ, and if some do the
+times of runs with the old and with the new choices: both sessions run in turn, and the median of the ratios of
+neighbours counts, so that other work on the machine hits both alike. `--profile` has devices pretend to be others.
 """
 
 from __future__ import annotations
@@ -89,13 +89,21 @@ def compared(
     model = MODELS[network](how.batch, **({} if network == "minilm_l6" else {"width": how.width}))
     inputs = feeds(model)
     told: dict[str, Any] = {"precision": precision, "fallback": "error", "backend_options": options}
-    sessions, planned, loads = [], [], []
+    planned = []
+    for each in (None, rates):
+        with rates_of(runtime, each):
+            planned.append(launches(weft.optimize(model, device, **told)))
+    row = {
+        "device": device, "network": network, "precision": precision, "batch": how.batch, "launches": len(planned[0]),
+        "differ": differences(*planned),
+    }
+    if not row["differ"]:
+        return row
+    sessions, loads = [], []
     try:
         for each in (None, rates):
             with rates_of(runtime, each):
                 begun = time.perf_counter()
-                network_ = weft.optimize(model, device, **told)
-                planned.append(launches(network_))
                 sessions.append(weft.load(model, device, **told))
                 loads.append(time.perf_counter() - begun)
         times: tuple[list[float], list[float]] = [], []
@@ -114,9 +122,8 @@ def compared(
             session.close()
     shares = [new / old for old, new in zip(*times, strict=True)]
     return {
-        "device": device, "network": network, "precision": precision, "launches": len(planned[0]),
-        "differ": differences(*planned), "old ms": median(times[0]), "new ms": median(times[1]),
-        "share": median(shares), "runs": len(shares), "load s": loads,
+        **row, "old ms": median(times[0]), "new ms": median(times[1]), "share": median(shares), "runs": len(shares),
+        "load s": loads,
     }
 
 
@@ -131,6 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="of runs, for each network and precision")
     parser.add_argument("--profile", default="", help="what the devices pretend to be")
     parser.add_argument("--probe-only", action="store_true", help="print what the probe measures, and stop")
+    parser.add_argument("--show", action="store_true", help="print the launches that differ")
     parser.add_argument("--json", type=output, metavar="FILE")
     options = parser.parse_args(arguments)
     how, rows = How(options.batch, options.width, options.seconds), list[dict[str, Any]]()
@@ -162,14 +170,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     given = {choice.creator.id: own} if own else {}
                     row = compared(runtime, choice.device, given, rates, network, precision, how)
                     rows.append(row)
-                    for owner, old, new in row["differ"]:
+                    for owner, old, new in row["differ"] if options.show else ():
                         print(f"      {owner}: {old} -> {new}")
-                    print(
-                        f"  {network} {precision}: {len(row['differ'])} nodes of {row['launches']} launches differ; "
-                        f"{row['old ms']:.3f} -> {row['new ms']:.3f} ms, share {row['share']:.3f} in {row['runs']} "
-                        f"pairs; loads {row['load s'][0]:.1f} and {row['load s'][1]:.1f} s",
-                        flush=True,
-                    )
+                    said = f"  {network} {precision}: {len(row['differ'])} nodes of {row['launches']} launches differ"
+                    if row["differ"]:
+                        said += f"; {row['old ms']:.3f} -> {row['new ms']:.3f} ms, share {row['share']:.3f} in "
+                        said += f"{row['runs']} pairs; loads {row['load s'][0]:.1f} and {row['load s'][1]:.1f} s"
+                    print(said, flush=True)
     if options.json:
         facts = {"date": str(date.today()), "command": command("benchmarks.rates"), "rows": rows}
         options.json.write_text(json.dumps(facts, indent=1))

@@ -94,10 +94,11 @@ class Probe:
         found["shared_vectors"] = self._rate("shared", x, groups, items) * groups * items * SHARED
         found["barrier_us"] = 1 / (self._rate("barriers", x, units, items) * BARRIERS)
         yield found
-        found["cache_bytes"] = self._rate("read", x, groups, items, SMALL // VECTOR) * SMALL
+        a_turn = groups * items * LOADS * VECTOR
+        found["cache_bytes"] = self._rate("read", x, groups, items, SMALL // VECTOR) * a_turn
         halves = {"x": (Arg("x", DType.FLOAT16, "fours"), self._buffer(np.full(SMALL // 2, 0.5, np.float16)))}
         if self._caps.fp16_storage:
-            found["half_bytes"] = self._rate("read", halves, groups, items, SMALL // 8) * SMALL
+            found["half_bytes"] = self._rate("read", halves, groups, items, SMALL // 8) * a_turn / 2
         yield found
         found["wait_us"] = self._wait()
         yield found
@@ -137,7 +138,7 @@ class Probe:
         buffer = self._heap.allocate(nbytes)
         try:
             held = {"x": (Arg("x", DType.FLOAT32, "fours"), buffer)}
-            return self._rate("read", held, groups, items, nbytes // VECTOR) * nbytes
+            return self._rate("read", held, groups, items, nbytes // VECTOR) * groups * items * LOADS * VECTOR
         finally:
             self._heap.free(buffer)
 
@@ -196,8 +197,7 @@ class Probe:
     ) -> float:
         """Return how many turns of a microbenchmark end in a microsecond."""
         launch = self._launch(what, args, groups, items, count, template)
-        inner = 1 + -(-count // (groups * items * LOADS))
-        most = (self._caps.max_rounds or MOST_TURNS) // inner
+        most = self._caps.max_rounds or MOST_TURNS
         turns = 1
         while True:
             least = self._least(launch, turns)
