@@ -45,13 +45,12 @@ for (int turn = 0; turn < turns; turn++) {
 }
 % elif what == "read":
 ## Each turn reads other places, which no compiler can load once and for all; adjacent items read adjacent vectors.
-const int step = (GLOBAL_SIZE + LX) % COUNT;
 int at = GLOBAL_ID % COUNT;
 for (int turn = 0; turn < turns; turn++) {
 % for c in chains:
   sum += ${k.args["x"].vector(f"at + COUNT * {c}")};
 % endfor
-  at += step;
+  at += STEP;
   at -= at >= COUNT ? COUNT : 0;
 }
 % elif what == "waits":

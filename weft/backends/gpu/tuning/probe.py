@@ -183,10 +183,13 @@ class Probe:
         out = Arg("y", DType.FLOAT32, "linear" if template != "probe" else "fours", written=True)
         every = {"rounds": (Arg("rounds", DType.INT32, "linear"), self._rounds), **args, "y": (out, self._out)}
         variant = (("what", what),) if what else ()
-        ints = ("SLOTS", *(["COUNT"] if count else []))
+        ints = ("SLOTS", *(["COUNT", "STEP"] if count else []))
         request = KernelRequest(template, variant, tuple(arg for arg, _ in every.values()), ints)
         source = render(request, self._device.dialect)
-        known = {"LX": items, "LY": 1, "LZ": 1, "SLOTS": SLOTS, "COUNT": count // LOADS}
+        known = {"LX": items, "LY": 1, "LZ": 1, "SLOTS": SLOTS}
+        if count:
+            each = count // LOADS  # a turn goes on behind what all items read in the one before
+            known |= {"COUNT": each, "STEP": (groups * items + items) % each}
         kernel = self._device.compile(source, {name: known[name] for name, _ in source.constants})
         bindings = tuple(Binding(buffer, 0, buffer.nbytes) for _, buffer in every.values())
         return LaunchCommand(kernel, bindings, (min(groups, self._caps.max_grid[0]), 1, 1), "probe")
