@@ -93,7 +93,7 @@ def test_a_prompt_and_a_step_of_a_decoder(device: str) -> None:
 def test_lengths_that_a_run_is_given(device: str) -> None:
     """Attend with the total length as an input, which decides the shape of the caches, and differs from run to run.
 
-    What a past holds behind the rows of an image changes nothing, and stays where the past has room for the new rows.
+    What a past holds behind the rows of an image changes nothing.
     """
     kinds = {"q": TensorProto.FLOAT, "past_k": TensorProto.FLOAT, "past_v": TensorProto.FLOAT}
     fixed: dict[str, Any] = {
@@ -115,12 +115,6 @@ def test_lengths_that_a_run_is_given(device: str) -> None:
     with weft.load(model, device, fallback="error") as session:
         for ends in ([6, 3], [4, 2], [6, 1]):
             fed = {**floats, "lengths": np.array(ends, np.int32), "total": np.array([max(ends) + 1], np.int32)}
-            (y, *caches), (wanted, *others) = session.run(fed), oracle.run(None, fed)
-            np.testing.assert_allclose(y, wanted, *tolerance(DType.FLOAT32, "reduction"))
-            for cache, other, past in zip(caches, others, ("past_k", "past_v"), strict=True):
-                assert cache.shape == other.shape
-                for image, end in enumerate(ends):
-                    np.testing.assert_array_equal(cache[image, :, : end + 1], other[image, :, : end + 1])
-                    if max(ends) < 6:
-                        np.testing.assert_array_equal(cache[image, :, end + 1 :], fed[past][image, :, end + 1 :])
+            for mine, theirs in zip(session.run(fed), oracle.run(None, fed), strict=True):
+                np.testing.assert_allclose(mine, theirs, *tolerance(DType.FLOAT32, "reduction"))
         assert {where.partition(":")[0] for where in session.report.placement.values()} <= {device}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import sqrt
 from typing import ClassVar
 
@@ -229,16 +230,17 @@ class QAttention(_WeightedAttention):
 class GroupQueryAttention(Composite):
     """Causal attention of heads that share keys, with a cache; the form of most exported language models.
 
-    Each image of the batch has seqlens_k + 1 rows of keys in all, the new ones last. With a `local_window_size` a query
-    sees so many keys, its own included. Inputs query, key, value, past_key, past_value, seqlens_k,
-    total_sequence_length, cos_cache, sin_cache, position_ids, attention_bias, head_sink; without key and value, query
-    has Q, K and V side by side. Outputs output, present_key, present_value.
+    Each image of the batch has seqlens_k + 1 rows of keys in all, the new ones last; what is behind them is 0. With
+    `shares_buffer` the new rows are written into a past that has room for all, and what is behind them stays: finite
+    numbers. With a `local_window_size` a query sees so many keys, its own included. Inputs query, key, value, past_key,
+    past_value, seqlens_k, total_sequence_length, cos_cache, sin_cache, position_ids, attention_bias, head_sink; without
+    key and value, query has Q, K and V side by side. Outputs output, present_key, present_value.
     """
 
     type: ClassVar[str] = "com.microsoft::GroupQueryAttention"
     op_class: ClassVar[OpClass] = "reduction"
     most_inputs: ClassVar[int | None] = 12
-    flags: ClassVar[tuple[str, ...]] = ("do_rotary", "rotary_interleaved", "smooth_softmax")
+    flags: ClassVar[tuple[str, ...]] = ("do_rotary", "rotary_interleaved", "smooth_softmax", "shares_buffer")
     shaped_by: ClassVar[tuple[int, ...]] = (6,)
     num_heads: int
     kv_num_heads: int
@@ -248,6 +250,11 @@ class GroupQueryAttention(Composite):
     scale: float = 0.0
     smooth_softmax: int = 0
     softcap: float = 0.0
+    shares_buffer: int = 0
+
+    def sharing(self) -> Composite:
+        """Return the op that writes into its past, as onnxruntime's does where past and present share a buffer."""
+        return replace(self, shares_buffer=1)
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Turn what is new by its positions, put it behind the past, and attend."""
@@ -304,12 +311,9 @@ class GroupQueryAttention(Composite):
         return [heads_joined(make, y), k, v]
 
     def _cached(self, make: Body, old: str, new: str, past: str, first: bool, keys: int) -> str:
-        """Return (batch, groups, keys, depth): rows of the past, then the new ones, then zeros.
-
-        If the past has room for all keys, the new rows are written there, and what is behind them stays.
-        """
+        """Return (batch, groups, keys, depth): rows of the past, then the new ones, then zeros or what was there."""
         batch, groups, rows, depth = make.dims(new)
-        if old and make.dims(old)[2] >= keys:
+        if self.shares_buffer and old and make.dims(old)[2] >= keys:
             places = [] if first else [make.reshape(past, batch)]
             return make.add("TensorScatter", old, new, *places)
         before = make.dims(old)[2] if old and not first else 0

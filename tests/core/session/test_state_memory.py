@@ -181,15 +181,21 @@ def group_query(rows: int, total: int, *, aliased: bool = True) -> Graph:
 @pytest.mark.alike
 @pytest.mark.parametrize("device", DEVICES)
 def test_group_query_attention_keeps_its_caches(device: str) -> None:
-    """A prompt and steps behind it: the op runs in parts, also where the device takes it whole."""
+    """A prompt and steps behind it: the op runs in parts, also where the device takes it whole.
+
+    What is behind the rows that were written changes nothing, and stays.
+    """
     forms = {3: 3, 1: 9}
     networks = {rows: weft.optimize(group_query(rows, total), device) for rows, total in forms.items()}
     alone = {rows: weft.load(group_query(rows, total, aliased=False), "cpu") for rows, total in forms.items()}
     rng = np.random.default_rng(0)
     with loaded(device) as (runs, memory):
         state = {name: memory.make(name, where.spec) for name, where in networks[1].state.items()}
-        fed = {name: np.zeros((1, GROUPS, ROWS, DEPTH), np.float32) for name in ("past_k", "past_v")}
+        fed = {name: rng.standard_normal((1, GROUPS, ROWS, DEPTH)).astype(np.float32) for name in ("past_k", "past_v")}
         assert state.keys() == fed.keys()
+        behind = {name: value.copy() for name, value in fed.items()}
+        for name, tensor in state.items():
+            memory.write(tensor, fed[name])
         end = -1
         for rows in (3, 1, 1):
             end += rows
@@ -199,7 +205,9 @@ def test_group_query_attention_keeps_its_caches(device: str) -> None:
             wanted, fed["past_k"], fed["past_v"] = alone[rows].run({**inputs, **fed})
             np.testing.assert_allclose(y, wanted, rtol=1e-3, atol=1e-4)
             for name, tensor in state.items():
-                np.testing.assert_allclose(memory.read(tensor), fed[name], rtol=1e-3, atol=1e-4)
+                held = memory.read(tensor)
+                np.testing.assert_allclose(held[:, :, : end + 1], fed[name][:, :, : end + 1], rtol=1e-3, atol=1e-4)
+                np.testing.assert_array_equal(held[:, :, end + 1 :], behind[name][:, :, end + 1 :])
     for session in alone.values():
         session.close()
 

@@ -167,6 +167,10 @@ class Composite(Op):
     """How many inputs, the first ones, a node must have. Where `body` checks that itself, it is 0."""
     outputs: int = field(default=1, kw_only=True)
 
+    def sharing(self) -> Composite:
+        """Return the op for a node of which outputs may lie in inputs (`Graph.aliases`): by default the op itself."""
+        return self
+
     @abstractmethod
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Add the nodes and return the results; "" stands for a missing input.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from weft.core.graph.composite import Body, Decomposition, decomposition_of
+from weft.core.graph.composite import Body, Composite, Decomposition, decomposition_of
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.passes.journal import Journal
 from weft.core.placement.assign import Backends, why_not
@@ -37,7 +38,8 @@ def decompose_refused(
             out.nodes.append(node)
             continue
         added: list[str] = []
-        nodes = _parts(out, node, names, lambda part: why_not(out, part, device, backend) is None, added)  # noqa: B023
+        shared = replace(node, op=node.op.sharing()) if state and isinstance(node.op, Composite) else node
+        nodes = _parts(out, shared, names, lambda part: why_not(out, part, device, backend) is None, added)  # noqa: B023
         why = f"{device} refuses {node.op.type} and takes its parts: {reason}"
         if reason is None and nodes is not None:
             written = [o for part in nodes for o in part.outputs[:1] if o in state and writes(part, o, state[o])]
