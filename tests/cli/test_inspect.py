@@ -36,9 +36,12 @@ def test_inspect_says_what_is_wrong_with_a_model_before_it_counts(cli: Cli, tmp_
 
 def test_inspect_says_which_casts_have_no_effect(cli: Cli, tmp_path: Path) -> None:
     nodes = [
-        onnx.helper.make_node("Cast", ["x"], ["h"], name="narrow", to=onnx.TensorProto.FLOAT16),
+        onnx.helper.make_node("Cast", ["x"], ["h"], name="narrow", to=onnx.TensorProto.BFLOAT16),
         onnx.helper.make_node("Relu", ["h"], ["r"], name="relu"),
         onnx.helper.make_node("Cast", ["r"], ["y"], name="widen", to=onnx.TensorProto.FLOAT),
     ]
-    done = cli("inspect", write_model(tmp_path / "m.onnx", nodes, {"x": (2,)}, ["y"]), "-d", "cpu")
-    assert "1 cast(s) to float16 keep float32 at precision HIGH: narrow" in done.out + done.err
+    model = write_model(tmp_path / "m.onnx", nodes, {"x": (2,)}, ["y"])
+    for precision in ("low", "high"):
+        done = cli("inspect", model, "-d", "cpu", "--precision", precision)
+        told = "1 cast(s) to bfloat16 keep float16 at precision LOW: narrow" in done.out + done.err
+        assert told == (precision == "low")

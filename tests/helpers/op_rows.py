@@ -44,6 +44,7 @@ RUNS_ON_GPUS: dict[str, frozenset[str]] = {
     **_each("Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu", REALS),
     **_each("IsNaN IsInf", ANY),
     **_each("Mean SwiGLU weft::CompareSelect", REALS),
+    **_each("weft::Narrow", frozenset({"float32"})),
     **_each("PRelu", REALS | LONG_INTEGERS),
     **_each("Shrink", REALS | INTEGERS),
     **_each("Abs Neg Add Sub Mul Div Mod Pow Max Min Sum Clip Relu Sign", REALS | INTEGERS),

@@ -30,6 +30,7 @@ from weft.core.graph.layout import Array
 from weft.core.graph.op import Op, op_types
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError, ValueNeeded
+from weft.kernels.formats import ROUNDED, functions
 from weft.ops.elementwise import Elementwise
 from weft.ops.reduce import ReduceL1
 from weft.ops.unary import Cast, Gelu, erf_array
@@ -179,6 +180,15 @@ def test_every_op_has_a_row() -> None:
 
 
 C_PRELUDE = """#include <math.h>
+#include <string.h>
+typedef unsigned int uint;
+typedef float f32;
+typedef float real;
+#define TO_F32(v) ((float)(v))
+#define TO_REAL(v) ((float)(v))
+#define TO_U32(v) ((uint)(v))
+static uint BITS_OF(float v) { uint u; memcpy(&u, &v, sizeof(u)); return u; }
+static float FLOAT_OF(uint u) { float v; memcpy(&v, &u, sizeof(v)); return v; }
 #define inf INFINITY
 #define fabs fabsf
 #define exp expf
@@ -212,6 +222,7 @@ def compiled_expressions(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDL
         pytest.skip("no C compiler")
     text = C_PRELUDE + "".join(f"#define {f} {f}f\n" for f in C_FUNCTIONS.split())
     text += "#define fmax nan_max\n#define fmin nan_min\n"
+    text += functions(ROUNDED) + "".join(ROUNDED.values())
     for k, row in enumerate(expression_rows()):
         op = row.make_op()
         assert isinstance(op, Elementwise)
@@ -220,7 +231,7 @@ def compiled_expressions(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDL
         arguments = ", ".join(f"const float* a{i}" for i in range(len(row.inputs)))
         numbers = (f"({number!r})" for number in expression.numbers)
         body = expression.text.format(*(f"a{i}[n]" for i in range(len(row.inputs))), *numbers)
-        text += f"void f{k}({arguments}, float* y, long size)\n"
+        text += f"void row{k}({arguments}, float* y, long size)\n"
         text += f"{{ for (long n = 0; n < size; n++) y[n] = {body}; }}\n"
     folder: Path = tmp_path_factory.mktemp("expressions")
     (folder / "all.c").write_text(text)
@@ -237,7 +248,7 @@ def test_expressions_agree_with_references(compiled_expressions: ctypes.CDLL) ->
         inputs = [a if a is None else np.ascontiguousarray(a) for a in inputs]
         actual = np.empty(expected.shape, np.float32)
         arrays = [None if a is None else a.ctypes.data_as(ctypes.c_void_p) for a in (*inputs, actual)]
-        compiled_expressions[f"f{k}"](*arrays, ctypes.c_long(actual.size))
+        compiled_expressions[f"row{k}"](*arrays, ctypes.c_long(actual.size))
         try:
             assert_close([actual], [expected], row)
         except AssertionError as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from weft.core.graph.dtypes import DType
 from weft.kernels import index_map_text
-from weft.kernels.formats import INDICES, ODD_FLOAT, functions
+from weft.kernels.formats import INDICES, ODD_FLOAT, ROUNDED, functions
 from weft.kernels.source import Arg, ConstantKind, computes_double
 
 if TYPE_CHECKING:
@@ -133,8 +133,10 @@ class Dialect(ABC):
         return indices + index_map_text.functions(parts.args) + self._formats(parts)
 
     def _formats(self, parts: KernelParts) -> str:
-        text = functions(a.dtype for a in parts.args if not a.raw_bytes and not a.double)
+        rounds = [dtype for dtype in ROUNDED if f"narrow_{dtype.name.lower()}(" in parts.body]
+        text = functions([*(a.dtype for a in parts.args if not a.raw_bytes and not a.double), *rounds])
         text += ODD_FLOAT if "odd_float(" in parts.body else ""
+        text += "".join(ROUNDED[dtype] for dtype in rounds)
         names = ("BITS_OF", "FLOAT_OF", "TO_U32")
         if not text and not any(f"{name}(" in parts.body for name in names):
             return ""

@@ -88,6 +88,21 @@ S. Boldo and G. Melquiond, "Emulation of a FMA and correctly rounded sums: prove
 IEEE Transactions on Computers 57 (2008). It holds for types that are two bits narrower, however the device rounds.
 """
 
+ROUNDED = {
+    DType.FLOAT16: """\
+real narrow_float16(real a) {
+  const f32 v = TO_F32(a);
+  const uint u = BITS_OF(v), m = u & 0x7fffffffu, negative = u & 0x80000000u;
+  if (m > 0x7f800000u) return a;
+  if (m >= 0x477ff000u) return TO_REAL(FLOAT_OF(negative | 0x7f800000u));
+  if (m >= 0x38800000u) return TO_REAL(FLOAT_OF(negative | (m + 0xfffu + (m >> 13 & 1u) & 0xffffe000u)));
+  return TO_REAL(FLOAT_OF(negative | BITS_OF(TO_F32(rint(fabs(v) * 16777216.0)) * 5.9604644775390625e-08)));
+}
+""",
+    DType.BFLOAT16: "real narrow_bfloat16(real a) { return TO_REAL(from_bfloat16(to_bfloat16(TO_F32(a)))); }\n",
+}
+"""Functions `narrow_float16` and so on, which return the number of a type that is nearest to a float32 one."""
+
 _BFLOAT16 = """\
 f32 from_bfloat16(uint b) { return FLOAT_OF(b << 16); }
 uint to_bfloat16(f32 v) {

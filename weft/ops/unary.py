@@ -396,6 +396,40 @@ class Cast(Elementwise):
 
 @register_op
 @op_dataclass
+class Narrow(Elementwise):
+    """Round float32 to the numbers of a narrower type, `held`, and keep the type: a cast to it where it is not stored.
+
+    What is beyond the largest number of the type becomes infinite.
+    """
+
+    type: ClassVar[str] = "weft::Narrow"
+    from_optimizing: ClassVar[bool] = True
+    types: ClassVar[Types] = frozenset({DType.FLOAT32})
+    op_class: ClassVar[OpClass] = "exact"
+    held: DType = DType.FLOAT16
+
+    def check(self, specs: Sequence[TensorSpec]) -> None:
+        """Refuse other types than float16 and bfloat16."""
+        super().check(specs)
+        if self.held not in (DType.FLOAT16, DType.BFLOAT16):
+            raise misfit(self, f"it rounds to {self.held.value}; there are float16 and bfloat16")
+
+    def compute(self, x: Array) -> Array:
+        """Return float32."""
+        return convert(convert(x, self.held), DType.FLOAT32)
+
+    def scalar(self, present: tuple[bool, ...]) -> str | None:
+        """Return the function of kernels that rounds."""
+        return f"narrow_{self.held.name.lower()}({{0}})"
+
+
+@decomposition("weft::Narrow")
+def _narrow(op: Narrow, make: Body, node: Node) -> Sequence[str]:
+    return [make.cast(make.cast(node.inputs[0], op.held), DType.FLOAT32)]
+
+
+@register_op
+@op_dataclass
 class CastLike(Elementwise):
     """Convert the first input to the element type of the second, whose values do not matter."""
 

@@ -24,6 +24,10 @@ SMALL_FLOATS = [t for t in DType if t.is_small_float]
 FEW_BITS = [t for t in DType if t.is_integer and t.bits < 8]
 WIDTHS = [DType.INT16, DType.UINT16, DType.UINT32, DType.UINT64]
 EDGES = given([0.0, -0.0, 1e-9, 2.0**-9, 3 * 2.0**-11, 0.3, 17.5, 447.9, 464.0, 465.0, -6e4, 1e6, inf, -inf, nan])
+NARROWED = given([0.0, -0.0, 2.0**-25, 3 * 2.0**-26, 2.0**-24, 2.5 * 2.0**-24, 2.0**-14 - 2.0**-26, 1 + 2.0**-11,
+                  1 + 3 * 2.0**-11, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 / 3, 65504, 65519.99, 65520, -65520, 1e6, 3.3e38,
+                  3.4e38, inf, -inf, nan])
+"""Numbers halfway between those of float16 and bfloat16, at the ends of these types, and beside them."""
 BF16 = "bfloat16"
 
 OPERATIONS = "Div Mod Max Less BitwiseAnd BitwiseOr BitwiseXor".split()
@@ -72,6 +76,10 @@ CASES = [
     case("Cast", boolean(4), to=DType.FLOAT64),
     case("Cast", of_type("complex64", 3), to=DType.COMPLEX128),
     case("Cast", EDGES, to=DType.BFLOAT16),
+    *(case("weft::Narrow", NARROWED, held=held, unverified="two casts in one op of ours: tests/core/passes")
+      for held in (DType.FLOAT16, DType.BFLOAT16)),
+    *(case("weft::Narrow", f32(3, 5, low=-9e4, high=9e4), held=held, unverified="the same")
+      for held in (DType.FLOAT16, DType.BFLOAT16)),
     case("Cast", given([1 + 2.0**-8, 1 + 3 * 2.0**-8, 3.4e38]), to=DType.BFLOAT16),
     case("Cast", of_type(BF16, 3, 5), to=DType.FLOAT32),
     case("Cast", of_type(BF16, 3, 5, low=-99, high=99), to=DType.INT64),

@@ -14,6 +14,7 @@ from weft.core.graph.op import Op, new_op
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.host.threads import in_threads
+from weft.core.passes.casts import WIDER_FLOATS
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.properties import Property
 from weft.core.passes.wide_values import (
@@ -25,6 +26,17 @@ from weft.core.passes.wide_values import (
     wide_and_beyond,
 )
 
+CASTS = frozenset({"Cast", "CastLike"})
+MIXING = frozenset({"MatMul", "Einsum", "Transpose", "Reshape", "Squeeze", "Unsqueeze"})
+"""What reads the shares of a softmax in an attention."""
+EXACT = {
+    to: frozenset(t for t in DType if t is to or t is DType.BOOL or (t.is_integer and t.bits <= 8) or t in held)
+    for to, held in (
+        (DType.FLOAT16, {t for t in DType if t.is_small_float} - {DType.FLOAT8E8M0}),
+        (DType.BFLOAT16, {t for t in DType if t.is_small_float}),
+    )
+}
+"""The types of which a narrow float holds all numbers."""
 LARGEST, INFINITE = 0x7BFF, 0x7C00
 """The bits of the largest finite number and of infinity in fp16, without the sign; the bits of NaN are larger."""
 OTHERS = {
@@ -50,8 +62,12 @@ FLOATS_AS_FLOAT16 = Property("floats are stored as float16", lambda graph: _stor
 
 @graph_pass(ensures=(FLOATS_AS_FLOAT32,))
 def store_as_float32(graph: Graph, context: PassContext) -> Graph:
-    """Store floats as float32 inside the network, with casts at its edges, so that passes compute in float32."""
-    return _stored(graph, DType.FLOAT32, context)
+    """Store floats as float32 inside the network, with casts at its edges, so that passes compute in float32.
+
+    The network's own casts to narrower floats round to them, unless these will be stored as float16: `narrowing_casts`.
+    """
+    narrowing = narrowing_casts(graph) if context.stored is DType.FLOAT32 else frozenset()
+    return _stored(graph, DType.FLOAT32, context, narrowing)
 
 
 @graph_pass(ensures=(FLOATS_AS_FLOAT16,))
@@ -60,8 +76,43 @@ def store_as_float16(graph: Graph, context: PassContext) -> Graph:
     return _stored(graph, DType.FLOAT16, context)
 
 
-def _stored(graph: Graph, dtype: DType, context: PassContext) -> Graph:
-    after = set_storage(graph, dtype)
+def narrowing_casts(graph: Graph) -> frozenset[str]:
+    """Return the names of casts to float16 and bfloat16 that may change numbers which something in the graph reads.
+
+    One that only an output needs is not among them: the output has that type. Nor is one that undoes casts to wider
+    types, or that a softmax makes for a product: what computes the attention that they are part of keeps these numbers.
+    """
+    makers = graph.producers()
+    readers: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        for i in dict.fromkeys(node.inputs):
+            readers.setdefault(i, []).append(node)
+    found = set()
+    for node in graph.nodes:
+        if node.op.type not in CASTS or graph.specs[node.outputs[0]].dtype not in EXACT:
+            continue
+        to, source = graph.specs[node.outputs[0]].dtype, node.inputs[0]
+        maker = makers.get(source)
+        while maker is not None and maker.op.type in CASTS and _is_exact(graph, maker):
+            source = maker.inputs[0]
+            maker = makers.get(source)
+        reading = readers.get(node.outputs[0], [])
+        is_share = maker is not None and maker.op.type == "Softmax" and all(n.op.type in MIXING for n in reading)
+        if reading and not is_share and graph.specs[source].dtype not in EXACT[to]:
+            found.add(node.name)
+    return frozenset(found)
+
+
+def _is_exact(graph: Graph, cast: Node) -> bool:
+    """Tell whether a cast loses nothing."""
+    source, to = (graph.specs[value].dtype for value in (cast.inputs[0], cast.outputs[0]))
+    return source is to or to in WIDER_FLOATS.get(source, ()) or source in EXACT.get(to, ())
+
+
+def _stored(
+    graph: Graph, dtype: DType, context: PassContext, narrowing: frozenset[str] = frozenset()
+) -> Graph:
+    after = set_storage(graph, dtype, narrowing)
     for node in after.nodes if after is not graph else ():
         for value in node.outputs:
             # Some outputs have a fixed type, such as the mean of a LayerNormalization.
@@ -71,13 +122,13 @@ def _stored(graph: Graph, dtype: DType, context: PassContext) -> Graph:
     return after
 
 
-def set_storage(graph: Graph, dtype: DType) -> Graph:
+def set_storage(graph: Graph, dtype: DType, narrowing: frozenset[str] = frozenset()) -> Graph:
     """Return the graph with every fp32, fp16 and bfloat16 value stored as `dtype`, and casts at its edges.
 
-    Explicit casts between these types become casts to `dtype`. Ops compute in fp32 either way. What an op that
-    keeps its types reads and makes has its own type there, and is cast before and after. So is what an op makes in one
-    type whatever it reads, and, if `dtype` is float16, so are the values of `wide_values`; `masks` among them are
-    clipped to what float16 holds before they are cast.
+    Explicit casts between these types become casts to `dtype`, and those named in `narrowing` round to the type that
+    they name. Ops compute in fp32 either way. What an op that keeps its types reads and makes has its own type there,
+    and is cast before and after. So is what an op makes in one type whatever it reads, and, if `dtype` is float16, so
+    are the values of `wide_values`; `masks` among them are clipped to what float16 holds before they are cast.
     """
     others = OTHERS[dtype]
     if not any(s.dtype in others for s in graph.specs.values()):
@@ -115,6 +166,9 @@ def set_storage(graph: Graph, dtype: DType) -> Graph:
                 if value not in exact:
                     exact[value] = _exact(graph, out, value, inputs[k], names)
                 inputs[k] = exact[value]
+        if node.name in narrowing:
+            out.nodes += _narrow(out, node, inputs[0], outputs[0], graph.specs[node.outputs[0]].dtype, names)
+            continue
         op = node.op if keeps.outputs else _retarget(node.op, others, dtype)
         typed = replace(node, op=op, inputs=tuple(inputs), outputs=tuple(outputs))
         infer_node(out, typed)
@@ -235,6 +289,18 @@ def _cast(graph: Graph, name: str, source: str, target: str, to: DType, names: N
     node = Node(names.fresh(f"Cast.{name}"), new_op("Cast", to=to), (source,), (target,))
     graph.specs[target] = replace(graph.specs[source], dtype=to)
     return node
+
+
+def _narrow(graph: Graph, node: Node, source: str, target: str, held: DType, names: Names) -> list[Node]:
+    """Return nodes that round a value of any type to the numbers of a narrower one, stored as float32."""
+    nodes = []
+    if graph.specs[source].dtype is not DType.FLOAT32:
+        wide = _name(graph, source, DType.FLOAT32, names)
+        nodes.append(_cast(graph, f"{node.name}.{DType.FLOAT32.value}", source, wide, DType.FLOAT32, names))
+        source = wide
+    nodes.append(replace(node, op=new_op("weft::Narrow", held=held), inputs=(source,), outputs=(target,)))
+    infer_node(graph, nodes[-1])
+    return nodes
 
 
 def _retarget(op: Op, others: frozenset[DType], dtype: DType) -> Op:

@@ -65,8 +65,8 @@ def prepare_network(
         graph = manager.run(graph, step)
         if k == 0:
             check_declared_types(graph)
-        if step is store_as_float32:
-            notes += _casts(before, precision)
+        if step is store_as_float32 and precision is Precision.LOW:
+            notes += _casts(before)
         elif step is store_as_float16:
             notes += _rounded(before, graph)
             notes += _overflowed(before)
@@ -94,17 +94,11 @@ def _needs_a_run(bound: Graph, stage: Stage) -> ValueNeeded:
     )
 
 
-def _casts(folded: Graph, precision: Precision) -> list[str]:
-    """Return notes on casts to fp16 and bfloat16 of the model's own that have no effect."""
-    notes = []
-    for to in (DType.FLOAT16, DType.BFLOAT16):
-        casts = [n.name for n in folded.nodes if n.op.attributes().get("to") is to and not n.op.keeps_types]
-        if casts and not (precision is Precision.LOW and to is DType.FLOAT16):
-            stored = DType.FLOAT16 if precision is Precision.LOW else DType.FLOAT32
-            shown = ", ".join(casts[:5])
-            kept = f"keep {stored.value} at precision {precision.name}"
-            notes.append(f"{len(casts)} cast(s) to {to.value} {kept}: {shown}")
-    return notes
+def _casts(folded: Graph) -> list[str]:
+    """Return a note on casts to bfloat16 of the model's own, which have no effect at precision LOW."""
+    casts = [n.name for n in folded.nodes if n.op.attributes().get("to") is DType.BFLOAT16 and not n.op.keeps_types]
+    kept = f"{len(casts)} cast(s) to bfloat16 keep float16 at precision LOW"
+    return [f"{kept}: {', '.join(casts[:5])}"] if casts else []
 
 
 def _overflowed(wide: Graph) -> list[str]:
