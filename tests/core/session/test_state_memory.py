@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
+from tests.helpers.fakes import Creator, registered
 from tests.helpers.nets import Net
 from tests.helpers.run_length import examples
+from weft.backends.cpu.backend import CpuBackend
 from weft.core.contract.backend import BackendConfig, MemoryMode, Precision
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
@@ -33,7 +35,7 @@ ROWS, WIDTH = 24, 8
 MODES = st.sampled_from(["linear", "circular"])
 
 
-def decoder(rows: int, dtype: DType = DType.FLOAT32, *, aliased: bool = True) -> Graph:
+def decoder(rows: int | str, dtype: DType = DType.FLOAT32, *, aliased: bool = True) -> Graph:
     """Return an attention over a cache in which `rows` new ones are written."""
     net = Net()
     x, past = net.input("x", 1, rows, WIDTH, dtype=dtype), net.input("past", 1, ROWS, WIDTH, dtype=dtype)
@@ -331,6 +333,31 @@ def test_without_state_the_caller_s_array_stays(device: str) -> None:
             np.testing.assert_array_equal(array, past)
         session.run({**inputs, "past": lent["past"]})
         np.testing.assert_array_equal(lent["past"], past)
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl"])
+def test_open_sizes_keep_the_pair(device: str) -> None:
+    """A network for any number of new rows, which is prepared and divided once."""
+    rng, past = np.random.default_rng(2), np.zeros((1, ROWS, WIDTH), np.float32)
+    with weft.load(decoder("rows"), device) as session, weft.load(decoder("rows", aliased=False), "cpu") as alone:
+        for rows in (1, 3, 2, 5, 1):
+            x = rng.standard_normal((1, rows, WIDTH)).astype(np.float32)
+            inputs = {"x": x, "at": np.array([rows]), "past": past}
+            (y, made), (wanted, past) = session.run(inputs), alone.run(inputs)
+            np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(made, past, rtol=1e-4, atol=1e-5)
+            assert not [note for note in session.report.notes if "is copied to" in note]
+
+
+class Forgetful(CpuBackend):
+    """A backend that does not say that it keeps state, as its parent does."""
+
+
+def test_a_backend_that_keeps_no_state_says_so() -> None:
+    with registered(Creator(Forgetful)):
+        network = weft.optimize(decoder(1), "acme")
+    assert not network.state
+    assert "'present' is copied to 'past' after each run: acme:0 does not keep state" in network.notes
 
 
 def also_read(graph: Graph) -> Graph:
