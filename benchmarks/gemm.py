@@ -120,7 +120,7 @@ class WeftChain(Contender):
     def __init__(self, device: str, chain: Chain, launches: int, held: ExitStack) -> None:
         self._x = chain.x
         self._sessions = [
-            held.enter_context(weft.load(chain.model(n), device, precision="low", fallback="error"))
+            held.enter_context(weft.load(chain.model(n), device, precision="low", fallback="error", wait="all"))
             for n in (1, 1 + launches)
         ]
         self._outputs: list[Array] = []

@@ -76,7 +76,7 @@ def prepared(
         found.more["gflop"] = case.flops / 1e9
     options = ({} if tables else {"tuning": False}) | ({"ptx": False} if device == GLSL else {})
     load = partial(
-        weft.load, case.model, api, precision=precision, fallback="error", backend_options={api: options}
+        weft.load, case.model, api, precision=precision, fallback="error", backend_options={api: options}, wait="all"
     )
     with ExitStack() as opened:
         start = time.perf_counter()

@@ -104,7 +104,7 @@ def compared(
         for each in (None, rates):
             with rates_of(runtime, each):
                 begun = time.perf_counter()
-                sessions.append(weft.load(model, device, **told))
+                sessions.append(weft.load(model, device, wait="all", **told))
                 loads.append(time.perf_counter() - begun)
         times: tuple[list[float], list[float]] = [], []
         until = time.perf_counter() + how.seconds

@@ -78,7 +78,7 @@ def resnet_resizes(device: str) -> Times:
     for dim, name in zip(model.graph.input[0].type.tensor_type.shape.dim[2:], ("h", "w"), strict=True):
         dim.dim_param = name
     shapes = [{"x": (n, 3, h, w)} for n, h, w in BATCHES_AND_SIZES]
-    with weft.load(model, device, shapes={"x": (1, 3, 64, 64)}, fallback="error") as session:
+    with weft.load(model, device, shapes={"x": (1, 3, 64, 64)}, fallback="error", wait="all") as session:
         session.resize(shapes[0])
         return timed([lambda s=shape: session.resize(s) for shape in shapes[1:]], "ResNet-50, resize", device)  # type: ignore[misc]
 
@@ -113,7 +113,7 @@ def _tokens(
 ) -> list[Times]:
     begun = FIRST_WORDS - 2
     shapes = {n: a.shape for n, a in feeds(sizes, begun).items()}
-    with weft.load(model, device, shapes=shapes, fallback="error", precision=precision) as session:
+    with weft.load(model, device, shapes=shapes, fallback="error", precision=precision, wait="all") as session:
         for past in (begun, begun + 1):
             session.run(feeds(sizes, past, float_type))
         inputs = [feeds(sizes, FIRST_WORDS + k, float_type) for k in range(tokens)]
@@ -127,7 +127,7 @@ def batches_in_turns(device: str, precision: str) -> list[Times]:
     model = squeezenet1_1("n", image=PICTURE)
     rng = np.random.default_rng(0)
     inputs = [rng.standard_normal((n, 3, PICTURE, PICTURE), dtype=np.float32) for n in BATCHES]
-    with weft.load(model, device, fallback="error", precision=precision) as session:
+    with weft.load(model, device, fallback="error", precision=precision, wait="all") as session:
         for each in (*inputs, *inputs, *inputs):
             session.run(each)
         turns = timed([lambda i=i: session.run(i) for i in inputs * ROUNDS], "SqueezeNet, batches in turns", device)  # type: ignore[misc]

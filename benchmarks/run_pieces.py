@@ -133,7 +133,7 @@ def ways(device: str, net: weft.Network, x: Array, precision: str) -> Iterator[W
     gpu = opened(device)
 
     def load() -> weft.Session:
-        return weft.load(net, device, precision=precision, fallback="error")
+        return weft.load(net, device, precision=precision, fallback="error", wait="all")
 
     usual = parallel_copy.default_threads()
     copies = with_attributes(gpu, adopt=lambda memory: None) if gpu is not None else nullcontext()
@@ -158,7 +158,7 @@ def ways(device: str, net: weft.Network, x: Array, precision: str) -> Iterator[W
 def show_runs(device: str, name: str, precision: str, seconds: float) -> None:
     """Print the pieces of a run of one network, in microseconds, for each way."""
     x = np.random.default_rng(0).standard_normal(SHAPES[name][0]).astype(np.float32)
-    with weft.load(network(name), device, precision=precision, fallback="error") as session:
+    with weft.load(network(name), device, precision=precision, fallback="error", wait="all") as session:
         (right,) = session.run(x)
     print(f"\n{device}, {name}, precision {precision}: {x.nbytes / 1e6:.1f} MB in, {right.nbytes / 1e6:.1f} MB out")
     print(f"{'us, medians':<30}" + "".join(f"{piece:>8}" for piece in PIECES) + f"{'p10':>8}{'p90':>8}", flush=True)

@@ -80,7 +80,7 @@ def echo(batch: int, image: int) -> weft.Network:
 def measure_arrays(device: str, net: weft.Network, x: Array, precision: str, counts: Counts) -> list[ArraysRow]:
     """Return a row for each kind of arrays that a caller may have at this precision."""
     rows = list[ArraysRow]()
-    with weft.load(net, device, precision=precision, fallback="error") as session:
+    with weft.load(net, device, precision=precision, fallback="error", wait="all") as session:
         (expected,) = session.run(x)
 
         def row(kind: str, given: Array, out: Array) -> None:
@@ -101,7 +101,7 @@ def measure_arrays(device: str, net: weft.Network, x: Array, precision: str, cou
 def measure(device: str, net: weft.Network, x: Array, threads: Sequence[int], counts: Counts) -> list[Row]:
     """Return the row of numpy's copy, then one for each number of threads."""
     right = np.maximum(x, 0).mean(axis=(2, 3), dtype=np.float64)
-    with weft.load(net, device, precision="high", fallback="error") as session:
+    with weft.load(net, device, precision="high", fallback="error", wait="all") as session:
         (pipeline,) = session.pipelines
         mapped = pipeline.mapped["x"]
 

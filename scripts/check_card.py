@@ -110,7 +110,7 @@ def submissions(api: str) -> Found:
     first, took = None, list[str]()
     for seconds in (0.0, -1.0, 2e-5, 1e-9):
         options = {api: {"submit_seconds": seconds}}
-        with weft.load(model, api, fallback="error", backend_options=options) as session:
+        with weft.load(model, api, fallback="error", wait="all", backend_options=options) as session:
             got = session.run(given)[0]
             first = got if first is None else first
             ms = timed(session, given)
@@ -124,7 +124,7 @@ def chains(api: str) -> Found:
     model, given = network("mobilenet_v2")
     results = []
     for on in (True, False):
-        with weft.load(model, api, fallback="error", backend_options={api: {"chains": on}}) as session:
+        with weft.load(model, api, fallback="error", wait="all", backend_options={api: {"chains": on}}) as session:
             results.append(session.run(given)[0])
             levels = sum(bool(launch.levels) for _, launch in session.report.launches)
             yield True, f"{api}: chains={on}: {levels} chains, {timed(session, given):.3f} ms; {session.report.notes}"
@@ -146,7 +146,7 @@ def chains(api: str) -> Found:
         image = np.random.default_rng(0).random((1, 64, 512, 512), np.float32)
         with weft.load(net, "cpu") as session:
             want = session.run(image)[0]
-        with weft.load(net, api, fallback="error", backend_options={api: {"kernels_kept": 255}}) as session:
+        with weft.load(net, api, fallback="error", wait="all", backend_options={api: {"kernels_kept": 255}}) as session:
             grids = [launch.grid for _, launch in session.report.launches if launch.levels]
             since = time.perf_counter()
             try:

@@ -22,6 +22,7 @@ from weft.core.contract.backend import (
     MemoryMode,
     Power,
     Precision,
+    Wait,
 )
 from weft.core.contract.backend_options import BackendOptions
 from weft.core.contract.doors import door
@@ -79,6 +80,7 @@ def load(
     runtime: Runtime | None = None,
     progress: Progress | None = None,
     overflow_check: bool = True,
+    wait: str | Wait = Wait.AUTO,
 ) -> Session:
     """Return a session that runs an ONNX model (a path, bytes, a loaded model), a `Network` or a `Graph`.
 
@@ -113,11 +115,18 @@ def load(
     With `overflow_check`, the first run at precision LOW looks for values beyond float16, which are float32 from then
     on, and the run is repeated with them; docs/use.md says when it looks again.
 
+    On a machine that has not run a network yet, kernels are tested and compiled first, which takes seconds. With
+    `wait="first"` the session begins with few, general kernels; a thread tests and builds better ones, which take their
+    place between two runs. `Session.wait_all` waits for them, and `Report.final` says whether they are there. Results
+    of both are within what the precision allows. `wait="all"` waits for all kernels, and so does a session that is
+    profiled or debugged, saves memory (LIMIT) or runs in stages. "auto" is "first" on GPUs, "all" on software devices.
+
     An `OptimizedNetwork`, or the path of a saved one ("model.weft"), is loaded as it was optimised, and takes only
-    the options `profile`, `backend_options`, `runtime`, `progress` and `overflow_check`. It keeps those
+    the options `profile`, `backend_options`, `runtime`, `progress`, `overflow_check` and `wait`. It keeps those
     `backend_options` that it depends on (`BackendOption.saved`); options given here override them.
     """
     config, held = _config(precision, memory, power, fusing, winograd), runtime or default_runtime()
+    waits = _member(Wait, wait, "wait")
     if progress is not None and not callable(progress):
         raise ConfigError(f"progress={brief(repr(progress))} cannot be called", fix="pass a function of two numbers")
     if front_ends.choose(model).optimized:
@@ -143,7 +152,7 @@ def load(
         assert isinstance(network, OptimizedNetwork)  # what `read` of such a front end returns
         return load_optimized(
             network, held, profile=profile, backend_options=backend_options, progress=progress,
-            overflow_check=overflow_check,
+            overflow_check=overflow_check, wait=waits,
         )
     most, own = Limits.of(limits), _passes(passes)
     _check_names(held.registry, device, fallback)
@@ -155,7 +164,7 @@ def load(
         again = partial(_graph, model, most) if not kept and isinstance(model, (str, os.PathLike)) else None
         return Session(
             graph, choices, options, runtime=held, host=host, progress=progress, profile=profile, prefetch=prefetch,
-            reread=again, overflow_check=overflow_check,
+            reread=again, overflow_check=overflow_check, wait=waits,
         )
 
 

@@ -38,12 +38,12 @@ def run_once(folder: Path, device: str) -> dict[str, Any]:
     model, refused = folder / "model.onnx", ""
     begun = time.perf_counter()
     try:
-        session = weft.load(model, device, fallback="error")
+        session = weft.load(model, device, fallback="error", wait="all")
     except UnsupportedOps as e:
         refused = str(e)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it says what `refused` keeps
-            session = weft.load(model, device)
+            session = weft.load(model, device, wait="all")
     with session:
         loaded = time.perf_counter()
         found = [np.array(y) for y in session.run(inputs)]

@@ -164,7 +164,7 @@ def _time(
     shapes = {name: a.shape for name, a in arrays.items()}
     start = time.perf_counter()
     with working(f"preparing for {label}") as progress:
-        session = load(model, names, precision=precision, shapes=shapes, progress=progress, **options)
+        session = load(model, names, precision=precision, shapes=shapes, progress=progress, wait="all", **options)
     loaded = milliseconds(time.perf_counter() - start)
     with session:
         outputs, timing = measure(session, arrays, *times)
@@ -185,7 +185,7 @@ def _saved(
     A second session has them, and the two take turns, so that both see the same machine.
     """
     shapes = {name: a.shape for name, a in arrays.items()}
-    with load(model, names, shapes=shapes, **how) as other:
+    with load(model, names, shapes=shapes, wait="all", **how) as other:
         given = other.input_arrays()
         for name, array in given.items():
             array[...] = arrays[name]

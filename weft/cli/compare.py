@@ -330,7 +330,9 @@ class _Comparison:
 
     def _run(self, graph: Graph, side: _Side) -> _Run:
         shapes = {name: array.shape for name, array in self.arrays.items()}
-        session_of = partial(load, graph, side.names, precision=side.precision, shapes=shapes, **self.options)
+        session_of = partial(
+            load, graph, side.names, precision=side.precision, shapes=shapes, wait="all", **self.options
+        )
         with working(f"running on {_label(side.names)}"), session_of() as session:
             values = dict(zip(session.outputs, session.run(self.arrays), strict=True))
             report = session.report

@@ -73,7 +73,7 @@ def _run(device: str) -> dict[str, object]:
     graph = small_network()
     x = np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32)
     try:
-        with load(graph, "cpu") as cpu, load(graph, device, fallback="error") as session:
+        with load(graph, "cpu") as cpu, load(graph, device, fallback="error", wait="all") as session:
             return {"difference": difference(session.run(x), cpu.run(x)).bound}
     except UnsupportedOps as e:
         return {"what": e.what, "problems": e.problems}

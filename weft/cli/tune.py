@@ -156,7 +156,7 @@ def _tune(
     try:
         with working(f"loading for {label}"):
             shapes = {name: array.shape for name, array in arrays.items()}
-            session = load(model, names, precision=precision, shapes=shapes, **options)
+            session = load(model, names, precision=precision, shapes=shapes, wait="all", **options)
         with session:
             if session.optimized.tail is not None:  # so that stages which only a run plans are tuned, too
                 session.run(arrays)

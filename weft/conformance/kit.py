@@ -202,7 +202,7 @@ class Kit:
         own = {self.choice.creator.id: self.choice.given}
         return loading.load(
             graph, self.device, precision=self.precision, memory=memory, fallback=fallback, backend_options=own,
-            overflow_check=False,
+            overflow_check=False, wait="all",
         )
 
     def look(self, check: Check) -> list[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,3 +55,29 @@ def test_what_is_left_out_has_a_fallback() -> None:
     families = {family.name: family for family in kernel_families()}
     assert {name for name in LEFT_OUT if not families[name].fallback} == set()
 
+
+
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+def test_a_session_begins_with_them(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    net = weft.Network("mixed")
+    x = net.add_input("x", (3, 37))
+    weights = np.random.default_rng(0).standard_normal((37, 19)).astype(np.float32)
+    product = net.add_layer("MatMul", x, weights)
+    net.add_output("soft", net.add_layer("Softmax", product, axis=-1))
+    net.add_output("places", net.add_layer("ArgMax", product, axis=1))
+    net.add_output("sums", net.add_layer("CumSum", product, 1))
+    net.add_output("most", net.add_layer("TopK", product, [5], axis=1).output(0))
+    given = np.random.default_rng(1).standard_normal((3, 37)).astype(np.float32)
+    with weft.load(net, "cpu") as session:
+        expected = session.run(given)
+    options = {device: {"kernels_kept": 97}}  # a device that no other test has built kernels for
+    with weft.load(net, device, fallback="error", backend_options=options, wait="first") as session:
+        first = session.run(given)
+        session.wait_all()
+        assert session.report.final and set(session.report.placement.values()) == {device}
+        assert "general kernels" not in str(session.report)
+        later = session.run(given)
+    for name, one, two, right in zip(session.outputs, first, later, expected, strict=True):
+        np.testing.assert_allclose(one, right, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(two, right, rtol=1e-5, atol=1e-6, err_msg=name)

@@ -19,19 +19,19 @@ from weft.backends.gpu.execution import GpuExecution, PipelineContext
 from weft.backends.gpu.lowering.epilogues import why_not_fused, why_not_joined
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.launch_builder import WrongKernel, choice_of
-from weft.backends.gpu.lowering.lower import GpuPlan, label_of, lower, templates_of
+from weft.backends.gpu.lowering.lower import GpuPlan, label_of, lower, prefetch, templates_of
 from weft.backends.gpu.lowering.rewrites import FUSE_EPILOGUES, OF_PARTS, Rewrite, explain, rewritten
 from weft.backends.gpu.lowering.support import why_not
 from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.memory.slots import SMALLEST, Region, Slots
 from weft.backends.gpu.recording.chunked_upload import worthwhile
-from weft.backends.gpu.recording.launches import BoundChain, BoundLaunch, PlannedChain
+from weft.backends.gpu.recording.launches import BoundChain, BoundLaunch, PlannedChain, PlannedLaunch
 from weft.backends.gpu.recording.pipeline_recording import PipelineRecording, access, run_once
 from weft.backends.gpu.recording.schedule import Access
 from weft.backends.gpu.runtime import GpuRuntime
-from weft.core.contract.backend import Backend, BackendInfo, Execution, MemoryMode, StorageType
+from weft.core.contract.backend import Backend, BackendInfo, Execution, MemoryMode, StorageType, Wait
 from weft.core.contract.error_context import at_node, blame
-from weft.core.contract.lowered import Lowered, PlanAgain
+from weft.core.contract.lowered import Lowered, PlanAgain, TakesLong
 from weft.core.contract.views import OptimizationViews, SubgraphView
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused
@@ -52,6 +52,9 @@ from weft.ops.relayout import Relayout
 SMALL_OUTPUT = 1 << 18
 """Most bytes of an output that kernels write to host memory themselves, which saves a copy and a barrier. It is a
 guess: nobody measured from which size on a copy is faster."""
+
+MANY = 4
+"""Kernels to be built for which a session that wants its first run soon is given other ones."""
 
 
 class GpuBackend(Backend):
@@ -90,6 +93,9 @@ class GpuBackend(Backend):
             runtime.constants(info.same_nodes),
         )
         self.wants_other_sizes = not self.device.reads_all_sizes and FOR_SHAPES not in self.device.caps.without
+        waits_for_all = {Wait.AUTO: self.device.caps.software, Wait.FIRST: False, Wait.ALL: True}[info.wait]
+        self._hurries = info.loads and not (waits_for_all or runtime.general)
+        """Whether the next plan is given up if the part could not run soon."""
         self._counters: list[Tensor] = []
         """By which the work-groups of each chain wait for each other."""
         self._refused: tuple[str, ...] = ()
@@ -158,17 +164,33 @@ class GpuBackend(Backend):
     def lower(self, graph: Graph) -> Lowered:
         """Return the part with its layouts, views and launches; see `weft.backends.gpu.lowering`.
 
-        Kernels that this device has not launched yet are tested before. PlanAgain if some of them are wrong.
+        Kernels that this device has not launched yet are tested before. PlanAgain if some of them are wrong. TakesLong,
+        at the first call, if the session wants its first run soon and much is to be tested or built.
         """
         caps = self.device.caps
         try:
-            lowered = lower(graph, self._target, self._kept_plans)
+            lowered = self._planned_in_a_hurry(graph) if self._hurries else None
+            lowered = lowered or lower(graph, self._target, self._kept_plans)
             if self.tests_kernels and self.runtime.verdicts.untested:
                 self._test_before_use(lowered)
         except WrongKernel as e:
             raise self._planned_again(f"{e.what}: {e.why}") from e
         if self.tests_kernels and self.device.caps != caps:  # found here, or meanwhile by another session's load
             raise self._planned_again("the self-test found kernels wrong that it may launch")
+        return lowered
+
+    def _planned_in_a_hurry(self, graph: Graph) -> Lowered:
+        """Return the part with its launches, and build them; TakesLong if much is to be done before it can run."""
+        self._hurries = False
+        lowered = lower(graph, replace(self._target, builds=None), self._kept_plans)
+        launches = [launch for launch in lowered.launches if isinstance(launch, PlannedLaunch)]
+        tested = self.tests_kernels and self.runtime.verdicts.lack({t for x in launches for t in templates_of(x)})
+        built = self.device.to_be_built((launch.source, launch.values) for launch in launches)
+        if tested or built >= MANY:
+            each = [f"{built} kernels are to be built"] if built else []
+            each += ["some kernels are to be tested"] if tested else []
+            raise TakesLong("a part of the network can run later", where=self.info.device, why=", ".join(each))
+        prefetch(launches, self._target)
         return lowered
 
     def _planned_again(self, why: str) -> PlanAgain:
@@ -516,6 +538,7 @@ class GpuBackend(Backend):
         self.onClearBuffer()
         self._memory.close()
         self.runtime.users.discard(self)
+        self.runtime.left()
 
 
 def _refusal(chain: BoundChain) -> str:

@@ -6,6 +6,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from weft import config
@@ -91,6 +92,10 @@ class GpuCreator(BackendCreator):
         """Open the device of that index with these options; by default they do not change what is opened."""
         return self.open(index)
 
+    def sooner(self, options: Options) -> Options:
+        """Return the options with general kernels, and with no kernels that several launches share."""
+        return Options({**options, GENERAL.name: True})
+
     def backend_class(self) -> type[GpuBackend]:
         """Return the class of the backends; with its own class, an API has its own execution creators."""
         # Late: `import weft` must stay light.
@@ -153,7 +158,9 @@ class GpuCreator(BackendCreator):
                 self._gone.append(self._runtimes.pop(key))
             if key not in self._runtimes:
                 self._close_idle()
-                self._runtimes[key] = GpuRuntime(self._opened(index, key[1], where), key[1])
+                self._runtimes[key] = made = GpuRuntime(self._opened(index, key[1], where), key[1])
+                if made.general:
+                    made.left = partial(self._close_unused, key)
             self._runtimes[key].users.add(lease)
             return self._runtimes[key]
 
@@ -168,6 +175,13 @@ class GpuCreator(BackendCreator):
         idle = [key for key, runtime in self._runtimes.items() if not runtime.users and key[1] != usual]
         for key in idle[: max(len(idle) - (IDLE - 1), 0)]:
             self._runtimes.pop(key).close()
+
+    def _close_unused(self, key: tuple[int, Options]) -> None:
+        """Close a device with these options if no session uses it."""
+        with self._lock:
+            held = self._runtimes.get(key)
+            if held is not None and not held.users:
+                self._runtimes.pop(key).close()
 
     def _opened(self, index: int, options: Options, where: str) -> GpuDevice:
         from weft.backends.gpu.device.profiles import parse_profile

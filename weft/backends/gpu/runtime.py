@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -37,6 +38,8 @@ class GpuRuntime:
     users: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     """The users that keep the device open: open backends, and leases of backends being made."""
     closed: bool = False
+    left: Callable[[], None] = lambda: None
+    """Called when a user has left: the creator closes a device that was opened for a while."""
     chains: bool = field(init=False)
     """Whether launches may share one: the option says so, and no chain of a session has given up."""
     rates_recalled: bool = False

@@ -199,6 +199,10 @@ class OpenCLDevice(GpuDevice):
             self.stats.compiles, self.stats.live_kernels = self.programs.built, self.programs.held
         return kernel
 
+    def to_be_built(self, kernels: Iterable[tuple[KernelSource, Mapping[str, int | float]]]) -> int:
+        """Return how many kernels are neither built nor kept on disk."""
+        return self.programs.missing(kernels)
+
     def compile_together(self, kernels: Iterable[tuple[KernelSource, Mapping[str, int | float]]]) -> object:
         """On a CPU, build what is missing of these kernels, several in a program."""
         self._need_open()

@@ -216,6 +216,15 @@ class Programs:
             self.built_from_source += sum(built is not None for built in made)
         return made
 
+    def missing(self, kernels: Iterable[tuple[KernelSource, Mapping[str, int | float]]]) -> int:
+        """Return how many different kernels are neither in memory nor on disk."""
+        found = dict[_Key, _Wanted]()
+        for source, values in kernels:
+            late = late_constants(source, None if self._all_late else _NONE)
+            key = self._key(source, values, late)
+            found[key] = _wanted(source, values, key[2], len(late))
+        return sum(self._programs.find(key) is None and not self._is_on_disk(one) for key, one in found.items())
+
     def _is_on_disk(self, wanted: _Wanted) -> bool:
         path = self._disk.path(disk_key(self._device, wanted.source, wanted.header))
         return path is not None and path.exists()

@@ -45,6 +45,13 @@ class VulkanCreator(GpuCreator):
         """Return the vendors whose devices Vulkan lists."""
         return listed_vendors()
 
+    def sooner(self, options: Options) -> Options:
+        """Return the options with general kernels; in GLSL, if that can be compiled: that needs no other process."""
+        from weft.backends.vulkan.glslang import find_compiler
+
+        ptx = bool(options[PTX.name]) and find_compiler() is None
+        return Options({**super().sooner(options), PTX.name: ptx})
+
     def backend_class(self) -> type[GpuBackend]:
         """Return the backend class, to which creators of single ops can be added."""
         from weft.backends.vulkan.backend import VulkanBackend

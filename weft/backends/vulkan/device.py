@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, TypeVar
 
@@ -162,6 +162,10 @@ class VulkanDevice(GpuDevice):
     def download(self, buffer: GpuBuffer, offset: int, out: Array) -> None:
         """Copy bytes of a DEVICE buffer into the contiguous array `out`, after all earlier work."""
         self.parts.transfer.download(buffer, offset, out)
+
+    def to_be_built(self, kernels: Iterable[tuple[KernelSource, Mapping[str, int | float]]]) -> int:
+        """Return how many kernels are neither built nor kept on disk, as SPIR-V or for the device."""
+        return self.parts.builds.missing(kernels)
 
     def compile(self, source: KernelSource, values: Mapping[str, int | float]) -> Kernel | PushedKernel | PtxKernel:
         """Return the kernel with these constants, from memory or newly built from its SPIR-V or PTX."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 from weft.backends.gpu.device.built_kernels import KERNELS_KEPT, Kept
@@ -25,7 +25,7 @@ from weft.backends.vulkan.memory import Memory
 from weft.backends.vulkan.pipeline_builder import Kernel, Owned, PipelineBuilder, Positions, pack_constants
 from weft.backends.vulkan.pushed_constants import FIRST_ID, pushable
 from weft.backends.vulkan.pushed_numbers import MOST_BYTES
-from weft.backends.vulkan.spirv import spirv_for
+from weft.backends.vulkan.spirv import has_spirv, spirv_for
 from weft.core.host.background import aside
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import DeviceError, DeviceLost, OutOfMemory
@@ -108,6 +108,11 @@ class Pipelines:
         make = lambda: self._build(source, values, bytes(fixed), positions)  # noqa: E731
         general = self._kernels.get((source.digest, bytes(fixed), positions), make)
         return _with(general, numbers + b"".join(constants[at : at + 4] for at in places))
+
+    def missing(self, kernels: Iterable[tuple[KernelSource, Mapping[str, int | float]]]) -> int:
+        """Return how many kernels are not built and have no SPIR-V yet."""
+        found = {(source.digest, pack_constants(source, values), ()): source for source, values in kernels}
+        return sum(self._kernels.find(key) is None and not has_spirv(source) for key, source in found.items())
 
     def building(self) -> AbstractContextManager[None]:
         """Compile several kernels at a time while a block runs, where that takes more than threads."""

@@ -15,7 +15,7 @@ import importlib.util
 import json
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -153,6 +153,13 @@ class PtxKernels:
             assembled, parameters = exact, ()
         x, y, z = (int(values.get(name, 1)) for name in LOCAL_SIZE)
         return PtxKernel(assembled, source.entry, (x, y, z), len(source.args), parameters)
+
+    def missing(self, kernels: Iterable[tuple[KernelSource, Mapping[str, int | float]]]) -> int:
+        """Return how many different kernels are neither assembled nor on disk."""
+        found = {(source.digest, header(source, values, ())): (source, values) for source, values in kernels}
+        left = [asked for key, asked in found.items() if self._assembled.find(key) is None]
+        paths = (self._disk.path(key_of(_named(self._context.physical), *asked, _NONE)) for asked in left)
+        return sum(path is None or not path.exists() for path in paths)
 
     def _assemble(
         self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]

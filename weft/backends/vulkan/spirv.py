@@ -66,6 +66,16 @@ class ShippedSet:
 shipped = ShippedSet()
 
 
+def has_spirv(source: KernelSource) -> bool:
+    """Tell whether the SPIR-V of a kernel is shipped or on disk."""
+    path = DiskCache("spirv").path(_key_of(source))
+    return (path is not None and path.exists()) or shipped.get(source.digest) is not None
+
+
+def _key_of(source: KernelSource) -> str:
+    return f"{source.digest} {glslang.TOOLCHAIN}"
+
+
 def spirv_for(source: KernelSource, *, anew: bool = False) -> bytes:
     """Return the SPIR-V of a rendered kernel; CompileError if there is none and none can be compiled.
 
@@ -73,7 +83,7 @@ def spirv_for(source: KernelSource, *, anew: bool = False) -> bytes:
     `anew`, a driver refused the existing SPIR-V: drop the cached one and compile the kernel again.
     """
     cache = DiskCache("spirv")
-    key = f"{source.digest} {glslang.TOOLCHAIN}"
+    key = _key_of(source)
     if anew:
         cache.discard(key)
     else:

@@ -33,6 +33,7 @@ from weft.core.contract.session_config import (
     Power,
     Precision,
     StorageType,
+    Wait,
 )
 from weft.core.contract.views import OptimizationViews, SubgraphView
 from weft.core.graph.graph import Graph
@@ -57,6 +58,7 @@ __all__ = [
     "Power",
     "Precision",
     "StorageType",
+    "Wait",
     "is_compatible",
 ]
 
@@ -73,7 +75,7 @@ of the device, and may return a `Lowered`.
 
 1.3 added `DeviceInfo.uuid` and `pci`, `BackendInfo.named`, `BackendCreator.hidden` and `Execution.any_constant`.
 
-1.4 added `StorageType.STATE` and `Backend.keeps_state`."""
+1.4 added `StorageType.STATE`, `Backend.keeps_state`, `BackendInfo.wait`, `BackendCreator.sooner` and `TakesLong`."""
 
 
 def is_compatible(backend: tuple[int, int], ours: tuple[int, int] = API_VERSION) -> bool:
@@ -110,6 +112,8 @@ class BackendInfo:
     """The part of `options` that an optimised network keeps; see `BackendOption.saved`."""
     loads: bool = False
     """Whether a network is to be loaded on the object, so `lower` may prepare for it; not so in `weft.optimize`."""
+    wait: Wait = Wait.ALL
+    """For what the session's load waits: `lower` may raise TakesLong where that is not everything."""
     same_nodes: SameNodes | None = None
     """Shared by the objects that run the same nodes for other sizes; None if there are no others."""
     named: str = ""
@@ -586,6 +590,10 @@ class BackendCreator(ABC):
     @abstractmethod
     def onCreate(self, info: BackendInfo) -> Backend:
         """Return a backend for one pipeline on the device `info.index`."""
+
+    def sooner(self, options: Options) -> Options:
+        """Return options with which a part runs sooner than with these, which a session uses until it is ready."""
+        return options
 
     def onPrepare(self, index: int) -> None:
         """Open what takes time, in a separate thread while a model is read; `onCreate` meets any error again.

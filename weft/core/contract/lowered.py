@@ -24,6 +24,10 @@ class PlanAgain(BackendError):
     """Raised by `Backend.lower` if the device can do less than the backend said: the network is planned anew."""
 
 
+class TakesLong(BackendError):
+    """Raised by `Backend.lower`, once, if a session that wants its first run soon should run otherwise until then."""
+
+
 @dataclass(frozen=True)
 class Launch:
     """One launch of a kernel, as it is planned: `grid` work-groups of `local` items each, for one node."""

@@ -77,6 +77,17 @@ class Power(Enum):
     LOW = "low"
 
 
+class Wait(Enum):
+    """For what a load waits. ALL: for everything. FIRST: for kernels that are soon there; better ones follow.
+
+    AUTO is FIRST on GPUs and ALL on software devices.
+    """
+
+    AUTO = "auto"
+    FIRST = "first"
+    ALL = "all"
+
+
 @dataclass(frozen=True, slots=True)
 class BackendConfig:
     """What a session asks of its backends."""

@@ -20,6 +20,7 @@ from weft.core.contract.backend import (
     DeviceInfo,
     ForwardType,
     SameNodes,
+    Wait,
 )
 from weft.core.contract.backend_options import NO_OPTIONS, Options, Value, defaults, kept_by_networks
 from weft.core.contract.check_answers import done
@@ -84,6 +85,10 @@ class DeviceChoice:
         usual = defaults(self.creator)
         return replace(self, given=Options({k: v for k, v in given.items() if usual.get(k) != v}))
 
+    def sooner(self) -> DeviceChoice:
+        """Return the device with the options with which it runs sooner."""
+        return self.with_options(self.creator.sooner(self.options))
+
     def prepare(self) -> None:
         """Open the device early, if the creator can do that for these options."""
         if not self.given:
@@ -97,9 +102,10 @@ class DeviceChoice:
         profiling: ProfilingContext | None = None,
         *,
         loads: bool = False,
+        wait: Wait = Wait.ALL,
         same_nodes: SameNodes | None = None,
     ) -> Backend:
-        """Return a new backend on the device; `loads` says that a network will run on it.
+        """Return a new backend on the device; `loads` says that a network will run on it, `wait` how soon.
 
         `same_nodes` is what it has in common with others that run the same nodes for other sizes.
         """
@@ -115,6 +121,7 @@ class DeviceChoice:
             options=self.options,
             kept_options=kept_by_networks(creator, self.options),
             loads=loads,
+            wait=wait,
             same_nodes=same_nodes,
             named=self.named,
         )

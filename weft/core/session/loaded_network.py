@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 
 from weft.core.contract import check_answers
-from weft.core.contract.backend import Backend, BackendConfig, MemoryMode, SameNodes
+from weft.core.contract.backend import Backend, BackendConfig, MemoryMode, SameNodes, Wait
 from weft.core.contract.contexts import MemoryManager
 from weft.core.contract.error_context import blame, callback_of, caught, do_all, is_error
 from weft.core.contract.profile import Event, Profile, ProfilingContext
@@ -105,7 +105,7 @@ class LoadedNetwork:
     It outlives a session that was dropped without a close, so it does not refer to the session.
 
     `choices` are the devices that parts may be on; the user's come first, in order of preference. `same_nodes` is what
-    it has in common with other networks of the same nodes for other sizes.
+    it has in common with other networks of the same nodes for other sizes. `wait` says how soon it is to run.
     """
 
     def __init__(
@@ -116,8 +116,11 @@ class LoadedNetwork:
         progress: Progress | None = None,
         profile: Profile | None = None,
         same_nodes: SameNodes | None = None,
+        wait: Wait = Wait.ALL,
     ) -> None:
         self.config, self.profile, self._same_nodes = config, profile, same_nodes
+        self.wait = wait
+        """How soon the next network is to run."""
         self.now = self._nothing()
         """What is loaded now."""
         self._key: Hashable = None
@@ -180,7 +183,17 @@ class LoadedNetwork:
             if manager is not None:
                 self._acquired[device] = False
         profiling = ProfilingContext(device, self.profile) if self.profile is not None else None
-        return choice.open(self.config, self._managers[device], profiling, loads=True, same_nodes=self._same_nodes)
+        return choice.open(
+            self.config, self._managers[device], profiling, loads=True, wait=self.wait,
+            same_nodes=self._same_nodes,
+        )
+
+    def turn_to_choices(self, choices: Sequence[DeviceChoice]) -> None:
+        """Load on the same devices with these options from now on, and wait for everything; nothing is loaded yet."""
+        self._choices |= {c.device: c for c in choices}
+        self.wait = Wait.ALL
+        spare, self._spare = self._spare, {}
+        close_all(list(spare.values()))
 
     # -- loading ---------------------------------------------------------------------------------------
 

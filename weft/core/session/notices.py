@@ -66,6 +66,10 @@ class Notices:
         self._told: dict[str, BackendContext] = {}
         """The contexts that were asked about the load."""
 
+    def silent(self) -> Notices:
+        """Return notices about the same network that nobody hears."""
+        return Notices(self.network, {})
+
     def before_load(self) -> None:
         """Ask whether the network may be loaded."""
         for id_, context in self._contexts.items():

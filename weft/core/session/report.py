@@ -55,6 +55,8 @@ class Report:
     """The name and driver of each device whose backend tells them."""
     journal: Journal = field(default_factory=Journal)
     """Which pass made, changed, merged or removed which node; `Session.optimized.why(name)` tells about one."""
+    final: bool = True
+    """Whether further runs have the same kernels; if not, better ones are being prepared (`Session.wait_all`)."""
     launches: tuple[tuple[str, Launch], ...] = ()
     """The launches of every run, each with its device, for backends that plan launches (`Backend.lower`)."""
 

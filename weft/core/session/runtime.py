@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from weft.core.contract import check_answers
+from weft.core.contract.backend import Wait
 from weft.core.contract.backend_options import BackendOptions, Value, problems_of, taken
 from weft.core.contract.doors import door
 from weft.core.contract.error_context import caught
@@ -219,6 +220,7 @@ def load_optimized(
     backend_options: BackendOptions | None = None,
     progress: Progress | None = None,
     overflow_check: bool = True,
+    wait: Wait = Wait.ALL,
 ) -> Session:
     """Return a session that runs an optimised network on the devices that it was optimised for.
 
@@ -247,7 +249,7 @@ def load_optimized(
     options = OptimizerOptions(network.config) if network.tail is None else network.tail.options
     return Session(
         network.interface, choices, options, runtime=runtime, progress=progress, profile=profile, fixed=network,
-        overflow_check=overflow_check,
+        overflow_check=overflow_check, wait=wait,
     )
 
 

@@ -9,17 +9,17 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import partial, wraps
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from weft.core.contract.backend import MemoryMode, Precision, SameNodes
+from weft.core.contract.backend import MemoryMode, Precision, SameNodes, Wait
 from weft.core.contract.doors import door
 from weft.core.contract.error_context import do_all, is_error
-from weft.core.contract.lowered import PlanAgain
+from weft.core.contract.lowered import PlanAgain, TakesLong
 from weft.core.contract.not_copied import NotCopied
 from weft.core.contract.profile import Profile, Profiled
 from weft.core.graph.control_op import Value
@@ -57,9 +57,11 @@ from weft.core.session.arguments import (
     take_shapes,
 )
 from weft.core.session.late_refusal import until_taken
+from weft.core.session.later import Later, in_turn
 from weft.core.session.left_weights import LeftWeights
 from weft.core.session.loaded_network import LoadedNetwork, close_forgotten, forget
 from weft.core.session.network_cache import NetworkCache
+from weft.core.session.notices import Notices
 from weft.core.session.overflow import (
     MOST_IN_VAIN,
     ROUNDS,
@@ -70,12 +72,12 @@ from weft.core.session.overflow import (
     in_model,
 )
 from weft.core.session.pipeline import NodeRefused, Pipeline, Progress
-from weft.core.session.prefetch import Prefetch
+from weft.core.session.prefetch import Prefetch, Ready
 from weft.core.session.report import Report, joined
 from weft.core.session.stage_loader import LoadedStages
 from weft.core.session.stage_runner import Rest, Rows, StageRunner, tensor
 from weft.core.session.stages_ahead import foresee
-from weft.errors import BackendError, ClosedError, ConfigError, InputError, OutOfMemory, grouped
+from weft.errors import BackendError, ClosedError, ConfigError, InputError, OutOfMemory, WeftError, grouped
 
 if TYPE_CHECKING:
     from weft.core.session.runtime import Runtime
@@ -167,7 +169,9 @@ class Session(NotCopied):
     network that was optimised before for these devices. `prefetch` is another thread's work: the graph bound to these
     shapes, and the prepared network with the precision of `options`. `reread` reads the model's file again: then the
     session leaves the weights to the devices. With `overflow_check`, values that overflow at precision LOW are planned
-    again as float32 (`weft.core.session.overflow`).
+    again as float32 (`weft.core.session.overflow`). `wait` says for what the first load waits; one that is profiled or
+    debugged, or saves memory, waits for everything. `beside` are the notices of a session that runs already, whose
+    place this one is to take: nobody hears of it before.
     """
 
     _noun = "session"
@@ -189,9 +193,11 @@ class Session(NotCopied):
         progress: Progress | None = None,
         profile: Profiled = False,
         fixed: OptimizedNetwork | None = None,
-        prefetch: Prefetch | None = None,
+        prefetch: Prefetch | Ready | None = None,
         reread: Callable[[], Graph] | None = None,
         overflow_check: bool = True,
+        wait: Wait = Wait.ALL,
+        beside: Notices | None = None,
     ) -> None:
         close_forgotten()
         if prefetch is None and (fixed is None or fixed.tail is None):  # a first stage does not make all outputs
@@ -207,6 +213,7 @@ class Session(NotCopied):
         self.runtime = runtime
         self._choices, self._fixed, self._prefetch = list(choices), fixed, prefetch
         self._weights = LeftWeights(reread)
+        self._host_choice = host
         self._host = host.device if host else choices[-1].device
         self._lock = threading.RLock()
         self._caller: int | None = None
@@ -214,10 +221,20 @@ class Session(NotCopied):
         self._doing = ""
         """The name of that method."""
         self._profile = Profile.of(profile)
-        every = [*([host] if host else []), *choices]
+        every, thrifty = [*([host] if host else []), *choices], self.config.memory is MemoryMode.LIMIT
+        waits = thrifty or self._profile is not None or self.options.debug is not None
         self._loaded = LoadedNetwork(
-            every, self.config, progress=progress, profile=self._profile, same_nodes=SameNodes()
+            every, self.config, progress=in_turn(progress), profile=self._profile, same_nodes=SameNodes(),
+            wait=Wait.ALL if waits else wait,
         )
+        self._later: Later[Session] | None = None
+        """Prepares what takes the place of what is loaded."""
+        self._follows: Callable[[], Later[Session]] | None = None
+        """Begins to prepare that, once the load has ended."""
+        self._general = ""
+        """Why kernels that were there soon stay: others could not be prepared."""
+        self._prepared: PreparedNetwork | None = None
+        """The network that was prepared, if it is to be divided once more."""
         self._cache: NetworkCache[_Known] = NetworkCache()
         """By input shapes and the inputs and outputs that are fp16 though the model has fp32."""
         self._progress = progress
@@ -250,13 +267,18 @@ class Session(NotCopied):
         self._shows_other_sizes = fixed is None and self.config.memory is not MemoryMode.LIMIT
         """Whether the next new shape is the first one, at which backends see what other sizes change."""
         self._process = os.getpid()
-        _sessions.add(self)
         if fixed is None:
             check_hints(graph, self.options.hints, [c.device for c in choices])
-        weakref.finalize(self, forget, self._loaded).atexit = False
+        self._ends: list[LoadedNetwork | Later[Session]] = [self._loaded]
+        """What ends with the session if it is dropped without a close."""
+        weakref.finalize(self, _forget_all, self._ends).atexit = False
         weakref.finalize(self, self._stages.forget).atexit = False
         with self._lock:  # the end of the process waits for the lock
-            shutdown.note(self)
+            if beside is None:
+                _sessions.add(self)
+                shutdown.note(self)
+            else:
+                self._loaded.notices = beside.silent()
             self._prepare(self._bound, ahead=True)
         self._take_open()
         self._prefetch = None
@@ -291,6 +313,7 @@ class Session(NotCopied):
         Where sizes follow from values, it tells of the first stage until a run, and then of all stages of that run.
         """
         self._check_open()
+        later, general = self._later, self._general
         report = self._loaded.report_now
         if report is None:
             open_dims = {i: s for i, s in self.inputs.items() if not all(isinstance(d, int) for d in s)}
@@ -301,7 +324,25 @@ class Session(NotCopied):
                 fix="pass shapes={name: shape} to weft.load, call resize, or run once; it will run on "
                 + ", ".join(c.why or c.device for c in self._choices),
             )
+        if later is not None:
+            note = f"general kernels run until better ones are ready: {later.why}"
+            report = replace(report, notes=(*report.notes, note), final=False)
+        elif general:
+            report = replace(report, notes=(*report.notes, general))
         return joined(report, self._stages.reports, self._stages.own)
+
+    @door
+    def wait_all(self) -> None:
+        """Wait until the session has the kernels with which it runs from then on; see `wait` of `weft.load`.
+
+        Other threads may run it meanwhile. If better kernels could not be prepared, the report says why.
+        """
+        later = self._later
+        if later is not None:
+            later.wait()
+            with self._lock:
+                if self._caller is None:  # otherwise a callback of a run calls this: the next run has the kernels
+                    self._take_later()
 
     @property
     def pipelines(self) -> Sequence[Pipeline]:
@@ -326,8 +367,9 @@ class Session(NotCopied):
 
         In memory mode LIMIT it has no weights: it can be printed, but not loaded or saved. It may be used after the
         session is closed, if it is taken before. Where sizes follow from values, it is the network of the first stage,
-        with the later stages that are loaded as its `tail`.
+        with the later stages that are loaded as its `tail`. It waits as `wait_all` does.
         """
+        self.wait_all()
         network = self._first_stage()
         if network.tail is None:
             return network
@@ -440,6 +482,7 @@ class Session(NotCopied):
     def _plan_in_float32(self, overflowing: frozenset[str]) -> None:
         """Load the network again with these values in float32."""
         self._halves |= self._plan.narrowable.intersection(self.graph.outputs)
+        self._settle()
         self.graph = self.graph.copy()
         self.graph.overflowing = overflowing
         for key, _ in self._cache:
@@ -567,6 +610,7 @@ class Session(NotCopied):
         after a resize, and after `close`. Devices without such memory, and memory mode LIMIT, get numpy's own arrays,
         which runs copy. InputError while shapes are unbound. Sequences and optionals have none.
         """
+        self._settle()
         graph = self._first_stage().graph
         arrays = {}
         for name in self.graph.inputs:
@@ -582,6 +626,7 @@ class Session(NotCopied):
         Pass them as `outputs` of `run` or `submit`, which return them filled; see `input_arrays`. InputError if shapes
         of outputs follow from values that only a run tells.
         """
+        self._settle()
         graph = self._first_stage().graph
         if self._plan.tail is not None:
             raise InputError(
@@ -604,11 +649,19 @@ class Session(NotCopied):
         It waits for a run in another thread. BackendError if a backend's context refuses; the session then stays open.
         InputError if it is called during a run of this thread, such as by a debug callback.
         """
+        if self._later is not None:
+            self._later.give_up()
         do_all([self._loaded.close, self._close_rest])
+
+    def _end_later(self, patience: float | None = None) -> bool:
+        """Stop what is prepared for later, and what closes what it replaced; tell whether both have ended."""
+        self._later = None
+        return all(later.end(patience) for later in self._ends if isinstance(later, Later))
 
     def _close_rest(self) -> None:
         """Free all but the loaded network itself, if that is closed."""
         if self._loaded.is_closed:
+            self._end_later()
             self._cache.clear()
             self._open = self._fixed = self._prefetch = None
             self._plan, self._fed, self._submitted = _Plan(), {}, (None, [])
@@ -624,9 +677,10 @@ class Session(NotCopied):
             return True
         if not self._lock.acquire(timeout=patience):
             return False
+        ended = self._end_later(patience)
         self._stages.close()
         self._loaded.close_unheard()
-        return True
+        return ended
 
     def __enter__(self) -> Session:
         return self
@@ -655,6 +709,7 @@ class Session(NotCopied):
         `wanted` are the inputs and outputs for which there are fp16 arrays, by default those of the last plan. `ahead`
         of a run, later stages are planned and loaded as far as they can be foreseen.
         """
+        self._settle()
         wanted = self._plan.wanted if wanted is None else wanted
         overflowing = self.graph.overflowing
         self.graph, bound = self._weights.taken(self.graph, bound)
@@ -671,6 +726,10 @@ class Session(NotCopied):
                 self._loaded.drop()
                 raise
         self._bound = bound
+        follows, self._follows = self._follows, None
+        if follows is not None:
+            self._later = follows()
+            self._ends[1:] = [self._later]
         if self._loaded.now.network is not None and self._plan.tail is None:
             self.graph, self._bound = self._weights.left(self.graph, bound)
 
@@ -710,7 +769,7 @@ class Session(NotCopied):
             else:
                 narrow = with_narrow_edges(divided, half)
                 divided_by = perf_counter()
-                network = lower_network(narrow, {p.device: self._loaded.ask(p.device) for p in narrow.parts})
+                network = self._lowered(narrow, may_wait=tail is not None)
                 lowered_by = perf_counter()
                 # Shapes that come back alternate; others, such as lengths that grow, may never come again.
                 self._load(network, key, beside=keeps and known is not None)
@@ -732,7 +791,96 @@ class Session(NotCopied):
             anew()
             self._check_may_refuse(refusal)
 
-        until_taken(attempt, hear, anew)
+        place = partial(until_taken, attempt, hear, anew)
+        try:
+            place()
+        except TakesLong as late:
+            self._place_sooner(late.why, bound, place)
+        self._loaded.wait, self._prepared = Wait.ALL, None
+
+    def _lowered(self, narrow: OptimizedNetwork, *, may_wait: bool) -> OptimizedNetwork:
+        """Return the network with its parts lowered; TakesLong if that is better done later, unless it may wait."""
+        while True:
+            try:
+                return lower_network(narrow, {p.device: self._loaded.ask(p.device) for p in narrow.parts})
+            except TakesLong:  # each backend says that once
+                if not may_wait:
+                    raise
+
+    def _place_sooner(self, why: str, bound: Graph, place: Callable[[], None]) -> None:
+        """Load the network with the options with which it runs sooner, and have it prepared with its own ones later.
+
+        If it cannot be loaded so, the load waits for everything.
+        """
+        usual, alone = self._choices, self._divides_alone
+        networks = self._open if self._prefetch is None else self._prefetch.open_networks()
+        again = Ready(bound, self._prepared, networks)
+        self._choices, self._divides_alone = [c.sooner() for c in usual], True
+        self._loaded.turn_to_choices(self._choices)
+        try:
+            place()
+        except WeftError as e:
+            log.info("the network cannot run sooner: %s", e)
+            self._choices, self._divides_alone = usual, alone
+            self._loaded.turn_to_choices(usual)
+            place()
+            return
+        self._follows = partial(self._prepared_later, usual, again, why)
+
+    def _prepared_later(self, usual: Sequence[DeviceChoice], again: Ready, why: str) -> Later[Session]:
+        """Have a thread make the session that has these options, for what is loaded now."""
+        assert self._loaded.notices is not None
+        make = partial(
+            Session, self.graph, usual, self.options, runtime=self.runtime, host=self._host_choice,
+            progress=self._progress, fixed=self._fixed, prefetch=None if self._fixed is not None else again,
+            overflow_check=False, beside=self._loaded.notices,
+        )
+        return Later(make, usual, why)
+
+    def _settle(self) -> None:
+        """Wait for what takes the place of what is loaded, and let it; outputs of a run that was started are lost."""
+        if self._later is not None:
+            self._later.wait()
+            self._loaded.abandon()
+            self._take_later()
+
+    def _take_later(self) -> None:
+        """Let what was prepared take the place of what is loaded, unless outputs of that were not taken yet."""
+        later = self._later
+        if later is None or not later.is_made or self._loaded.started:
+            return
+        self._later = None
+        later.take(self._swap)
+        if isinstance(later.error, OutOfMemory):
+            self._load_in_place(later)
+        elif later.error is not None:
+            self._general = f"general kernels stay, since better ones could not be prepared: {later.error}"
+
+    def _swap(self, other: Session) -> None:
+        """Give another session what this one has loaded, for what that one has."""
+        for name in ("_choices", "_loaded", "_cache", "_open", "_divides_alone", "_plan", "_bound", "graph"):
+            mine, its = getattr(self, name), getattr(other, name)
+            setattr(self, name, its)
+            setattr(other, name, mine)
+        self._loaded.notices, other._loaded.notices = other._loaded.notices, self._loaded.notices
+        self._ends[0], other._ends[0] = self._loaded, other._loaded
+        log.info("network %r runs with all of its kernels from now on", self.graph.name)
+
+    def _load_in_place(self, later: Later[Session]) -> None:
+        """Load the network anew where there is no memory for it twice; with general kernels again if that fails."""
+        before, bound = (self._choices, self._divides_alone), self._bound
+        for choices, alone in ((later.choices, False), before):
+            self._loaded.drop()
+            self._cache.clear()
+            self._choices, self._divides_alone = list(choices), alone
+            self._loaded.turn_to_choices(choices)
+            try:
+                self._prepare(bound)
+                return
+            except WeftError as e:
+                if choices is not later.choices:
+                    raise
+                self._general = f"general kernels stay, since better ones could not be prepared: {e}"
 
     def _load(self, network: OptimizedNetwork, key: Hashable, *, beside: bool) -> None:
         """Load a network; where memory lacks, in place of what stayed loaded for other shapes, in any session."""
@@ -814,7 +962,8 @@ class Session(NotCopied):
         return opened.divided(bound, divided, backends)
 
     def _divide(self, bound: Graph, before: Assignment) -> OptimizedNetwork:
-        prepared = self._prefetch.take() if self._prefetch else None
+        prepared = self._prepared or (self._prefetch.take() if self._prefetch else None)
+        self._prepared = prepared if self._loaded.wait is not Wait.ALL else None
         self._take_open()
         alone = self._divides_alone or bool(before.refusals)
         known = self._open.known_division(bound) if self._open is not None and not alone else None
@@ -875,6 +1024,9 @@ class Session(NotCopied):
         """Check the arrays, prepare the session for their shapes and types if it must be, and return them by name."""
         if self._loaded.is_closed:
             self._check_open()
+        if self._later is not None and self._later.is_made:
+            self._loaded.abandon()
+            self._take_later()
         plan = self._plan
         # What most runs get, with as few calls as can be.
         if plan.forms is not None and self._loaded.now.network is not None and not (plan.tail or self._deciding):
@@ -940,6 +1092,15 @@ class Session(NotCopied):
         if half_outputs(self.graph, outputs) & plan.narrowable != plan.half_outputs:
             return None
         return planned
+
+
+def _forget_all(ends: Sequence[LoadedNetwork | Later[Session]]) -> None:
+    """Leave the network of a session that was dropped to the next one to close, and stop what was prepared for it."""
+    for each in ends:
+        if isinstance(each, Later):
+            each.give_up()
+        else:
+            forget(each)
 
 
 def _others(session: Session) -> list[Session]:

@@ -219,6 +219,10 @@ class GpuDevice(ABC):
         """
         return self.compile(source, values)
 
+    def to_be_built(self, kernels: Iterable[tuple[KernelSource, Mapping[str, int | float]]]) -> int:
+        """Return how many kernels are neither built nor kept on disk; 0 by default, which takes no time to find."""
+        return 0
+
     def compile_together(self, kernels: Iterable[tuple[KernelSource, Mapping[str, int | float]]]) -> object:
         """Build kernels that `compile` will be asked for, if that is faster than one by one; nothing by default.
 

@@ -13,6 +13,7 @@ from typing import Any
 from weft.backends.gpu.device.device import GpuDevice
 from weft.backends.gpu.device.varying import NONE, LaunchLike, Sizes, Varying
 from weft.core.contract.error_context import is_error
+from weft.core.host import cancelled
 from weft.core.host.background import Background
 from weft.errors import CompileError
 from weft.kernels.launch import FOR_SHAPES
@@ -242,6 +243,7 @@ class Builds:
         """Wait for all builds; of several errors raise the one added first, inside `blame(owner)`."""
         with self.ending():
             for owner, build in self._begun:
+                cancelled.check()
                 with blame(owner):
                     _ = build.kernel
 

@@ -200,8 +200,8 @@ def lower(graph: Graph, target: Target, kept: KeptPlans) -> Lowered:
     launches = without_chained(_in_order(plans, micro_batches), chains)
     launched = {node for launch in launches for node in launch.nodes}
     if target.forms_chains(graph):
-        _prefetch(launches, target)
-    _prefetch((launch for each in planner.undivided.values() for launch in each.launches), target)
+        prefetch(launches, target)
+    prefetch((launch for each in planner.undivided.values() for launch in each.launches), target)
     # The network must not hold the target.
     caps, is_custom = target.device.caps, target.is_custom
     split_products, fusing = target.split_products, target.fusing
@@ -302,7 +302,7 @@ class _Planner:
                 with blame(at_node(node, device), callback=callback):
                     raise
             if not chained:
-                _prefetch([launch for plan in plans[label] for launch in plan.launches], self.target)
+                prefetch([launch for plan in plans[label] for launch in plan.launches], self.target)
         self.kept.keep_tensors(self.graph.name, self.tensors)
         return plans
 
@@ -400,7 +400,7 @@ def _chains(
     return find_chains(sections, device.caps, device.dialect, device.longest_chained)
 
 
-def _prefetch(launches: Iterable[PlannedLaunch], target: Target) -> None:
+def prefetch(launches: Iterable[PlannedLaunch], target: Target) -> None:
     """Start to build kernels, if a load follows, but for those that are to be tested before."""
     if target.builds is not None:
         for launch in launches:

@@ -33,6 +33,7 @@ from weft.backends.gpu.selftest import verdict_store
 from weft.backends.gpu.selftest.verdict_store import KEPT
 from weft.core.contract.backend import DeviceInfo
 from weft.core.contract.backend_options import NO_OPTIONS, Options
+from weft.core.host import cancelled
 from weft.core.host import child_process as processes
 from weft.core.registry.backend_registry import registry
 from weft.errors import WeftError
@@ -160,7 +161,7 @@ class _Child:
 
     def status(self, deadline: float) -> int | None:
         """Wait until it has told all or ended; return 0 or its status, and None if neither came in time."""
-        self._over.wait(max(deadline - time.monotonic(), 0))
+        cancelled.wait(self._over, max(deadline - time.monotonic(), 0))
         if self._told:
             return 0
         self._reader.join(max(deadline - time.monotonic(), 0))

@@ -1,0 +1,101 @@
+"""A session that a thread makes beside one that runs already, to take its place (`weft.load`, `wait="first"`)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from weft.core.contract.error_context import is_error
+from weft.core.host import cancelled, shutdown
+from weft.core.registry.device_choice import DeviceChoice
+from weft.core.session.pipeline import Progress
+
+log = logging.getLogger("weft.session")
+
+
+class Closes(Protocol):
+    """What is made: a session."""
+
+    def close(self) -> None:
+        """Free it."""
+        ...
+
+
+Made = TypeVar("Made", bound=Closes)
+
+
+class Later(Generic[Made]):
+    """What a thread prepares for a session, `why` it takes long, and how it ended.
+
+    The thread ends once the session has taken what it made, and then closes what the session had until then.
+    """
+
+    def __init__(self, make: Callable[[], Made], choices: Sequence[DeviceChoice], why: str) -> None:
+        """Call `make` in a thread, for a session on these devices."""
+        self.choices, self.why = choices, why
+        self.session: Made | None = None
+        """What it made; once that was taken, what the session had until then."""
+        self.error: Exception | None = None
+        """Why there is none."""
+        self._stop, self._made, self._taken = threading.Event(), threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, args=[make], name="weft-later", daemon=True)
+        shutdown.note(self)
+        self._thread.start()
+
+    @property
+    def is_made(self) -> bool:
+        """Tell whether the thread has made it, or failed."""
+        return self._made.is_set()
+
+    def wait(self) -> None:
+        """Wait until the thread has made it, or failed."""
+        self._made.wait()
+
+    def take(self, swap: Callable[[Made], None]) -> None:
+        """Swap what it made for what the session has, which the thread closes; nothing if it failed."""
+        try:
+            if self.session is not None:
+                swap(self.session)
+        finally:
+            self._taken.set()
+
+    def give_up(self) -> None:
+        """Have the thread stop, and close what it made."""
+        self._stop.set()
+        self._taken.set()
+
+    def end(self, patience: float | None) -> bool:
+        """Stop at the end of a session or of the process; return False if the thread has not ended in time."""
+        self.give_up()
+        self._thread.join(patience)
+        return not self._thread.is_alive()
+
+    def _run(self, make: Callable[[], Made]) -> None:
+        try:
+            with cancelled.until(self._stop):
+                self.session = make()
+        except cancelled.Cancelled:
+            pass
+        except Exception as e:
+            if not is_error(e):
+                raise
+            self.error = e
+            log.warning("better kernels for a network could not be prepared: %s", e)
+        finally:
+            del make  # it holds the network
+            self._made.set()
+        self._taken.wait()
+        if self.session is not None:
+            self.session.close()
+
+
+def in_turn(progress: Progress | None) -> Progress:
+    """Return what a load calls after each node: it stops if it was cancelled, and is quiet in a thread of its own."""
+
+    def turn(done: int, count: int) -> None:
+        if not cancelled.check() and progress is not None:
+            progress(done, count)
+
+    return turn
