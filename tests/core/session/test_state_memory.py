@@ -367,6 +367,17 @@ def also_read(graph: Graph) -> Graph:
     return graph
 
 
+def of_two_outputs() -> Graph:
+    """Return a graph that is cast at its edges, with one value as two outputs."""
+    net = Net()
+    net.input("past", 1, ROWS, WIDTH, dtype=DType.FLOAT16)
+    new = net.add("Mul", net.input("x", 1, 1, WIDTH, dtype=DType.FLOAT16), np.array(2, np.float16))
+    made = net.add("TensorScatter", "past", new, axis=1, name="present")
+    graph = net.finish(made, net.add("Identity", made, name="other"))
+    graph.aliases = {"present": "past", "other": "past"}
+    return graph
+
+
 def of_two_sizes() -> Graph:
     net = Net()
     net.input("past", 1, ROWS, WIDTH)
@@ -393,6 +404,20 @@ def test_a_pair_that_cannot_share_memory_goes_with_a_reason(graph: Graph, why: s
     network = weft.optimize(graph, "cpu")
     assert not network.state
     assert [note for note in network.notes if why in note and "copied to 'past' after each run" in note]
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl"])
+def test_of_two_outputs_one_lies_in_the_input(device: str) -> None:
+    network = weft.optimize(of_two_outputs(), device)
+    x = np.ones((1, 1, WIDTH), np.float16)
+    with loaded(device) as (runs, memory):
+        state = {name: memory.make(name, where.spec) for name, where in network.state.items()}
+        runs.load(network, state=state)
+        fed = {name: np.zeros((1, ROWS, WIDTH), np.float16) for name in network.graph.inputs if name not in state}
+        made = dict(zip(runs.results, run(runs, **{**fed, "x": x}), strict=True))
+        assert {*made} == {"present", "other"} - {where.output for where in network.state.values()}
+        for value in (*made.values(), *map(memory.read, state.values())):
+            np.testing.assert_array_equal(value[0, :2], [[2] * WIDTH, [0] * WIDTH])
 
 
 def test_tensors_that_do_not_fit_or_are_not_used() -> None:

@@ -36,8 +36,7 @@ def check_network(network: OptimizedNetwork) -> None:
     problems = graph_problems(whole) or _unknown(whole)
     problems = problems or wrong_specs(whole) + _layout_problems(network) + _division_problems(network)
     for each in (whole, *(part.graph for part in network.parts)) if not problems else ():
-        apart = ((o, i, why_apart(each, o, i)) for o, i in each.aliases.items())
-        problems += [f"{output!r} cannot lie in {source!r}: {why}" for output, source, why in apart if why]
+        problems += [f"{o!r} cannot lie in {each.aliases[o]!r}: {why}" for o, why in why_apart(each).items()]
     for part in network.parts:
         problems += [f"part {part.graph.name!r}: {p}" for p in graph_problems(part.graph)]
         problems += _part_problems(part, whole)

@@ -27,7 +27,7 @@ def decompose_refused(
     """
     out, notes, names, hints = graph.copy(), list[str](), Names(graph), Hints.of(hints)
     reasons: dict[str, str] = {}
-    read, pairs = graph.readers(), stored(graph)
+    read, pairs = graph.readers(), dict(stored(graph).values())
     out.nodes = []
     for node in graph.nodes:
         device = hints.device(node.name) or next(iter(backends))

@@ -20,11 +20,18 @@ def keeps_state(backend: Backend) -> bool:
     return bool(vars(type(backend)).get("keeps_state", False))
 
 
-def why_apart(graph: Graph, output: str, source: str) -> str:
-    """Return why an output cannot lie in the memory of an input, as a sentence, or ""."""
+def why_apart(graph: Graph) -> dict[str, str]:
+    """Return why outputs cannot lie in the memory of their inputs (`Graph.aliases`), a sentence each, by output."""
+    if not graph.aliases:
+        return {}
+    makers, readers = graph.producers(), graph.readers()
+    found = {o: _why_apart(graph, makers.get(o), readers[i], o, i) for o, i in graph.aliases.items()}
+    return {output: why for output, why in found.items() if why}
+
+
+def _why_apart(graph: Graph, maker: Node | None, readers: int, output: str, source: str) -> str:
     if source not in graph.inputs:
         return f"{source!r} is no input"
-    maker = _maker(graph, output)
     if output not in graph.outputs or maker is None:
         return f"no node makes an output {output!r}"
     if not writes(maker, output, source):
@@ -33,21 +40,22 @@ def why_apart(graph: Graph, output: str, source: str) -> str:
         return f"{output!r} is {graph.specs[output]} and {source!r} is {graph.specs[source]}"
     if any(graph.layouts.get(name, Layout.NCHW) is not Layout.NCHW for name in (output, source)):
         return f"{source!r} does not lie as NCHW"
-    if graph.readers()[source] > 1:
-        return f"more than {maker.op.type} {maker.name!r} reads {source!r}"
-    return ""
+    return f"more than {maker.op.type} {maker.name!r} reads {source!r}" if readers > 1 else ""
 
 
-def stored(graph: Graph) -> dict[str, str]:
-    """Return the pairs as the network stores them: behind the casts between floats that stand at its edges."""
-    makers, readers, pairs = graph.producers(), graph.readers(), dict[str, str]()
+def stored(graph: Graph) -> dict[str, tuple[str, str]]:
+    """Return the pairs as the network stores them, by output: behind casts between floats that stand at its edges."""
+    if not graph.aliases:
+        return {}
+    makers, readers, pairs = graph.producers(), graph.readers(), dict[str, tuple[str, str]]()
     for output, source in graph.aliases.items():
         behind, before = makers.get(output), next((node for node in graph.nodes if source in node.inputs), None)
         if behind is not None and before is not None and _casts(graph, behind) and _casts(graph, before):
             made, given = behind.inputs[0], before.outputs[0]
             if readers[source] == 1 and made not in graph.outputs:
-                output, source = made, given
-        pairs[output] = source
+                pairs[output] = made, given
+                continue
+        pairs[output] = output, source
     return pairs
 
 
@@ -70,9 +78,11 @@ def without_casts(graph: Graph, backends: Mapping[str, Backend]) -> Graph:
     if not graph.aliases or not any(map(keeps_state, backends.values())):
         return graph
     makers, readers, names = graph.producers(), graph.readers(), dict[str, str]()
-    for (output, source), (made, given) in zip(graph.aliases.items(), stored(graph).items(), strict=True):
+    for output, (made, given) in stored(graph).items():
+        if made in names:
+            continue  # it is cast to two outputs
         if made != output and made in makers and writes(makers[made], made, given) and readers[given] == 1:
-            names |= {made: output, given: source}
+            names |= {made: output, given: graph.aliases[output]}
     if not names:
         return graph
 
@@ -89,18 +99,13 @@ def without_casts(graph: Graph, backends: Mapping[str, Backend]) -> Graph:
 
 def settle(graph: Graph, device: Mapping[str, str], backends: Mapping[str, Backend]) -> list[str]:
     """Take out the pairs that cannot share memory, or whose device does not keep state; return a note on each."""
-    notes = []
+    apart, makers, notes = why_apart(graph), graph.producers(), list[str]()
     for output, source in [*graph.aliases.items()]:
-        why = why_apart(graph, output, source)
-        maker = _maker(graph, output)
-        if not why and maker is not None:
-            where = device[maker.name]
+        why = apart.get(output, "")
+        if not why:
+            where = device[makers[output].name]
             why = "" if where in backends and keeps_state(backends[where]) else f"{where} does not keep state"
         if why:
             del graph.aliases[output]
             notes.append(f"{output!r} is copied to {source!r} after each run: {why}")
     return notes
-
-
-def _maker(graph: Graph, output: str) -> Node | None:
-    return next((node for node in graph.nodes if output in node.outputs), None)

@@ -266,12 +266,10 @@ def find_views(graph: Graph, is_custom: IsCustom = lambda op: False) -> dict[str
 
 def legal_aliases(graph: Graph, is_custom: IsCustom) -> dict[str, str]:
     """Return the aliases that still hold after the rewrites; a custom op's execution may not write in place."""
-    makers = graph.producers()
-    return {
-        output: source
-        for output, source in graph.aliases.items()
-        if not why_apart(graph, output, source) and not is_custom(makers[output].op)
-    }
+    if not graph.aliases:
+        return {}
+    apart = {*why_apart(graph), *(o for node in graph.nodes if is_custom(node.op) for o in node.outputs)}
+    return {output: source for output, source in graph.aliases.items() if output not in apart}
 
 
 def blocks_taken(graph: Graph, node: Node) -> list[int] | None:
