@@ -195,10 +195,9 @@ def _kernels(info: DeviceInfo) -> Iterator[Check]:
 
 def _rates(info: DeviceInfo) -> Iterator[Check]:
     """Yield by what the kernels of a GPU are chosen: its own rates, or those of another card."""
-    creator = registry.find(info.id)
-    if not isinstance(creator, GpuCreator) or not creator.is_open(info.index):
+    if not isinstance(registry.find(info.id), GpuCreator):
         return
-    label, rates = f"{info.id}:{info.index} rates", rate_store.kept(creator.runtime(info.index).device.info)
+    label, rates = f"{info.id}:{info.index} rates", rate_store.kept(info)
     fix = f"`weft probe -d {device_name(info)}` measures it now"
     if config.measure() == "off":
         yield Check(label, ABSENT, "not used: WEFT_MEASURE says so")

@@ -9,6 +9,7 @@ import pytest
 
 from weft import config
 from weft.backends.gpu.creator import GpuCreator
+from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.tuning import probe, rate_store
 from weft.backends.opencl.creator import OpenCLCreator
 from weft.backends.vulkan.creator import VulkanCreator
@@ -32,9 +33,16 @@ def creator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp
     for name, value in {"ENOUGH": 2e-5, "LARGE": 1 << 20, "SENT": 1 << 16, "LAUNCHES": 3, "TIMES": 2}.items():
         monkeypatch.setattr(probe, name, value)
     monkeypatch.setattr(rate_store, "QUIET", 0.01)
+    monkeypatch.setattr(rate_store, "LITTLE", 100.0)
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
     request.addfinalizer(made.close)
     return made
+
+
+def launch(runtime: GpuRuntime) -> None:
+    """Run something, as a session would."""
+    with probe.Probe(runtime) as made:
+        next(made.rates())
 
 
 def wait_for_the_probe() -> None:
@@ -57,6 +65,8 @@ def test_the_first_start_measures_meanwhile_and_the_second_one_chooses_by_it(
     monkeypatch.setenv("WEFT_MEASURE", "auto")
     creator.onPrepare(0)
     runtime = creator.runtime(0)
+    assert not rate_store.kept(runtime.device.info), "nothing has run"
+    launch(runtime)
     wait_for_the_probe()
     assert runtime.device.caps.rates is None, "a process does not change its choices"
     found = rate_store.kept(runtime.device.info)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("weft.measure")
 
 SCHEMA = 1
-QUIET = 0.5
+QUIET = 0.3
 """Seconds without a load or a run after which a device counts as idle."""
+LITTLE = 0.25
+"""Most of a core that the process may use meanwhile: it may be compiling, and a kernel counts only when it is done."""
 
 
 def kept(info: DeviceInfo) -> Rates | None:
@@ -105,18 +108,24 @@ class _Meanwhile:
             _measured(self._runtime, self._is_idle)
 
     def _is_idle(self) -> bool:
-        """Wait until the device has nothing to do for a while; False if the process or the device ends before."""
+        """Wait until the device has nothing to do for a while; False if the process or the device ends before.
+
+        Nothing is measured before the first run, whose result people wait for.
+        """
         while not (self._ended.is_set() or self._runtime.closed or self._runtime.device.gone):
-            before = self._work()
+            before, spent = self._work(), time.process_time()
             if self._ended.wait(QUIET):
                 return False
-            if self._work() == before:
+            if self._work() == before and self._has_run() and time.process_time() - spent <= LITTLE * QUIET:
                 return True
         return False
 
     def _work(self) -> tuple[int, int, int]:
         stats = self._runtime.device.stats
         return stats.compiles, stats.submits, stats.allocations
+
+    def _has_run(self) -> bool:
+        return self._runtime.device.stats.submits > 0
 
 
 def _key(info: DeviceInfo) -> str:
