@@ -48,7 +48,9 @@ def end_when_found(monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
 
 
 def rows_of(fault: Fault) -> Sequence[str]:
-    """Return those of the rows that are of the ops that a fault spoils, where it says which."""
+    """Return the rows that a fault names, or those of the ops that it spoils, where it says which."""
+    if rows := getattr(fault.made, "rows", ()):
+        return (*rows,)
     ops = (*getattr(fault.made, "ops", ()),)
     return [row for row in ROWS if row in ops or (row == WIDE and "Add" in ops)] or ROWS
 

@@ -66,6 +66,8 @@ class Wrapping(CpuBackend):
 
     execution: ClassVar[type[Wrapped]] = Wrapped
     ops: ClassVar[tuple[str, ...]] = ()
+    rows: ClassVar[tuple[str, ...]] = ()
+    """The rows of the op table that show what is wrong, if they are not those of `ops`."""
 
     def onCreate(self, inputs: Inputs, outputs: Outputs, op: Op) -> Execution | None:
         if self.ops and op.type not in self.ops:

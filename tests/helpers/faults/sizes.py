@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from weft.core.graph.tensor import Tensor
 
 PIECE = 1 << 16
 """A staging buffer in bytes, or what 16 bits count."""
+
+MOST_INPUTS = 8
 
 # -- large tensors -------------------------------------------------------------------------------------------
 
@@ -47,6 +49,39 @@ class StopsAtAPiece(Wrapping):
     """It launches as many groups as 16 bits count."""
 
     execution, ops = _FirstPiece, ("Softmax",)
+
+
+class _FirstInputs(Wrapped):
+    def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
+        super().onExecute(inputs, outputs)
+        axis: Any = self.op.attributes()["axis"]
+        behind = sum(x.shape[axis] for x in inputs[MOST_INPUTS:] if x is not None)
+        if behind:
+            np.moveaxis(outputs[0].memory, axis, 0)[-behind:] = 0
+
+
+@fault("table", "Concat-")
+class ReadsEightInputs(Wrapping):
+    """Its kernels have so many arguments."""
+
+    execution, ops, rows = _FirstInputs, ("Concat",), ("many",)
+
+
+class _FirstChannels(Wrapped):
+    def onExecute(self, inputs: Inputs, outputs: Outputs) -> None:
+        x, weights = inputs[:2]
+        assert x is not None and weights is not None
+        kept = weights.memory
+        weights.memory = np.where(np.arange(kept.shape[1])[:, None, None] < 256, kept, 0) if kept.ndim == 4 else kept
+        super().onExecute(inputs, outputs)
+        weights.memory = kept
+
+
+@fault("table", "Conv-")
+class Counts256Channels(Wrapping):
+    """It adds up as many channels as eight bits count."""
+
+    execution, ops, rows = _FirstChannels, ("Conv",), ("many",)
 
 
 @fault("copies", "393,420 bytes as NCHW float32", frozenset({"storage", "large", "threads"}))

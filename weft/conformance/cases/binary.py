@@ -207,6 +207,7 @@ for _op in VARIADIC:
         case(_op, f32(3, 1), f32(5), f32(2, 1, 1), f32()),
         case(_op, f16(3, 5), f16(5)),
         case(_op, f64(5), f64(5), f64(5)),
+        case(_op, *(f32(3, 5) if k % 3 else f32(5) for k in range(17)), name="many"),
     ]
 for _op in ("Max", "Min"):
     CASES += [

@@ -25,4 +25,7 @@ CASES: list[Case] = [
     case("Split", f32(2, 6), const([0, 6]), axis=-1, outputs=2),
     case("Split", f16(1, 8, 3, 3), axis=1, num_outputs=2, outputs=2),
     case("Split", f32(3, 5), axis=0, num_outputs=1, outputs=1),
+    # more inputs or outputs than a kernel has arguments
+    case("Concat", *(f32(2, 1 + k % 5, 3) for k in range(33)), axis=1, name="many"),
+    case("Split", f32(2, 97), axis=1, num_outputs=33, outputs=33, name="many"),
 ]

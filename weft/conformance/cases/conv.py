@@ -52,6 +52,11 @@ CASES: list[Case] = [
     case("Conv", f32(1, 20, 19, 21), const(f32(36, 20, 3, 3)), const(f32(36)), pads=(1, 1, 1, 1)),
     case("Conv", f32(2, 64, 14, 14), const(f32(70, 64, 1, 1)), const(f32(70))),
     case("Conv", f32(1, 40, 33, 31), const(f32(40, 1, 3, 3)), group=40, pads=(1, 1, 1, 1), strides=(2, 2)),
+    # sums over more channels than eight bits count, and more of them than a work-group has items
+    case("Conv", f32(1, 523, 3, 5), const(f32(6, 523, 1, 1, low=-0.1, high=0.1)), const(f32(6)), name="many"),
+    case("Conv", f32(2, 259, 4, 3), const(f32(5, 259, 3, 3, low=-0.05, high=0.05)), pads=(1, 1, 1, 1), name="many"),
+    case("Conv", f32(1, 1027, 3, 3), const(f32(1027, 1, 3, 3)), group=1027, pads=(1, 1, 1, 1), name="many"),
+    case("ConvTranspose", f32(1, 259, 3, 2), const(f32(259, 5, 2, 2)), strides=(2, 2), name="many"),
     # images of few channels: GPUs read them in NCHW
     case("Conv", f32(3, 3, 9, 11), const(f32(6, 3, 3, 3)), const(f32(6)), strides=(2, 2), pads=(0, 1, 2, 1)),
     case("Conv", f32(2, 2, 9, 10), const(f32(5, 2, 3, 2)), dilations=(2, 3), pads=(2, 0, 1, 3)),
