@@ -173,6 +173,18 @@ def test_an_optimised_network_stays_as_it_is(caplog: pytest.LogCaptureFixture) -
     assert [r.message for r in caplog.records if "an optimised network" in r.message]
 
 
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_an_odd_input_is_no_overflow_of_an_optimised_network(odd: float, caplog: pytest.LogCaptureFixture) -> None:
+    net = Net()
+    x = net.input("x", 3)
+    graph = net.finish(net.add("Mul", net.add("Mul", x, x), number(1e-3)))
+    with weft.load(weft.optimize(graph, "cpu", precision="low")) as session:
+        session.run(np.array([1, odd, 2], np.float32))
+        assert not caplog.records
+        session.run(np.array([1, 3000, 2], np.float32))
+    assert [r.message for r in caplog.records if "an optimised network" in r.message]
+
+
 def test_parts_on_several_devices_are_watched() -> None:
     net = Net()
     large = net.add("MatMul", net.add("Mul", net.input("x", 4, 8), number(1000)), net.random(8, 8), name="large")

@@ -67,6 +67,7 @@ from weft.core.session.overflow import (
     ROUNDS,
     OverflowWatch,
     are_checked,
+    are_finite,
     are_suspect,
     have_no_nan,
     in_model,
@@ -439,6 +440,8 @@ class Session(NotCopied):
             found = watch.overflowing(infinite) - self.graph.overflowing
             if not found:
                 break
+            if self._fixed is not None and not are_finite([*arrays.values()]):
+                break  # it may be what was given, which only another plan would tell
             if self._fixed is not None:
                 names = ", ".join(sorted(found)[:5])
                 log.warning("values overflow float16 in an optimised network, which stays as it is: %s", names)
