@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import mmap
 import os
 import threading
 import weakref
@@ -100,6 +102,33 @@ def test_threads_that_load_one_file_share_the_hosts_weights(file: Path) -> None:
         assert len(held) == 8 and all(np.shares_memory(a, held[0][k]) for each in held for k, a in enumerate(each))
         for session in sessions:
             session.close()
+
+
+@pytest.fixture
+def large_file(tmp_path: Path) -> Path:
+    """Write a product with weights of more than a MiB, which get pages of their own."""
+    weight = numpy_helper.from_array(np.full((512, 1024), 0.5, np.float32), "w")
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, s]) for n, s in (("x", 512), ("y", 1024))]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "large", ends[:1], ends[1:], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "large.onnx")
+    return tmp_path / "large.onnx"
+
+
+def test_a_system_may_know_no_large_pages(large_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux without them refuses the advice as one that it does not know."""
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999)
+    with weft.load(large_file, "cpu") as session:
+        assert (session.run(np.ones((1, 512), np.float32))[0] == 256).all()
+
+
+def test_weights_for_which_there_is_no_memory(large_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object, **named: object) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", full)
+    with pytest.raises(MemoryError, match="2,097,152 bytes of weights"):
+        weft.load(large_file, "cpu")
 
 
 def test_the_cpu_computes_with_the_weights_that_were_read(file: Path) -> None:

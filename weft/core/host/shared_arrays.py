@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 
@@ -105,9 +106,13 @@ def _copy(data: Array) -> Array:
     if data.size < OWN_PAGES_FROM:
         return np.copy(data)
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-    pages = mmap.mmap(-1, data.size, **private)
+    try:
+        pages = mmap.mmap(-1, data.size, **private)
+    except OSError as e:
+        raise MemoryError(f"there is none for {data.size:,} bytes of weights ({e.strerror})") from e
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # a system may have been built without large pages, or refuse them
+            pages.madvise(mmap.MADV_HUGEPAGE)
     made = np.frombuffer(pages, np.uint8)
     made[:] = data
     return made
