@@ -4,7 +4,8 @@
 ## ly items has `each` queries, keys / lx scores of each, and `columns` vectors of the result. `depth` and `width` are
 ## the vectors of four of a key and of a value. The elements of a head are adjacent (`quads`: and aligned to four) but
 ## those of the letters in `apart`; the steps are QB, QH, QS and so on for batch, head and row. If work-group memory is
-## small (`joint`), values overwrite keys.
+## small (`joint`), values overwrite keys. If a mask has one row for all queries, and queries without a key yield zeros, the
+## keys behind the last that it shows are left out (`end`): a cache has room for more keys than it holds.
 <%
 rows, columns, letters = each * ly, -(-width // lx), "xyzw"
 queries, scores, sums = range(each), range(keys // lx), [(i, j) for i in range(each) for j in range(columns)]
@@ -20,7 +21,9 @@ k.shared("f32x4", "Part", f"{lx * ly * -(-each // 4)}")
 ## An item has keys in adjacent fours, but adjacent items must read adjacent rows: so rows are stored in reading order.
 put_query = lambda r, c, v: f"Qs[{r} * {pitch} + {c}] = SCALE * {v}"
 put_key = lambda r, c, v: f"Ks[({r} / {4 * lx} * {4 * lx} + {r} % 4 * {lx} + {r} % {4 * lx} / 4) * {pitch} + {c}] = {v}"
-put_value = lambda r, c, v: f"{values}[{r} * {v_pitch} + {c}] = COUNT % {keys} == 0 || start + {r} < COUNT ? {v} : SPLAT(0.0)"
+ends = k.has("mask") and context.get("zero_hidden", False)
+is_there = (lambda r: f"start + {r} < end") if ends else lambda r: f"COUNT % {keys} == 0 || start + {r} < COUNT"
+put_value = lambda r, c, v: f"{values}[{r} * {v_pitch} + {c}] = {is_there(r)} ? {v} : SPLAT(0.0)"
 def zeros(i):
     """Return what gives zeros for query i, if anything does. A NaN is greater than nothing."""
     if context.get("zero_nan", False):
@@ -44,7 +47,21 @@ ${k.for_groups("group", "GROUPS")} {
 % for i, j in sums:
   f32x4 acc${i}_${j} = SPLAT(0.0);
 % endfor
-  for (int start = 0; start < COUNT; start += ${keys}) {
+% if ends:
+  int end = COUNT;
+  if (MS == 0) {
+    int shown = 0;
+    for (int key = item; key < COUNT; key += ${lx * ly}) {
+      if (${k.args["mask"].load("batch * MB + head * MH + key * MK")} != -INFINITY_F) shown = key + 1;
+    }
+    BARRIER;
+    Part[item].x = TO_F32(shown);
+    BARRIER;
+    end = 0;
+    for (int n = 0; n < ${lx * ly}; n++) end = max(end, TO_I32(Part[n].x));
+  }
+% endif
+  for (int start = 0; start < ${"end" if ends else "COUNT"}; start += ${keys}) {
     ${tiles.stage(k_in, "K", "start", keys, "COUNT", depth, "D", put_key)}
 % if not joint:
     ${tiles.stage(v_in, "V", "start", keys, "COUNT", width, "E", put_value)}

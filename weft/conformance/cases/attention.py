@@ -43,6 +43,14 @@ def _odd_rows() -> Input:
     return given(rows)
 
 
+def _lengths(*shown: int, keys: int) -> Input:
+    """Return a mask of one row for each image of the batch, which shows its first keys: what a cache holds so far."""
+    rows = np.full((len(shown), 1, 1, keys), -inf, np.float32)
+    for row, count in zip(rows, shown, strict=True):
+        row[..., :count] = 0
+    return given(rows)
+
+
 CASES: list[Case] = [
     case("weft::Attention", *inputs, name=name, unverified=ALONE, **attributes)
     for name, inputs, attributes in (
@@ -57,6 +65,11 @@ CASES: list[Case] = [
         ("lowest", (*heads(1, 2, queries=5, keys=40, depth=8), _hidden(float(np.finfo(np.float32).min))), {}),
         ("replaced", (*_infinite_scores(), _hidden(-1e30)), {"low_replaces": 1}),
         ("replaced-by-infinity", (*_infinite_scores(), _hidden(-inf)), {"low_replaces": 1}),
+        (
+            "lengths",
+            (*heads(4, 2, queries=3, keys=150, depth=8, width=5), _lengths(1, 70, 150, 0, keys=150)),
+            {"zero_hidden": 1},
+        ),
         ("full-blocks", heads(1, 2, queries=40, keys=64, depth=32), {"scale": 0.2}),
         ("uneven-heads", (*heads(2, queries=18, keys=37, depth=40, width=72), f32(37)), {"scale": 0.2}),
         (

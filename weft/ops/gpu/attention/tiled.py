@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+import numpy as np
+
 from weft.core.graph.layout import PACK
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of
 from weft.kernels.device_caps import DeviceCaps
@@ -165,7 +167,8 @@ def tiled_rounds(caps: DeviceCaps, each: Extents) -> int:
 
     def rounds(tile: Tile) -> int:
         loads = -(-tile.keys * PACK * (depth + width) // tile.items)
-        return nested_rounds(-(-each.keys // tile.keys), loads + depth + tile.keys // PACK + tile.lx)
+        blocks = nested_rounds(-(-each.keys // tile.keys), loads + depth + tile.keys // PACK + tile.lx)
+        return blocks + -(-each.keys // tile.items) + tile.items  # to find the last key that a mask shows
 
     return max(map(rounds, legal_tiles(caps, each)), default=0)
 
@@ -217,6 +220,10 @@ register_family(
             one_node(Attention(scale=0.5), (1, 2, 17, 5), (1, 2, 70, 5), (1, 2, 70, 13)),
             one_node(Attention(heads=2, packed=1), (1, 12, 48)),
             one_node(Attention(scale=2.0, softcap=3.0), (1, 2, 9, 8), (1, 2, 40, 8), (1, 2, 40, 8)),
+            one_node(
+                Attention(zero_hidden=1), (1, 2, 3, 8), (1, 2, 90, 8), (1, 2, 90, 8),
+                np.where(np.arange(90) < 19, 0, -np.inf).astype(np.float32),
+            ),
         ),
         fallback="products and a softmax", seconds=0.3,
     )
