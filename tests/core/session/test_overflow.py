@@ -272,6 +272,18 @@ def test_an_input_that_is_overwritten_by_the_output_is_read_before(device: str) 
         assert notes_on_overflow(session)
 
 
+def test_fp16_arrays_that_hold_too_little_do_not_end_the_check() -> None:
+    net = Net()
+    x, other = net.input("x", 2), net.input("other", 2)
+    net.add("Mul", x, x, name="y")
+    net.add("Mul", net.add("Mul", other, other), number(1e-3), name="z")
+    with weft.load(net.finish("y", "z"), "cpu", precision="low") as session:
+        outputs, large = session.output_arrays(), np.array([300, 1], np.float32)
+        for _ in range(5):
+            assert session.run(large, large / 100, outputs=outputs)[0].tolist() == [np.inf, 1]
+        np.testing.assert_allclose(session.run(large, large, outputs=outputs)[1], [90, 1e-3], rtol=2e-3)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_fp16_arrays_of_before_are_written_after_an_overflow(device: str, recwarn: pytest.WarningsRecorder) -> None:
     net = Net()

@@ -429,7 +429,7 @@ class Session(NotCopied):
         A run that was not watched is repeated if its outputs are not finite, unless NaN in its inputs explains that.
         """
         watch, self._watch = self._watch, None
-        is_odd = watch is None and are_suspect(results)
+        is_odd = watch is None and are_suspect(self._judged(results))
         has_nan = (watch is not None or is_odd) and not have_no_nan(arrays.values())
         if watch is None:
             if has_nan or not is_odd:
@@ -462,7 +462,7 @@ class Session(NotCopied):
         if self.graph.overflowing != before:
             names = ", ".join(sorted({*map(in_model, self.graph.overflowing - before)})[:5])
             log.warning("values overflowed float16 in a run and are float32 from now on: %s", names)
-        elif has_nan or are_suspect(results):
+        elif has_nan or are_suspect(self._judged(results)):
             self._in_vain += 1
             if has_nan and self._in_vain < MOST_IN_VAIN:
                 self._watch = OverflowWatch()  # what other inputs make may differ
@@ -470,6 +470,14 @@ class Session(NotCopied):
                 self._checks_range = False
                 log.info("outputs are not finite at any precision: later runs are not checked for overflow")
         return results
+
+    def _judged(self, results: list[Array]) -> list[Array]:
+        """Return the outputs that tell of an overflow: not those that are float32 and given in arrays of float16."""
+        wide = self._halves - self._plan.narrowable
+        if not wide:
+            return results
+        named = zip(self.graph.outputs, results, strict=True)
+        return [result for name, result in named if not (name in wide and is_half(result))]
 
     def _watched_run(self, arrays: dict[str, Array], outputs: Outputs | None) -> tuple[list[Array], OverflowWatch]:
         self._watch = watch = OverflowWatch(thorough=True)
