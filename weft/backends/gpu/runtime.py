@@ -44,6 +44,8 @@ class GpuRuntime:
     """Whether launches may share one: the option says so, and no chain of a session has given up."""
     rates_recalled: bool = False
     """Whether it is decided by which rates kernels are chosen; `weft.backends.gpu.tuning.rate_store` does that."""
+    stop_measuring: Callable[[], object] = lambda: None
+    """Ends the thread that measures the device, if one does; called before it is closed."""
     verdicts: Verdicts = field(default_factory=Verdicts)
     """The verdicts of the self-test; `weft.backends.gpu.selftest.verdict_store` finds them."""
 
@@ -93,6 +95,7 @@ class GpuRuntime:
     def close(self) -> None:
         """Close the device."""
         self.closed = True
+        self.stop_measuring()
         self.device.close()
         self.heap.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,29 @@ def test_the_first_start_measures_meanwhile_and_the_second_one_chooses_by_it(
     creator.close()
     creator.onPrepare(0)
     assert creator.runtime(0).device.caps.rates is None
+
+
+def test_a_device_that_is_closed_ends_the_probe(creator: GpuCreator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_MEASURE", "auto")
+    begun, ends = threading.Event(), threading.Event()
+    whole = probe.Probe.rates
+
+    def slow(self: probe.Probe) -> Iterator[dict[str, float]]:
+        for each in whole(self):
+            if threading.current_thread().name == "weft-measure":
+                begun.set()
+                assert ends.wait(60)
+            yield each
+
+    monkeypatch.setattr(probe.Probe, "rates", slow)
+    creator.onPrepare(0)
+    runtime = creator.runtime(0)
+    launch(runtime)
+    assert begun.wait(60)
+    threading.Timer(0.05, ends.set).start()
+    creator.close()
+    assert runtime.closed and not [t for t in threading.enumerate() if t.name == "weft-measure"]
+    assert rate_store.kept(runtime.device.info) is None
 
 
 def test_now_measures_before_the_first_load(creator: GpuCreator, monkeypatch: pytest.MonkeyPatch) -> None:

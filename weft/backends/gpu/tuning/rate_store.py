@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,6 +94,7 @@ class _Meanwhile:
 
     def start(self) -> None:
         """Begin to wait for the device to be idle."""
+        self._runtime.stop_measuring = partial(self.end, shutdown.PATIENCE)
         shutdown.note(self)
         self._thread.start()
 
