@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from weft.core.graph.dtypes import DType
 from weft.kernels import index_map_text
 from weft.kernels.formats import INDICES, ODD_FLOAT, ROUNDED, functions
-from weft.kernels.source import Arg, ConstantKind, computes_double
+from weft.kernels.source import Arg, ConstantKind, KernelSource, computes_double
 
 if TYPE_CHECKING:
     from weft.kernels.chain import Level
@@ -95,6 +95,10 @@ def with_suffix(text: str, suffix: str) -> str:
     return _DECIMAL.sub(rf"\1{suffix}", text)
 
 
+FIRST_GROUP, ALL_GROUPS = "FIRST_GROUP", "ALL_GROUPS"
+"""The constants of a kernel by `Dialect.from_group`."""
+
+
 class Dialect(ABC):
     """Writes the parts of a kernel in one language."""
 
@@ -121,6 +125,13 @@ class Dialect(ABC):
 
     reinterprets: ClassVar[tuple[str, str, str]] = ("", "", "")
     """The bits of the f32 `v` as `uint`, the f32 of which `v` are the bits, and the number `v` as `uint`."""
+
+    def from_group(self, source: KernelSource, axis: int) -> KernelSource | None:
+        """Return a kernel whose work-groups begin at FIRST_GROUP along an axis, of ALL_GROUPS in several launches.
+
+        Both are further int constants. None, as by default, if the language, or the kernel, cannot.
+        """
+        return None
 
     def formats(self, parts: KernelParts) -> str:
         """Return the functions for element types that the language lacks, and what gives the bits of floats.

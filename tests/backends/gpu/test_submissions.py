@@ -110,6 +110,52 @@ def test_a_launch_that_is_too_long_by_itself_is_told(device: str) -> None:
         assert not any("cannot be divided" in note for note in session.report.notes)
 
 
+def one(kind: str) -> Graph:
+    """Return a network of about one launch with many work-groups, along one axis or another."""
+    net = Net()
+    if kind == "MatMul":
+        return net.finish(net.add("MatMul", net.input("x", 130, 70), net.random(70, 90)))
+    x = net.input("x", 2, 8, 33, 31)
+    if kind == "Conv":
+        return net.finish(net.conv(x, 24))
+    if kind == "depthwise":
+        return net.finish(net.add("Conv", x, net.random(8, 1, 3, 3), group=8))
+    if kind == "fused":
+        return net.finish(net.add("Tanh", net.add("Mul", net.add("Add", x, net.random(8, 1, 1)), x)))
+    attributes = {"Transpose": {"perm": (0, 2, 3, 1)}, "MaxPool": {"kernel_shape": (3, 3)}, "Softmax": {"axis": -1}}
+    return net.finish(net.add(kind, x, **attributes[kind]))
+
+
+@pytest.mark.parametrize("kind", ["fused", "MatMul", "Conv", "depthwise", "MaxPool", "Transpose", "Softmax"])
+@pytest.mark.parametrize("device", GPUS)
+def test_a_long_launch_becomes_several_that_compute_the_same(device: str, kind: str) -> None:
+    graph = one(kind)
+    fed = feeds(graph)
+    with weft.load(graph, device, **limit(device, 0.0)) as whole, weft.load(graph, device, **limit(device, 1e-9)) as cut:
+        assert whole.report.nodes_by_device.keys() == cut.report.nodes_by_device.keys() == {device}
+        launches, copies = cut.report.statistics[device]["launches"], 2
+        assert launches == whole.report.statistics[device]["launches"]
+        assert submits(cut, device) > launches + copies
+        before = counted(cut)
+        for _ in range(2):
+            np.testing.assert_array_equal(cut.run(fed)[0], whole.run(fed)[0])
+        assert counted(cut) - before == 2 * submits(cut, device)
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_one_kernel_serves_all_parts_of_a_launch_and_short_launches_keep_theirs(device: str) -> None:
+    options = limit(device, 100.0)
+    options["backend_options"][device]["kernels_kept"] = 0
+    with weft.load(one("fused"), device, **options) as session:
+        found = session.pipelines[0].backend.device.stats  # type: ignore[attr-defined]
+        before = found.compiles
+        assert submits(session, device) == 1
+    options["backend_options"][device]["submit_seconds"] = 1e-9
+    with weft.load(one("fused"), device, **options) as session:
+        found = session.pipelines[0].backend.device.stats  # type: ignore[attr-defined]
+        assert submits(session, device) > 8 and found.compiles <= before + 1
+
+
 @pytest.mark.parametrize("wrong", [-2.0, "long", float("nan")])
 def test_a_limit_that_makes_no_sense_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigError, match="submit_seconds"):
@@ -151,6 +197,15 @@ def test_the_time_of_runs_decides_and_the_first_one_is_cautious() -> None:
     assert [at for at, _ in made.too_long(first)] == []
     assert not made.learn(first, 30.0, waited=True), "it cannot be divided further"
     assert len(made.too_long(first)) == 10
+
+
+def test_a_run_is_recorded_anew_if_a_long_launch_can_become_more() -> None:
+    made = Submissions(LONGEST)
+    made.begin()
+    division = made.divide([1e3, 1e4], divisible=[1])
+    assert not made.learn(division, 0.1, waited=True)
+    assert made.learn(division, 10.0, waited=True)
+    assert not made.learn(made.divide([1e3, *[5e2] * 20], divisible=range(1, 21)), 10.0, waited=True)
 
 
 def test_a_run_that_was_asked_for_late_is_not_taken_for_a_long_one() -> None:

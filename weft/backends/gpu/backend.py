@@ -527,8 +527,8 @@ class GpuBackend(Backend):
         chosen = [f"{tuned} kernels tuned for this device"] if tuned else []
         longest = self.recording.submissions.longest
         long = [
-            f"{label} alone takes about {seconds:.2g} s, and a submission should take {longest:g} s: it cannot be "
-            "divided, so a driver's watchdog may end it; give it a smaller batch"
+            f"{label} takes about {seconds:.2g} s at once, and a submission should take {longest:g} s: it cannot be "
+            "divided further, so a driver's watchdog may end it; give it a smaller batch"
             for label, seconds in self.recording.too_long
         ]
         return [*super().notes(), *self.runtime.notes, *disk_cache.remarks(), *chosen, *self._refused, *long]

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from weft.backends.opencl.chain_text import BODY, KERNEL, LATE, OWN, chain_text
 from weft.core.graph.dtypes import DType
 from weft.kernels.chain import Level
-from weft.kernels.dialect import Dialect, KernelParts, cut_to_bits, extended, with_suffix
+from weft.kernels.dialect import (
+    ALL_GROUPS,
+    FIRST_GROUP,
+    Dialect,
+    KernelParts,
+    cut_to_bits,
+    extended,
+    with_suffix,
+)
 from weft.kernels.formats import from_bits, is_coded, to_bits
-from weft.kernels.source import Arg
+from weft.kernels.source import Arg, KernelSource
 
 _RAW = {1: "uchar", 2: "ushort", 4: "uint", 8: "uint2", 16: "uint4"}
 _TYPES = {
@@ -66,6 +74,23 @@ class OpenCLDialect(Dialect):
             f"{LATE}{with_suffix(parts.prelude, 'f')}{OWN}{with_suffix(self.formats(parts), 'f')}"
             f"{KERNEL}{parts.entry}({params}{BODY}{locals_}\n{body}\n}}\n"
         )
+
+    def from_group(self, source: KernelSource, axis: int) -> KernelSource | None:
+        """Return a kernel whose work-groups begin at FIRST_GROUP along an axis; None if it asks for them otherwise.
+
+        The names of the prelude get their meaning in the kernel, where arguments are known.
+        """
+        own = f"(int)get_group_id({axis})"
+        before, body, rest = source.text.partition(BODY)
+        named = "\n".join(line for line in before.splitlines() if not line.startswith("#define "))
+        if not body or "get_group_id" in named + rest or "GROUP" in named or "GLOBAL_" in named:
+            return None
+        name = f"GROUP_{'XYZ'[axis]}"
+        meant = f"#undef {name}\n#define {name} (FIRST_GROUP + {own})\n"
+        if axis == 0:
+            meant += "#undef GROUPS_X\n#define GROUPS_X ALL_GROUPS\n"
+        constants = (*source.constants, (FIRST_GROUP, "int"), (ALL_GROUPS, "int"))
+        return replace(source, text=before + body + meant + rest, constants=constants)
 
     def chain(self, levels: Sequence[Level], args: Sequence[Arg], items: int) -> str:
         """Return the text of one kernel that does what several do, one after the other."""

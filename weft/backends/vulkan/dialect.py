@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from weft.backends.vulkan import pushed_numbers
 from weft.backends.vulkan.pushed_constants import FIRST_ID
 from weft.core.graph.dtypes import DType
-from weft.kernels.dialect import Dialect, KernelParts, View, cut_to_bits, extended, is_word_pair, with_suffix
+from weft.kernels.dialect import (
+    ALL_GROUPS,
+    FIRST_GROUP,
+    Dialect,
+    KernelParts,
+    View,
+    cut_to_bits,
+    extended,
+    is_word_pair,
+    with_suffix,
+)
 from weft.kernels.formats import from_bits, is_coded, to_bits
-from weft.kernels.source import Arg
+from weft.kernels.source import Arg, KernelSource
 
 _RAW = {1: "uint8_t", 2: "uint16_t", 4: "uint", 8: "uvec2", 16: "uvec4"}
 _TYPES = {
@@ -80,6 +90,23 @@ class GlslDialect(Dialect):
         lines += [f"shared {s.type} {s.name}[{s.size}];" for s in parts.shared]
         lines += map(suffixed, parts.functions)
         return "\n".join([*lines, f"void main() {{  // {parts.entry}", suffixed(parts.body), "}", ""])
+
+    def from_group(self, source: KernelSource, axis: int) -> KernelSource | None:
+        """Return a kernel whose work-groups begin at FIRST_GROUP along an axis; None if it asks for them otherwise."""
+        letter = "xyz"[axis]
+        number, count = f"#define GROUP_{letter.upper()} ", "#define GROUPS_X "
+        own = f"int(gl_WorkGroupID.{letter})\n"
+        if source.text.count("gl_WorkGroupID") != 3 or number + own not in source.text:
+            return None
+        constants = (*source.constants, (FIRST_GROUP, "int"), (ALL_GROUPS, "int"))
+        declared = "".join(
+            f"layout(constant_id = {len(source.constants) + k + FIRST_ID}) const int {name} = 1;\n"
+            for k, name in enumerate((FIRST_GROUP, ALL_GROUPS))
+        )
+        text = source.text.replace(number + own, f"{declared}{number}(FIRST_GROUP + {own[:-1]})\n")
+        if axis == 0:
+            text = text.replace(f"{count}int(gl_NumWorkGroups.x)\n", f"{count}ALL_GROUPS\n")
+        return replace(source, text=text, constants=constants)
 
     def _element(self, arg: Arg) -> str:
         if arg.raw_bytes:

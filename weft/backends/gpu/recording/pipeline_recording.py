@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from math import prod
+from math import ceil, inf, prod
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from weft.backends.gpu.device.device import (
 from weft.backends.gpu.memory.heap import DeviceHeap, LentBuffer
 from weft.backends.gpu.memory.slots import Region, touched
 from weft.backends.gpu.recording.chunked_upload import LEAST_DIRECT, Job, Stream, chunks, worthwhile
+from weft.backends.gpu.recording.divided_launches import MOST_PARTS, divided, most_parts
 from weft.backends.gpu.recording.launches import BoundChain, BoundLaunch
 from weft.backends.gpu.recording.run_launches import RunLaunches
 from weft.backends.gpu.recording.schedule import Access, KeptLevels, schedule
@@ -69,6 +70,17 @@ class _Replay:
     """The indices of the launches among the commands."""
     division: Division = WHOLE
     """Into which submissions it is divided."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A launch of a run, or one of those that a long one is divided into."""
+
+    launch: BoundLaunch
+    us: float
+    """The microseconds that the model expects."""
+    divisible: bool
+    """Whether it could be divided into more."""
 
 
 class Uploaded(Enum):
@@ -286,24 +298,36 @@ class PipelineRecording:
                 elif memory is not None or not port.in_place:
                     before.append(_upload(buffer, port.tensor))
             before += [_inside(source, target) for source, target in self.imports]
-            launches = self.run.joined if begun else self.run.at_once
+            parts = self._in_parts(self.run.joined if begun else self.run.at_once)
+            launches = [part.launch for part in parts]
             known: dict[object, Binding] = {}
             accesses = [access(launch, known) for launch in launches]
             commands = schedule([*before, *accesses, *after], self._levels)
         labels = ["" if isinstance(c, BarrierCommand) else c.label for c in commands]
         launched = [i for i, c in enumerate(commands) if isinstance(c, LaunchCommand) and 0 not in c.grid]
         profile = self.profiling is not None and self.profiling.timed
-        division = self._division(commands, {id(a.command): x for a, x in zip(accesses, launches, strict=True)})
+        division = self._division(commands, {id(a.command): part for a, part in zip(accesses, parts, strict=True)})
         handle = self.device.record_divided(commands, division.cuts, profile=profile)
         owners = {launch.label: launch.owner for launch in launches}
         return _Replay(handle, labels, owners, launched, division)
 
-    def _division(self, commands: Sequence[Command], launches: Mapping[int, BoundLaunch]) -> Division:
-        """Return how a run is divided; `launches` are those of its commands, by `id`."""
+    def _in_parts(self, launches: Iterable[BoundLaunch]) -> list[_Part]:
+        """Return the launches; in place of each that takes too long for a submission, those it is divided into."""
+        made, most = list[_Part](), self.submissions.most if self.device.divides else inf
+        for launch in launches:
+            us, parts = sum(self.expected.get(id(plan), 0.0) for plan in launch.plans), [launch]
+            if us > most:
+                parts = list(divided(launch, ceil(min(us / most, MOST_PARTS)), self.device))
+            made += [_Part(part, us / len(parts), len(parts) < most_parts(launch, self.device)) for part in parts]
+        return made
+
+    def _division(self, commands: Sequence[Command], parts: Mapping[int, _Part]) -> Division:
+        """Return how a run is divided; `parts` are the launches of its commands, by `id`."""
         if not self.submissions.longest or not self.device.divides:
             return WHOLE
-        expected = {key: sum(self.expected.get(id(plan), 0.0) for plan in x.plans) for key, x in launches.items()}
-        return self.submissions.divide([weigh(command, expected) for command in commands])
+        expected = {key: part.us for key, part in parts.items()}
+        divisible = [at for at, command in enumerate(commands) if id(command) in parts and parts[id(command)].divisible]
+        return self.submissions.divide([weigh(command, expected) for command in commands], divisible)
 
     @property
     def submitted_parts(self) -> int:
@@ -313,12 +337,17 @@ class PipelineRecording:
 
     @property
     def too_long(self) -> list[tuple[str, float]]:
-        """Return the launches that take longer than a submission should, and cannot be divided, with their seconds."""
+        """Return the launches, or parts of one, that take longer than a submission should, with the most seconds."""
         known = self._replays.get(self._usual_key)
         if known is None:
             return []
         found = self.submissions.too_long(known.division)
-        return [(known.labels[at], seconds) for at, seconds in found if at in known.launched]
+        seconds = dict[str, float]()
+        for at, took in found:
+            if at in known.launched:
+                label = known.labels[at]
+                seconds[label] = max(took, seconds.get(label, 0.0))
+        return list(seconds.items())
 
     def _drop_streams(self, keys: Iterable[tuple[str, LentBuffer | None]]) -> None:
         for key in keys:
@@ -490,7 +519,8 @@ class PipelineRecording:
                     if id(slot) not in cleared and slot.storage is not StorageType.STATE:
                         cleared.add(id(slot))
                         self._write(Binding(slot.buffer, slot.offset, slot.nbytes), np.zeros(slot.nbytes, np.uint8))
-                run_once(self.device, [access(launch)])
+                for part in self._in_parts([launch]):
+                    run_once(self.device, [access(part.launch)])
                 yield launch
 
     def stored(self, tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -2,12 +2,12 @@
 
 Drivers reset a device whose work does not end in time: after two seconds on Windows, on some phones after one or less.
 They count each submission by itself. A run is divided by what its launches are expected to take, and anew if runs turn
-out to take longer.
+out to take longer. A launch that takes too long alone becomes several (`divided_launches`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -33,6 +33,8 @@ class Division:
     """The microseconds that the model expects of each command."""
     cuts: tuple[int, ...] = ()
     """The commands with which another submission begins."""
+    divisible: frozenset[int] = frozenset()
+    """The commands that can become more launches than they are."""
 
     @property
     def parts(self) -> list[float]:
@@ -61,18 +63,23 @@ class Submissions:
         """Note that the pipeline has other launches now."""
         self._took, self._trials, self.watches = inf, TRIALS, self.longest > 0
 
-    def divide(self, weights: Sequence[float]) -> Division:
+    @property
+    def most(self) -> float:
+        """Return the microseconds that the model may expect of a submission."""
+        return self.longest / (CAUTION * 1e-6 if self._pace is None else self._pace) if self.longest else inf
+
+    def divide(self, weights: Sequence[float], divisible: Iterable[int] = ()) -> Division:
         """Return where commands are cut of which the model expects these microseconds."""
         if not self.longest:
             return WHOLE
-        most = self.longest / (CAUTION * 1e-6 if self._pace is None else self._pace)
+        most = self.most
         cuts, now = list[int](), 0.0
         for at, us in enumerate(weights):
             if now and us and now + us > most:
                 cuts.append(at)
                 now = 0.0
             now += us
-        return Division(tuple(weights), tuple(cuts))
+        return Division(tuple(weights), tuple(cuts), frozenset(divisible))
 
     def learn(self, division: Division, took: float, *, waited: bool) -> bool:
         """Note the seconds of a run, at most `took` if nobody `waited`; tell whether it must be divided further."""
@@ -85,7 +92,8 @@ class Submissions:
             return False
         self._pace = max(self._took / total, 1e-12)
         too_long = max(parts) * self._pace > self.longest * SLACK
-        return too_long and len(self.divide(division.weights).cuts) > len(division.cuts)
+        becomes_more = any(division.weights[at] > self.most for at in division.divisible)
+        return too_long and (becomes_more or len(self.divide(division.weights).cuts) > len(division.cuts))
 
     def too_long(self, division: Division) -> list[tuple[int, float]]:
         """Return the commands that take longer than a submission should, with their seconds."""
