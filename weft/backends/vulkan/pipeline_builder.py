@@ -212,6 +212,11 @@ def pack_constants(source: KernelSource, values: Mapping[str, int | float]) -> b
         ) from None
 
 
+def place_of(source: KernelSource, position: int) -> int:
+    """Return the byte at which a constant begins in what `pack_constants` returns."""
+    return 4 * FIRST_ID + sum(_BYTES[kind] for _, kind in source.constants[:position])
+
+
 def _specialization(arena: Arena, source: KernelSource, constants: bytes) -> Any:
     sizes = [4] * FIRST_ID + [_BYTES[kind] for _, kind in source.constants]
     entries = [

@@ -22,8 +22,15 @@ from weft.backends.vulkan._vk import NULL, Arena, check, create, ffi, lib, vk
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.late_compiler import LateCompiler
 from weft.backends.vulkan.memory import Memory
-from weft.backends.vulkan.pipeline_builder import Kernel, Owned, PipelineBuilder, Positions, pack_constants
-from weft.backends.vulkan.pushed_constants import FIRST_ID, pushable
+from weft.backends.vulkan.pipeline_builder import (
+    Kernel,
+    Owned,
+    PipelineBuilder,
+    Positions,
+    pack_constants,
+    place_of,
+)
+from weft.backends.vulkan.pushed_constants import pushable
 from weft.backends.vulkan.pushed_numbers import MOST_BYTES
 from weft.backends.vulkan.spirv import has_spirv, spirv_for
 from weft.core.host.background import aside
@@ -101,7 +108,7 @@ class Pipelines:
             positions = self._pushable[key] = pushable(spirv_for(source), wanted, MOST_BYTES - len(numbers))
         if not positions:
             return self.kernel(source, values)
-        places = [4 * (k + FIRST_ID) for k in positions]
+        places = [place_of(source, k) for k in positions]
         fixed = bytearray(constants)
         for at in places:
             fixed[at : at + 4] = bytes(4)
