@@ -125,8 +125,9 @@ def one(kind: str) -> Graph:
         return net.finish(net.add("Conv", x, net.random(8, 1, 3, 3), group=8))
     if kind == "fused":
         return net.finish(net.add("Tanh", net.add("Mul", net.add("Add", x, net.random(8, 1, 1)), x)))
-    attributes = {"Transpose": {"perm": (0, 2, 3, 1)}, "MaxPool": {"kernel_shape": (3, 3)}, "Softmax": {"axis": -1}}
-    return net.finish(net.add(kind, x, **attributes[kind]))
+    if kind == "MaxPool":
+        return net.finish(net.add("MaxPool", x, kernel_shape=(3, 3)))
+    return net.finish(net.add("Transpose", x, perm=(0, 2, 3, 1)) if kind == "Transpose" else net.add("Softmax", x))
 
 
 @pytest.mark.parametrize("kind", ["fused", "float64", "MatMul", "Conv", "depthwise", "MaxPool", "Transpose", "Softmax"])

@@ -47,9 +47,9 @@ def divided(launch: BoundLaunch, count: int, device: GpuDevice) -> Sequence[Boun
     for first, end in pairwise(grid[axis] * k // count for k in range(count + 1)):
         values = {**plan.values, FIRST_GROUP: first, ALL_GROUPS: grid[axis]}
         x, y, z = (end - first if k == axis else size for k, size in enumerate(grid))
-        part = replace(plan, source=source, values=values, grid=(x, y, z))
+        some = replace(plan, source=source, values=values, grid=(x, y, z))
         build = Build(device, source, values, frozenset({FIRST_GROUP}))
-        parts.append(BoundLaunch(part, build, launch.reads, launch.writes))
+        parts.append(BoundLaunch(some, build, launch.reads, launch.writes))
     try:
         for part in parts:
             _ = part.kernel
