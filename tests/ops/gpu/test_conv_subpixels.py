@@ -110,7 +110,8 @@ def test_any_convolution_computes_them(
     check(network(24, 8, kernel, 2, 1), device, set(wanted), 2e-5)
 
 
-@pytest.mark.parametrize("channels", [16, 12])  # sixteen bytes can be stored at once, or not
+# Sixteen bytes can be stored at once, or not; all sub-pixels have as many taps, or they take four convolutions.
+@pytest.mark.parametrize(("channels", "taps"), [(16, 4), (12, 3)])
 @pytest.mark.parametrize(
     ("algorithm", "tile", "kernel", "api"),
     [
@@ -122,6 +123,7 @@ def test_any_convolution_computes_them(
 )
 def test_matrix_units_compute_them(
     channels: int,
+    taps: int,
     algorithm: Algorithm[Any, Any, Any],
     tile: Any,
     kernel: str,
@@ -130,7 +132,7 @@ def test_matrix_units_compute_them(
 ) -> None:
     take(monkeypatch, algorithm, tile)
     with emulated_gpu(api, channels_last=True, warpgroups=kernel == "conv_wgmma"):
-        check(network(24, channels, 4, 2, 1), "emulated", {kernel}, TOLERANCES["low"], precision="low")
+        check(network(24, channels, taps, 2, 1), "emulated", {kernel}, TOLERANCES["low"], precision="low")
 
 
 def test_what_would_be_mostly_zeros_keeps_its_kernel() -> None:

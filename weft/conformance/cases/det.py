@@ -18,7 +18,8 @@ CASES: list[Case] = [
                        [[0, inf], [0, 1]], [[0, 0], [0, inf]], [[inf, 1], [1, -1]], [[1, -inf], [2, 3]]]),
          name="special"),
     case("Det", given([[[0, 0, nan], [0, 0, 1], [1, 2, 3]], [[1, 2, 3], [4, 5, 6], [7, nan, 9]],
-                       [[1, 2, 3], [4, inf, 6], [7, 8, 9]]]), name="special"),
+                       [[1, 2, 3], [4, inf, 6], [7, 8, 9]], [[-0.5, -0.9, 0.3], [-0.8, inf, 0.5], [0.2, -0.6, -0.8]]]),
+         name="special"),
     case("Det", given([[0, 1], [nan, 0]], "float64"), name="special", oracles=(),
          unverified="numpy, and so onnx's evaluator, has 0 where a pivot is 0"),
 ]
