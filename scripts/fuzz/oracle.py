@@ -1,4 +1,4 @@
-"""ONNX Runtime in a child process, so that its crashes do not look like Weft's."""
+"""ONNX Runtime and ONNX's own evaluator in a child process, so that their crashes do not look like Weft's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import selectors
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +19,7 @@ from weft.core.graph.layout import Array
 
 SECONDS = 20.0
 MEMORY = 6 << 30
+NAMES = {"run": "ONNX Runtime", "evaluate": "ONNX's evaluator"}
 ROOT = Path(__file__).parents[2]
 
 
@@ -29,7 +30,17 @@ class Oracle:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, model: Path, *feeds: Mapping[str, Array]) -> list[list[Array]] | str:
-        """Return the outputs for each of the feeds, or why there are none."""
+        """Return ONNX Runtime's outputs for each of the feeds, or why there are none."""
+        return self._ask("run", model, feeds)
+
+    def evaluate(self, model: Path, *feeds: Mapping[str, Array]) -> list[list[Array]] | str:
+        """Return the outputs of ONNX's own evaluator, or why there are none.
+
+        All feeds but the first are given to the model with its float constants a rounding error smaller.
+        """
+        return self._ask("evaluate", model, feeds)
+
+    def _ask(self, how: str, model: Path, feeds: Sequence[Mapping[str, Array]]) -> list[list[Array]] | str:
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "scripts.fuzz.oracle"],
@@ -39,7 +50,7 @@ class Oracle:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            _send(process.stdin, (str(model), [dict(f) for f in feeds]))
+            _send(process.stdin, (how, str(model), [dict(f) for f in feeds]))
             with selectors.DefaultSelector() as selector:
                 selector.register(process.stdout, selectors.EVENT_READ)
                 if not selector.select(SECONDS):
@@ -47,7 +58,7 @@ class Oracle:
             answer: list[list[Array]] | str = _receive(process.stdout)
         except (OSError, EOFError):
             self.close()
-            return "ONNX Runtime crashed or hung"
+            return f"{NAMES[how]} crashed or hung"
         return answer
 
     def close(self) -> None:
@@ -72,7 +83,7 @@ def _receive(stream: IO[bytes]) -> Any:
     return pickle.loads(stream.read(length))  # the stream comes from our own child process
 
 
-def _answer(path: str, every: list[dict[str, Array]]) -> list[list[Array]] | str:
+def _run(path: str, every: list[dict[str, Array]]) -> list[list[Array]]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -80,11 +91,31 @@ def _answer(path: str, every: list[dict[str, Array]]) -> list[list[Array]] | str
     options.intra_op_num_threads = 1
     # No graph rewrites: the oracle is the plain kernel.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return [[np.asarray(value) for value in session.run(None, feeds)] for feeds in every]
+
+
+def _evaluate(path: str, every: list[dict[str, Array]]) -> list[list[Array]]:
+    import onnx
+    from onnx import numpy_helper
+    from onnx.reference import ReferenceEvaluator
+
+    model = onnx.load(path)
+    results = []
+    for feeds in every:
+        results.append([np.asarray(value) for value in ReferenceEvaluator(model).run(None, feeds)])
+        for tensor in model.graph.initializer:
+            if tensor.data_type == onnx.TensorProto.FLOAT:
+                smaller = numpy_helper.to_array(tensor) * np.float32(1 - 1e-6)
+                tensor.CopyFrom(numpy_helper.from_array(smaller, tensor.name))
+    return results
+
+
+def _answer(how: str, path: str, every: list[dict[str, Array]]) -> list[list[Array]] | str:
     try:
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        return [[np.asarray(value) for value in session.run(None, feeds)] for feeds in every]
+        return (_run if how == "run" else _evaluate)(path, every)
     except Exception as e:
-        return f"ONNX Runtime refuses it: {str(e)[:200]}"
+        return f"{NAMES[how]} refuses it: {str(e)[:200]}"
 
 
 def main() -> None:
@@ -94,10 +125,10 @@ def main() -> None:
     os.dup2(2, 1)  # keep its own prints out of the answers
     while True:
         try:
-            path, every = _receive(sys.stdin.buffer)
+            how, path, every = _receive(sys.stdin.buffer)
         except EOFError:
             return
-        _send(answers, _answer(path, every))
+        _send(answers, _answer(how, path, every))
 
 
 if __name__ == "__main__":
