@@ -253,8 +253,10 @@ class Resize(Op):
         if outside.any():
             out = np.where(outside, np.asarray(self.extrapolation_value, wide), out)
         if mixes and whole:
-            # Towards zero, as in onnxruntime, where onnx's evaluator rounds to the nearest: ONNX says nothing, and the
-            # files were tried with the former. Cubic weights lead beyond the type.
+            # ONNX says nothing of the rounding. onnx's evaluator rounds to the nearest, and so does onnxruntime with
+            # antialiasing; without it, it rounds towards zero, and the files were tried with that.
+            out = np.rint(out) if self.antialias else out
+            # Cubic weights lead beyond the type.
             bounds = np.iinfo(x.dtype)
             beyond = np.float32(bounds.max + 1)
             inside = out.clip(bounds.min, np.nextafter(beyond, np.float32(0))).astype(x.dtype)

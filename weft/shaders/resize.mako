@@ -1,7 +1,8 @@
 ## Resampling: outputs of size D. along ${rank} axes, from x at steps S.. For each index along a sampled axis, tables hold
 ## the indices of ${taps} elements of x and their weights; a negative index lies outside of the cropped region.
 ## Raw elements (nearest) or floats in NCHW, or (packed) pixels in NC4HW4. With `in_order`, the axes that it names are
-## mixed one after the other, and each product and sum is rounded, so that the result is the reference's to the bit.
+## mixed one after the other, and each product and sum is rounded, so that the result is the reference's to the bit;
+## `rounded` makes it a whole number.
 <%
 def load(at):
     return x.load4("n", "c", at) if packed else x.load(at)
@@ -56,7 +57,7 @@ loaded = load(f"from{in_order[0]}")
 % if cropped:
   if (outside) v${in_order[-1]} = FILL;
 % endif
-  ${y.store("i", f"v{in_order[-1]}")}
+  ${y.store("i", f"rint(v{in_order[-1]})" if rounded else f"v{in_order[-1]}")}
 % else:
   ${"f32x4 v = SPLAT(0.0)" if packed else f"{k.number} v = 0.0"};
 % for before, d in zip(("", *sampled), sampled):

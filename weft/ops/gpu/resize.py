@@ -79,7 +79,7 @@ class ResizeOnGpu(GpuOp):
             return
         floats, mixed = k.scratch(x.shape, DType.FLOAT32), k.scratch(y.shape, DType.FLOAT32)
         launch_conversion(k, "integers_to_float", x, floats, {"most": ""}, epilogue=False)
-        # Rounding towards zero shows the last bit of what it rounds: of 102 everywhere, sums in another order make 101.
+        # Rounding shows the last bit of what it rounds: towards zero, of 102 everywhere sums in another order make 101.
         _launch(k, replace(resampling, x=floats, y=mixed, in_order=True))
         launch_conversion(k, "float_to_integers", mixed, y, {"truth": False, "saturates": True}, epilogue=False)
 
@@ -169,6 +169,7 @@ def _launch(k: KernelBuilder, r: Resampling) -> None:
             "sampled": tuple(str(d) for d in sorted(numbers.values())),
             "taps": r.width,
             "nearest": r.nearest,
+            "rounded": r.in_order and bool(r.op.antialias),
             "in_order": tuple(str(numbers[part.axis]) for part in r.parts) if r.in_order else (),
             "cropped": r.cropped,
             "packed": r.packed,
