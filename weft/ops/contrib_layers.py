@@ -10,6 +10,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.op import OpClass, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.ops.elementwise import FLOATS, misfit
+from weft.ops.shape import one_axis
 
 INT_TYPES = (DType.INT32, DType.INT64)
 
@@ -26,17 +27,30 @@ class SimplifiedLayerNormalization(Composite):
     stash_type: int = 1
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Add the norm; the second output, for training, is not there."""
-        if self.outputs > 1:
-            raise misfit(self, "its second output is for training, which Weft does not do")
+        """Add the norm; its second output is the factor of each row."""
         x, scale = inputs
         attributes: dict[str, Any] = {"axis": self.axis, "epsilon": self.epsilon, "stash_type": self.stash_type}
-        return [make.add("RMSNormalization", x, scale, **attributes)]
+        normed = make.add("RMSNormalization", x, scale, **attributes)
+        if self.outputs < 2:
+            return [normed]
+        rank = len(make.dims(x))
+        return [normed, _factor(make, _widened(make, x), one_axis(self.axis, rank) - rank, self.epsilon)]
+
+
+def _widened(make: Body, x: str) -> str:
+    """Return x as the floats that statistics have."""
+    return x if make.dtype(x) is DType.FLOAT64 else make.cast(x, DType.FLOAT32)
+
+
+def _factor(make: Body, x: str, axis: int, epsilon: float) -> str:
+    """Return one over the root mean square of the axes from `axis` on, which counts from the end."""
+    mean = make.add("ReduceMean", make.add("Mul", x, x), make.ints(*range(axis, 0)))
+    return make.add("Reciprocal", make.add("Sqrt", make.add("Add", mean, make.number(epsilon, x))))
 
 
 @op_dataclass
 class _SkipNorm(Composite):
-    """The sum of an input, a skip connection and a bias, normalized; outputs the norm, two for training, the sum."""
+    """The sum of an input, a skip connection and a bias, normalized; outputs the norm, mean, factor, the sum."""
 
     op_class: ClassVar[OpClass] = "reduction"
     epsilon: float = 1e-12
@@ -50,11 +64,6 @@ class _SkipNorm(Composite):
         if make.dims(total) != make.dims(x):
             raise misfit(self, f"a skip of {make.dims(skip)} does not fit {make.dims(x)}")
         return total
-
-    def results(self, make: Body, normed: str, total: str) -> list[str]:
-        """Return the outputs; those for training are zeros, which inference does not read."""
-        zeros = make.zeros(DType.FLOAT32, *make.dims(total)[:-1], 1) if self.outputs > 1 else ""
-        return [normed, zeros, zeros, total]
 
 
 @register_op
@@ -70,13 +79,19 @@ class SkipLayerNormalization(_SkipNorm):
         x, skip, gamma, beta, bias = padded(inputs, 5)
         total = self.total(make, x, skip, bias)
         parameters = (gamma, beta) if beta else (gamma,)
-        return self.results(make, make.add("LayerNormalization", total, *parameters, epsilon=self.epsilon), total)
+        normed = make.add("LayerNormalization", total, *parameters, epsilon=self.epsilon)
+        if self.outputs < 2:
+            return [normed]
+        # Apart from the norm, so that nobody computes what is not read: most files have only the norm and the sum.
+        wide = self.total(make, *(_widened(make, name) if name else "" for name in (x, skip, bias)))
+        mean = make.add("ReduceMean", wide, make.ints(-1))
+        return [normed, mean, _factor(make, make.add("Sub", wide, mean), -1, self.epsilon), total]
 
 
 @register_op
 @op_dataclass
 class SkipSimplifiedLayerNormalization(_SkipNorm):
-    """RMSNormalization of a sum over the last axis; inputs input, skip, gamma, bias."""
+    """RMSNormalization of a sum over the last axis; inputs input, skip, gamma, bias. Its mean is 0."""
 
     type: ClassVar[str] = "com.microsoft::SkipSimplifiedLayerNormalization"
     most_inputs: ClassVar[int | None] = 4
@@ -85,7 +100,12 @@ class SkipSimplifiedLayerNormalization(_SkipNorm):
         """Add and normalize."""
         x, skip, gamma, bias = padded(inputs, 4)
         total = self.total(make, x, skip, bias)
-        return self.results(make, make.add("RMSNormalization", total, gamma, epsilon=self.epsilon), total)
+        normed = make.add("RMSNormalization", total, gamma, epsilon=self.epsilon)
+        if self.outputs < 2:
+            return [normed]
+        wide = self.total(make, *(_widened(make, name) if name else "" for name in (x, skip, bias)))
+        mean = make.zeros(make.dtype(wide), *make.dims(total)[:-1], 1)
+        return [normed, mean, _factor(make, wide, -1, self.epsilon), total]
 
 
 @register_op

@@ -12,13 +12,13 @@ TABLES = (f32(7, 6), f32(5, 6), f32(2, 6), const(f32(6)), const(f32(6)))
 CASES: list[Case] = [
     case("SimplifiedLayerNormalization", f32(2, 3, 8), const(f32(8)), epsilon=1e-3),
     case(MS + "SkipLayerNormalization", f32(2, 3, 8), f32(2, 3, 8), const(f32(8)), const(f32(8)), epsilon=1e-3),
-    case(
-        MS + "SkipLayerNormalization", f32(2, 3, 8), f32(3, 8), const(f32(8)), None, const(f32(8)), outputs=4,
-        unverified="onnxruntime does not fill the outputs for training",
-        oracles=(),
-    ),
+    case("SimplifiedLayerNormalization", f32(2, 3, 8), const(f32(8)), outputs=2),
+    case("SimplifiedLayerNormalization", f16(2, 3, 8), const(f16(3, 8)), axis=1, outputs=2),
+    case(MS + "SkipLayerNormalization", f32(2, 3, 8), f32(3, 8), const(f32(8)), None, const(f32(8)), outputs=4),
+    case(MS + "SkipLayerNormalization", f16(2, 3, 8), f16(2, 3, 8), const(f16(8)), const(f16(8)), outputs=4),
     case(MS + "SkipLayerNormalization", f16(2, 8), f16(2, 8), const(f16(8)), const(f16(8)), epsilon=1e-3),
     case(MS + "SkipSimplifiedLayerNormalization", f32(2, 3, 8), f32(2, 3, 8), const(f32(8)), const(f32(8))),
+    case(MS + "SkipSimplifiedLayerNormalization", f32(2, 3, 8), f32(3, 8), const(f32(8)), outputs=4),
     case(
         MS + "EmbedLayerNormalization", i32(2, 4, low=0, high=6), i32(2, 4, low=0, high=1), *TABLES, MASK,
         outputs=3, epsilon=1e-3,
