@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from math import prod
 from typing import Any, ClassVar
 
@@ -21,6 +22,9 @@ from weft.ops.shape import given, one_type, optional, sized, unfit
 from weft.ops.window import Window, slide, slide_back
 
 SCRATCH_BYTES = 2**26
+SHARED_BYTES = 2**20
+"""Up to how many bytes of patches images share a call: those of many images of a pixel or two, each of which would else
+take longer to call for than to compute."""
 
 
 @op_dataclass
@@ -207,9 +211,7 @@ def _convolve(x: Array, w: Array, b: Array | None, op: Convolution) -> Array:
         y = _depthwise(x, w, window)
     else:
         y = np.empty((x.shape[0], channels, *window.outputs), x.dtype)
-        weights = w.reshape(group, channels // group, -1)
-        for image, out in zip(window.pad(x, 0), y, strict=True):
-            _multiply(image, weights, out, window)
+        _multiply(window.pad(x, 0), w.reshape(group, channels // group, -1), y, window)
     if b is not None:
         y += _by_channel(b, y)
     return y
@@ -242,15 +244,18 @@ def _depthwise(x: Array, w: Array, window: Window) -> Array:
     return y.reshape(n, w.shape[0], *window.outputs)
 
 
-def _multiply(image: Array, weights: Array, out: Array, window: Window) -> None:
-    """Write weights (group, out, in * taps) times the patches of one padded image into `out`."""
+def _multiply(images: Array, weights: Array, out: Array, window: Window) -> None:
+    """Write weights (group, out, in * taps) times the patches of padded images into `out`.
+
+    Each image has a product of its own, so that its numbers do not depend on the others; small images share a call.
+    """
     group, each, inner = weights.shape
-    patches = window.patches(image)
+    patches = window.patches(images)
     rows, row = window.outputs[0], prod(window.outputs[1:])
-    step = max(SCRATCH_BYTES // (group * inner * row * image.itemsize), 1)
-    for first in range(0, rows, step):
-        last = min(first + step, rows)
-        at = (slice(None),) * (1 + window.rank) + (slice(first, last),)
-        columns = patches[at].reshape(group, inner, -1)
-        part = np.matmul(weights, columns)
-        out[:, first:last] = part.reshape(group * each, last - first, *window.outputs[1:])
+    nbytes = group * inner * row * images.itemsize
+    step, many = max(SCRATCH_BYTES // nbytes, 1), max(SHARED_BYTES // (nbytes * rows), 1)
+    for begin, first in product(range(0, len(images), many), range(0, rows, step)):
+        some, last = slice(begin, begin + many), min(first + step, rows)
+        columns = patches[(some, *(slice(None),) * (1 + window.rank), slice(first, last))]
+        part = np.matmul(weights, columns.reshape(len(columns), group, inner, -1))
+        out[some, :, first:last] = part.reshape(len(columns), group * each, last - first, *window.outputs[1:])
