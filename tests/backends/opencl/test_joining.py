@@ -85,6 +85,17 @@ def test_those_that_enable_the_same_extensions_are_one_program(device: OpenCLDev
     assert plain is plain_too is not double and double is double_too
 
 
+@pytest.mark.parametrize("pragma", ["OPENCL FP_CONTRACT OFF", "unroll"])
+def test_a_pragma_in_a_block_ends_with_it(device: OpenCLDevice, pragma: str) -> None:
+    """Kernels of steps that must not be contracted have one: without this each would be a program of its own."""
+    loop = f"\n#pragma {pragma}\nfor (int k = 0; k < 2; k++) {{ a = a; }}"
+    blocks = [replace(each, text=each.text.replace("(float a) {", f"(float a) {{ {loop}")) for each in SOURCES]
+    assert all(pragma in each.text for each in blocks)
+    device.compile_together([(each, values(1, 3.0)) for each in (*blocks, *SOURCES)])
+    made = {device.compile(each, values(1, 3.0)).built.program for each in (*blocks, *SOURCES)}
+    assert len(made) == 1 and results(device) == [6.0, -6.0]
+
+
 @pytest.mark.parametrize(
     "alone",
     ["typedef float t;", "struct s { int a; };", "__constant int C = 1;", "#pragma OPENCL FP_CONTRACT OFF", "int f();"],

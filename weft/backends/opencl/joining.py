@@ -22,8 +22,9 @@ _MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 _EXTENSION = re.compile(
     r"^[ \t]*#[ \t]*pragma[ \t]+OPENCL[ \t]+EXTENSION[ \t]+(\w+)[ \t]*:[ \t]*enable[ \t]*$", re.MULTILINE
 )
-_ALONE = re.compile(r"\b(?:struct|union|enum|typedef)\b|^[ \t]*#[ \t]*pragma\b", re.MULTILINE)
-"""What may hold for the rest of a program, too."""
+_TYPE = re.compile(r"\b(?:struct|union|enum|typedef)\b")
+_PRAGMA = re.compile(r"^[ \t]*#[ \t]*pragma\b", re.MULTILINE)
+"""Outside a function it may hold for the rest of the program; within one, `FP_CONTRACT` ends with its block."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,9 @@ class JoinableSource:
     def of(cls, entry: str, text: str) -> JoinableSource | None:
         """Return what a source declares; None if it must be compiled alone."""
         bare = _COMMENT_OR_STRING.sub(" ", text)
-        if _ALONE.search(_EXTENSION.sub("", bare)):
+        if _TYPE.search(bare) or _PRAGMA.search(_without_bodies(_EXTENSION.sub("", bare))):
             return None
-        outside = _ATTRIBUTE.sub(" ", _DIRECTIVE.sub("", bare))
-        more = 1
-        while more:
-            outside, more = _INNERMOST.subn(_BODY, outside)
+        outside = _without_bodies(_ATTRIBUTE.sub(" ", _DIRECTIVE.sub("", bare)))
         functions = {found[1] for found in _FUNCTION.finditer(outside)}
         if entry not in functions or _FUNCTION.sub("", outside).strip():
             return None
@@ -67,6 +65,14 @@ class JoinableSource:
 def joined(sources: Sequence[JoinableSource]) -> str:
     """Return the source of a program with all of these."""
     return "".join(each.renamed(place) for place, each in enumerate(sources))
+
+
+def _without_bodies(text: str) -> str:
+    """Return a text with a mark in the place of each outermost pair of braces."""
+    more = 1
+    while more:
+        text, more = _INNERMOST.subn(_BODY, text)
+    return text
 
 
 def _named(name: str, place: int) -> str:
