@@ -76,6 +76,7 @@ ALONG = {
 BASES = ("Softmax", "LayerNormalization", "RMSNormalization", "weft::L2Normalization", "weft::SumNormalization")
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("device", GPUS)
 @pytest.mark.parametrize("precision", ["high", "low"])
 @pytest.mark.parametrize(

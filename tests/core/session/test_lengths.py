@@ -30,6 +30,7 @@ def weights(session: Session) -> Mapping[str, np.ndarray]:
     return {name: a for name, a in session.optimized.graph.constants.items() if a.nbytes >= LEAST}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("precision", ["high", "low"])
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("device", DEVICES)

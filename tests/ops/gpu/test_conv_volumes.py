@@ -90,6 +90,7 @@ def test_transposed_ones_store_sub_pixels_of_slices(device: str, case: str) -> N
     assert "conv_transpose" not in launched and "conv_gemm" in launched
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
 def test_matrix_units_multiply_them(op: str, channels_last: bool) -> None:
@@ -101,6 +102,7 @@ def test_matrix_units_multiply_them(op: str, channels_last: bool) -> None:
         assert {"conv_matrix", "conv_unstaged"} & set(launched)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("channels", [3, 4, 8])
 @pytest.mark.parametrize("kernel", [(1, 3, 3), (3, 3, 3), (3, 1, 1)], ids=str)
