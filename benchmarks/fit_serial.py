@@ -24,6 +24,7 @@ import numpy as np
 
 from benchmarks.fit_costs import RULES, log_fit, problem_of
 from weft.backends.gpu.creator import GpuCreator
+from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.tuning.probe import measure
 from weft.core.graph.layout import Layout
 from weft.core.registry.backend_registry import registry
@@ -36,6 +37,8 @@ from weft.ops.gpu.conv.problem import ConvProblem
 
 TRIALS = Path(__file__).with_suffix(".json")
 RIVALS = "conv_gemm"
+MEASURED = 6
+"""How often a device is measured, for rates that go with the trials."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +112,13 @@ def mean(values: Sequence[float]) -> float:
     return exp(sum(map(log, values)) / len(values))
 
 
+def least_disturbed(runtime: GpuRuntime) -> Rates:
+    """Return the best of several measurements of each rate: what else runs on the machine only slows one down."""
+    every = [made.as_dict() for _ in range(MEASURED) if (made := measure(runtime)) is not None]
+    best = {name: (min if name.endswith("_us") else max)(each[name] for each in every) for name in every[0]}
+    return Rates.from_dict(best, runtime.device.info.id)
+
+
 def add(devices: str) -> None:
     """Add the trials in the tuning tables of devices."""
     known = {(each["api"], each["driver"]): each for each in json.loads(TRIALS.read_text())} if TRIALS.exists() else {}
@@ -116,8 +126,7 @@ def add(devices: str) -> None:
         choice = registry.choose(name)[0]
         assert isinstance(choice.creator, GpuCreator)
         runtime = choice.creator.runtime(choice.index)
-        rates, info, caps = measure(runtime), runtime.device.info, runtime.device.caps
-        assert rates is not None
+        rates, info, caps = least_disturbed(runtime), runtime.device.info, runtime.device.caps
         limits = ("max_local_items", "max_local_size", "local_memory", "max_buffer_range", "max_allocation")
         problems: dict[str, Any] = {
             key: {text: t.us for text, t in entry.trials.items() if t.us is not None}
