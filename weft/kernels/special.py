@@ -11,9 +11,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from weft.core.graph.dtypes import DType
 from weft.errors import BackendError
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.self_test_cases import SelfTestCase
+from weft.kernels.source import KernelSource
+
+STORES_HALVES, STORES_BYTES, COMPUTES_DOUBLE = "stores halves", "stores bytes", "computes in float64"
+MAPS_PLACES, EXCHANGES, READS_SIZES = "reaches elements by maps", "exchanges values", "reads sizes"
+"""What kernels of any template may do, and kinds of kernels test (`SpecialKernel.trait`); `traits` finds it."""
 
 
 def _no_cases() -> Sequence[SelfTestCase]:
@@ -52,6 +58,8 @@ class SpecialKernel:
     """Returns the capabilities that make its cases launch it, on any device that claims it."""
     anywhere: bool = False
     """Whether kernels of any template may be of this kind, not only those that its cases launch."""
+    trait: str = ""
+    """What all kernels of this kind do, and no others, if that shows: one of `traits`."""
     needs_proof: ClassVar[bool] = True
     """Whether it is not used where its test did not run."""
 
@@ -71,13 +79,18 @@ class SpecialKernel:
         return ""
 
     def concerns(self, templates: Collection[str]) -> bool:
-        """Tell whether launches of these templates may be of this kind."""
-        return bool(templates) and (self.is_anywhere or not self.launched.isdisjoint(templates))
+        """Tell whether launches of these templates, and with these traits, may be of this kind."""
+        return bool(templates) and (self.is_anywhere or not self.found_by.isdisjoint(templates))
+
+    @property
+    def found_by(self) -> frozenset[str]:
+        """Return the templates of its launches, or if it has a trait, that."""
+        return frozenset([self.trait]) if self.trait else self.launched
 
     @property
     def is_anywhere(self) -> bool:
         """Tell whether any template may be of this kind: also where nothing says which are."""
-        return self.anywhere or not self.launched
+        return not self.trait and (self.anywhere or not self.launched)
 
     def present(self, caps: DeviceCaps) -> bool:
         """Tell whether a device with these capabilities has it."""
@@ -138,6 +151,19 @@ def on_few_units(caps: DeviceCaps) -> DeviceCaps:
 def in_place_of(*names: str) -> Callable[[DeviceCaps], DeviceCaps]:
     """Return a function that disables these families in the capabilities, so that their fallbacks run."""
     return lambda caps: replace(caps, without=caps.without | set(names))
+
+
+def traits(source: KernelSource) -> set[str]:
+    """Return what a kernel does that kernels of any template may do; whether it reads sizes, its build decides."""
+    types = [arg.dtype for arg in source.args]
+    found = {
+        STORES_HALVES: DType.FLOAT16 in types,
+        STORES_BYTES: any(dtype.itemsize == 1 for dtype in types),
+        COMPUTES_DOUBLE: source.computes_double,
+        MAPS_PLACES: any(arg.through is not None for arg in source.args),
+        EXCHANGES: bool(source.subgroup),
+    }
+    return {trait for trait, has in found.items() if has}
 
 
 _FAMILIES: dict[str, KernelFamily] = {}

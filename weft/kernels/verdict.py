@@ -59,18 +59,18 @@ class Verdicts:
     """Held by the thread that has kernels tested."""
 
     _concerned: frozenset[str] = frozenset()
-    """The templates of these kinds."""
+    """The templates of these kinds, or their traits."""
     _anywhere: bool = False
     """Whether one of these kinds may have any template."""
 
     def leave(self, untested: Collection[SpecialKernel]) -> None:
         """Note that these kinds are to be tested before their first use, and no others."""
         self._anywhere = any(kind.is_anywhere for kind in untested)
-        self._concerned = frozenset(template for kind in untested for template in kind.launched)
+        self._concerned = frozenset(template for kind in untested for template in kind.found_by)
         self.untested, self.recalled = bool(untested), True
 
     def lack(self, templates: Collection[str]) -> bool:
-        """Tell whether something is to be tested before these templates are launched."""
+        """Tell whether something is to be tested before launches of these templates, and with these traits."""
         return self.untested and bool(templates) and (self._anywhere or not self._concerned.isdisjoint(templates))
 
 

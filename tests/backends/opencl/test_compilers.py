@@ -114,8 +114,8 @@ def test_processes_that_nobody_needs_end(
 ) -> None:
     begun, start = list[Any](), compilers.Compilers._start
 
-    def noted(self: Any) -> None:
-        start(self)
+    def noted(self: Any, *most: int) -> None:
+        start(self, *most)
         begun.extend(self._begun)
 
     monkeypatch.setattr(compilers.Compilers, "_start", noted)

@@ -47,6 +47,7 @@ from weft.errors import BackendError
 from weft.kernels.chain import COUNTER_WORDS
 from weft.kernels.gpu_op import find_gpu_op
 from weft.kernels.launch import FOR_SHAPES
+from weft.kernels.special import READS_SIZES
 from weft.ops.relayout import Relayout
 
 SMALL_OUTPUT = 1 << 18
@@ -183,8 +184,8 @@ class GpuBackend(Backend):
         """Return the part with its launches, and build them; TakesLong if much is to be done before it can run."""
         self._hurries = False
         lowered = lower(graph, replace(self._target, builds=None), self._kept_plans)
-        launches = [launch for launch in lowered.launches if isinstance(launch, PlannedLaunch)]
-        tested = self.tests_kernels and self.runtime.verdicts.lack({t for x in launches for t in templates_of(x)})
+        launches = _launches(lowered)
+        tested = self.tests_kernels and self.runtime.verdicts.lack(self._kinds(lowered))
         built = self.device.to_be_built((launch.source, launch.values) for launch in launches)
         if tested or built >= MANY:
             each = [f"{built} kernels are to be built"] if built else []
@@ -198,13 +199,18 @@ class GpuBackend(Backend):
         return PlanAgain("the network has to be planned again", where=self.info.device, why=why, fix=fix)
 
     def _test_before_use(self, lowered: Lowered) -> None:
-        assert isinstance(lowered.plan, GpuPlan)
-        launches = (*lowered.launches, *lowered.plan.launches)
-        templates: set[str] | None = {t for launch in launches for t in templates_of(launch)}
+        templates: set[str] | None = self._kinds(lowered)
         if any(self._is_custom(node.op) for node in lowered.graph.nodes):
             templates = None  # a creator's own execution may launch anything
         if templates is None or self.runtime.verdicts.lack(templates):
             self.runtime.verdicts.verify(self.runtime, templates)
+
+    def _kinds(self, lowered: Lowered) -> set[str]:
+        """Return the templates and traits of what a part launches."""
+        assert isinstance(lowered.plan, GpuPlan)
+        found = {t for launch in (*_launches(lowered), *lowered.plan.launches) for t in templates_of(launch)}
+        reads_sizes = self.device.reads_all_sizes or self._builds.knows_a_shape
+        return found | {READS_SIZES} if reads_sizes and found else found
 
     def onLowered(self, lowered: Lowered) -> None:
         """Take over the views for the memory plan, and the launches for the executions."""
@@ -503,7 +509,7 @@ class GpuBackend(Backend):
         verdicts = self.runtime.verdicts
         while True:
             launches = execution.launches([src], [dst])
-            templates = {name for launch in launches for name in launch.templates}
+            templates = {name for launch in launches for name in templates_of(launch.plan)}
             if not (self.tests_kernels and verdicts.lack(templates)):
                 return launches
             verdicts.verify(self.runtime, templates)
@@ -539,6 +545,10 @@ class GpuBackend(Backend):
         self._memory.close()
         self.runtime.users.discard(self)
         self.runtime.left()
+
+
+def _launches(lowered: Lowered) -> list[PlannedLaunch]:
+    return [launch for launch in lowered.launches if isinstance(launch, PlannedLaunch)]
 
 
 def _refusal(chain: BoundChain) -> str:

@@ -22,8 +22,11 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO
+from weakref import WeakValueDictionary
 
 from weft import config
+from weft.config import MOST_PROCESSES
+from weft.core.contract.backend import DeviceInfo
 from weft.core.host import child_process
 from weft.kernels.source import KernelSource
 
@@ -36,6 +39,8 @@ USUAL = 8000
 PATIENCE = 10.0
 """Seconds that a kernel waits for a child process that is about to be ready, while the program compiles another one."""
 MOST_COMPILERS = 8
+EARLY = 4
+"""Child processes that are started while a device is tried for the first time, to build the first, general kernels."""
 MARK = b"weft-compiler "
 """The start of each answer line: drivers print lines of their own."""
 TIMEOUT = 60.0
@@ -58,28 +63,30 @@ class Compilers:
         usable = count > 0 and config.cache_enabled() and child_process.has_interpreter()
         self._device, self._count = json.dumps(device), count if usable else 0
         self._lock = threading.Condition()
-        self._held = self._asked = self._own = 0
+        self._held = self._starters = self._asked = self._own = 0
         self._begun: list[_Process] = []
         self._ready: deque[_Process] = deque()
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Allow child processes to start, and keep them, while a block runs."""
+    def hold(self, *, starts: bool = True) -> Iterator[None]:
+        """Keep child processes while a block runs, and allow them to start if it builds many kernels."""
         with self._lock:
             self._held += 1
+            self._starters += starts
         try:
             yield
         finally:
             with self._lock:
                 self._held -= 1
+                self._starters -= starts
             self.close()
 
-    def expect(self) -> None:
+    def expect(self, most: int = MOST_PROCESSES) -> None:
         """Start the child processes for a block that will hold them; they end if none does within `PATIENCE`."""
         with self._lock:
             if self._held or self._begun or not self._count:
                 return
-            self._start()
+            self._start(most)
         timer = threading.Timer(PATIENCE, self.close)
         timer.name, timer.daemon = "weft-compilers", True
         timer.start()
@@ -140,7 +147,7 @@ class Compilers:
         with self._lock:
             if self._held and self._count:
                 self._asked += max(round(length / USUAL), 1)
-                if self._asked >= LEAST and not self._begun:
+                if self._starters and self._asked >= LEAST and not self._begun:
                     self._start()
                 self._lock.wait_for(lambda: self._ready or not self._own or not self._begun, PATIENCE)
                 if self._ready:
@@ -148,9 +155,9 @@ class Compilers:
             self._own += 1
             return None
 
-    def _start(self) -> None:
+    def _start(self, most: int = MOST_PROCESSES) -> None:
         try:
-            for _ in range(self._count):
+            for _ in range(min(self._count, most)):
                 self._begun.append(_Process(self._device, self._offer))
         except OSError as e:
             log.info("processes that compile cannot be started: %s", e)
@@ -161,6 +168,25 @@ class Compilers:
             if process in self._begun:
                 self._ready.append(process)
                 self._lock.notify()
+
+
+_shared: WeakValueDictionary[tuple[str, int], Compilers] = WeakValueDictionary()
+_sharing = threading.Lock()
+
+
+def facts_of(info: DeviceInfo) -> dict[str, Any]:
+    """Return what a child process must know of a device."""
+    return {"index": info.index, "name": info.name, "driver": info.driver}
+
+
+def shared(device: Mapping[str, Any], count: int) -> Compilers:
+    """Return the child processes of a device, which all that open it share."""
+    key = json.dumps(device), count
+    with _sharing:
+        found = _shared.get(key)
+        if found is None:
+            found = _shared[key] = Compilers(device, count)
+        return found
 
 
 class _Process:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from weft.backends.gpu.creator import CHAINS, GpuCreator
+from weft.backends.gpu.creator import CHAINS, GENERAL, GpuCreator
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.backends.opencl.discovery import (
     absent_reason,
@@ -15,6 +15,7 @@ from weft.backends.opencl.discovery import (
     why_unusable,
 )
 from weft.core.contract.backend import BackendOption, DeviceInfo, ForwardType
+from weft.core.contract.backend_options import NO_OPTIONS, Options
 
 if TYPE_CHECKING:
     from weft.backends.gpu.backend import GpuBackend
@@ -57,6 +58,10 @@ class OpenCLCreator(GpuCreator):
 
     def open(self, index: int) -> GpuDevice:
         """Open a device; imports pyopencl."""
+        return self.open_with(index, NO_OPTIONS)
+
+    def open_with(self, index: int, options: Options) -> GpuDevice:
+        """Open a device, for general kernels or all."""
         from weft.backends.opencl.device import open_device
 
-        return open_device(index, OpenCLDialect())
+        return open_device(index, OpenCLDialect(), few=bool(options.get(GENERAL.name, False)))

@@ -17,7 +17,7 @@ from weft.backends.gpu.device.profiles import DeviceProfile
 from weft.backends.opencl import forked, native
 from weft.backends.opencl.capabilities import caps_of
 from weft.backends.opencl.cl_errors import failure, listed, words
-from weft.backends.opencl.compilers import Compilers, process_count
+from weft.backends.opencl.compilers import facts_of, process_count, shared
 from weft.backends.opencl.discovery import absent_reason, describe, enumerate_devices, raw_device
 from weft.backends.opencl.known_drivers import driver_of
 from weft.backends.opencl.programs import OpenCLKernel, Programs
@@ -37,13 +37,16 @@ _GRANULE = 16
 _TOUCH_FROM = 1 << 20
 
 
-def open_device(index: int, dialect: Dialect) -> OpenCLDevice:
-    """Open and return the OpenCL device with this index; NoDevice lists the present ones."""
+def open_device(index: int, dialect: Dialect, *, few: bool = False) -> OpenCLDevice:
+    """Open and return the OpenCL device with this index; NoDevice lists the present ones.
+
+    For `few` kernels no processes are started: they take longer to come than the kernels.
+    """
     device = raw_device(index)
     info = describe(device, index)
     forked.guard()
     try:
-        return OpenCLDevice(info, caps_of(device), dialect, device)
+        return OpenCLDevice(info, caps_of(device), dialect, device, few=few)
     except cl.Error as e:
         raise failure(e.code, f"opencl:{index} cannot be opened", info.name) from e
 
@@ -55,8 +58,11 @@ class OpenCLDevice(GpuDevice):
     it uses its results. An upload is finished when it returns; a download waits for the work of all threads.
     """
 
-    def __init__(self, info: DeviceInfo, caps: DeviceCaps, dialect: Dialect, device: cl.Device) -> None:
+    def __init__(
+        self, info: DeviceInfo, caps: DeviceCaps, dialect: Dialect, device: cl.Device, *, few: bool = False
+    ) -> None:
         super().__init__(info, caps, dialect)
+        self._few = few
         self.launches_overlap = False  # the queue is in order
         self.shares_kernels = True
         self.longest_chained = 12.0  # each launch costs the host 5 us
@@ -75,8 +81,7 @@ class OpenCLDevice(GpuDevice):
         self._device_bytes = 0
         self._where = f"opencl:{info.index} ({info.name})"
         processes = process_count() if driver_of(device).compiles_one_at_a_time else 0
-        facts = {"index": info.index, "name": info.name, "driver": info.driver}
-        self.compilers = Compilers(facts, processes)
+        self.compilers = shared(facts_of(info), processes)
         self.programs = Programs(self._context, device, self.compilers)
         self.reads_all_sizes = self.programs.all_late
 
@@ -226,7 +231,7 @@ class OpenCLDevice(GpuDevice):
 
     def building(self) -> AbstractContextManager[None]:
         """Let child processes compile in parallel where the driver does not."""
-        return self.compilers.hold()
+        return self.compilers.hold(starts=not self._few)
 
     def expect_building(self) -> None:
         """Start the processes that compile, which takes a second or two."""

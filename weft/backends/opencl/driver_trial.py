@@ -25,7 +25,7 @@ import numpy as np
 import pyopencl as cl
 
 from weft import config
-from weft.backends.opencl import pip_driver
+from weft.backends.opencl import compilers, pip_driver
 from weft.backends.opencl.cl_errors import words
 from weft.backends.opencl.known_drivers import driver_of
 from weft.core.host import child_process
@@ -76,7 +76,7 @@ def why_unusable(devices: list[cl.Device], index: int) -> str | None:
     facts = facts_of(devices, index)
     with _lock:
         if facts not in _known:
-            _known[facts] = _tried(devices[index], facts, in_child=mode != "process")
+            _known[facts] = _tried(devices, index, facts, in_child=mode != "process")
         why = _known[facts]
     return None if why is None else f"{why}; {_advice(devices, index)}"
 
@@ -92,12 +92,19 @@ def _described(device: cl.Device) -> tuple[str, ...]:
     return (owner.name, owner.version, device.vendor, device.name, device.version, device.driver_version)
 
 
-def _tried(device: cl.Device, facts: str, *, in_child: bool) -> str | None:
+def _tried(devices: list[cl.Device], index: int, facts: str, *, in_child: bool) -> str | None:
+    device = devices[index]
     if driver_of(device).needs_linker and not can_link():
         return "PoCL cannot link kernels here, and would end the process: apt install gcc libc6-dev"
     cache, key = DiskCache("trials"), json.dumps((_SCHEMA, _SOURCE, facts, _machine(), _loaded_libraries()))
     if cache.get(key) == _RIGHT:
         return None
+    if in_child and driver_of(device).compiles_one_at_a_time:
+        from weft.backends.opencl.discovery import describe  # late: it imports this module late, too
+
+        # This is a first start: processes that compile come in the time of the trial.
+        known = compilers.facts_of(describe(device, index))
+        compilers.shared(known, compilers.process_count()).expect(compilers.EARLY)
     right, why = _tried_in_child(facts) if in_child and child_process.has_interpreter() else (True, try_device(device))
     if why is None and right:
         cache.put(key, _RIGHT)

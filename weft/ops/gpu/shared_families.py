@@ -17,7 +17,15 @@ from weft.core.graph.op import Op
 from weft.kernels.launch import FOR_SHAPES, FUSED_STEPS, INDEX_MAPS, SCALARS
 from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.self_test_cases import indices, noise, noise64, one_node, several_nodes
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import (
+    COMPUTES_DOUBLE,
+    MAPS_PLACES,
+    READS_SIZES,
+    STORES_BYTES,
+    STORES_HALVES,
+    KernelFamily,
+    register_family,
+)
 from weft.ops.binary import Add, Div, Equal, Min, Mul, Pow, Sub
 from weft.ops.concat import Concat, Split
 from weft.ops.conv import Conv
@@ -38,7 +46,7 @@ register_family(
             one_node(Cast(to=DType.FLOAT64), indices((7, 13), 1 << 62), tolerance=1e-16),
         ),
         claimed=lambda caps: caps.doubles, withdraw=lambda caps: replace(caps, doubles=False),
-        templates=("elementwise", "integers_to_float"), whole=False, anywhere=True,
+        templates=("elementwise", "integers_to_float"), whole=False, trait=COMPUTES_DOUBLE,
     )
 )
 register_family(
@@ -64,7 +72,7 @@ register_family(
                 {"sizes": np.array([2, 4])},
             ),
         ),
-        templates=("elementwise", "softmax"), whole=False, anywhere=True, fallback="moves of elements",
+        templates=("elementwise", "softmax"), whole=False, trait=MAPS_PLACES, fallback="moves of elements",
     )
 )
 register_family(
@@ -89,7 +97,7 @@ register_family(
                 before={"x": noise(2, 4, 12), "z": noise(2, 12, 17)},
             ),
         ),
-        templates=("conv_gemm", "pool_global"), whole=False, anywhere=True,
+        templates=("conv_gemm", "pool_global"), whole=False, trait=READS_SIZES,
         fallback="kernels built for each shape", seconds=2.0,
     )
 )
@@ -170,7 +178,7 @@ register_family(
             one_node(Transpose(perm=(1, 0)), (5, 7), precision=Precision.LOW),
             one_node(Softmax(), (5, 33), precision=Precision.LOW),
         ),
-        templates=("elementwise_c4", "elementwise", "move"), whole=False, anywhere=True,
+        templates=("elementwise_c4", "elementwise", "move"), whole=False, trait=STORES_HALVES,
         claimed=lambda caps: caps.fp16_storage, withdraw=lambda caps: replace(caps, fp16_storage=False),
         forced=lambda caps: caps.without_matrices(HALVES), seconds=0.3,
     )
@@ -182,7 +190,7 @@ register_family(
             one_node(Equal(), indices((7, 13), 3).astype(np.uint8), indices((1, 13), 3).astype(np.uint8)),
             one_node(Transpose(), indices((7, 5), 99).astype(np.int8)),
         ),
-        templates=("move",), whole=False, anywhere=True,
+        templates=("move",), whole=False, trait=STORES_BYTES,
         claimed=lambda caps: caps.int8_storage, withdraw=lambda caps: replace(caps, int8_storage=False),
     )
 )

@@ -13,7 +13,14 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import KernelBuilder, power_of_two
 from weft.kernels.self_test_cases import SelfTestCase, one_node
 from weft.kernels.source import ArgKind
-from weft.kernels.special import KernelFamily, SpecialKernel, in_place_of, register_family, register_special
+from weft.kernels.special import (
+    EXCHANGES,
+    KernelFamily,
+    SpecialKernel,
+    in_place_of,
+    register_family,
+    register_special,
+)
 from weft.ops.norm import LayerNormalization
 from weft.ops.softmax import LogSoftmax, Softmax
 
@@ -45,7 +52,7 @@ SPECIAL = register_special(
         cases=_cases,
         template="softmax_rows",
         seconds=0.25,
-        anywhere=True,
+        trait=EXCHANGES,
     )
 )
 

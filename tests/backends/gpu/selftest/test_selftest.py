@@ -271,11 +271,12 @@ def pooled() -> Graph:
 
 
 def test_kernels_are_tested_before_a_network_first_uses_them(unseen: Unseen) -> None:
-    for graph in (small(), small(), pooled()):
-        weft.load(graph, "opencl", fallback="error").close()
-    first, second = unseen.tested
-    assert {"elementwise", "fp16_storage"} <= {*first} and not {"pool", "conv_gemm"} & {*first}
+    for graph, precision in ((small(), "high"), (small(), "high"), (pooled(), "high"), (small(), "low")):
+        weft.load(graph, "opencl", fallback="error", precision=precision).close()
+    first, second, third = unseen.tested
+    assert "elementwise" in first and not {"pool", "conv_gemm", "fp16_storage", "int8_storage"} & {*first}
     assert "pool" in second and not {*first} & {*second}, "each is tested once"
+    assert "fp16_storage" in third, "what shows in a kernel is tested where it does"
     verdict_store.verify(unseen.runtime)
     verdicts = unseen.runtime.verdicts
     assert "conv_gemm" in unseen.tested[-1] and verdicts.known and not verdicts.untested

@@ -34,7 +34,7 @@ from weft.backends.gpu.recording.micro_batches import WHOLE_BATCH, MicroBatches
 from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource, Taken
 from weft.backends.gpu.tuning_tables.tuning_table import TableSource
 from weft.core.contract.error_context import at_node, blame
-from weft.core.contract.lowered import Launch, Lowered, ValueView, root_of
+from weft.core.contract.lowered import Lowered, ValueView, root_of
 from weft.core.contract.profile import Work
 from weft.core.graph.described import describe
 from weft.core.graph.graph import Graph, Node, depths
@@ -45,6 +45,7 @@ from weft.core.passes.journal import Change, Journal, Step, same_nodes
 from weft.kernels.chain import CHAIN
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import find_gpu_op
+from weft.kernels.special import traits
 from weft.ops.gpu.move import launch_blocks
 
 
@@ -408,6 +409,7 @@ def prefetch(launches: Iterable[PlannedLaunch], target: Target) -> None:
                 target.builds.prefetch(launch.source, launch.values)
 
 
-def templates_of(launch: Launch) -> set[str]:
-    """Return the templates of a launch: of a chain, those of its levels and of plain chains, too."""
-    return {launch.kernel, *(kernel for _, kernel in launch.levels), *([CHAIN] if launch.levels else [])}
+def templates_of(launch: PlannedLaunch) -> set[str]:
+    """Return the templates and traits of a launch: of a chain, those of its levels and of plain chains, too."""
+    levels = [kernel for _, kernel in launch.levels]
+    return {launch.kernel, *levels, *([CHAIN] if levels else []), *traits(launch.source)}

@@ -22,6 +22,7 @@ from weft import config
 from weft.core.contract.backend import DeviceInfo
 from weft.core.contract.error_context import is_error
 from weft.core.host import shutdown
+from weft.core.host.background import is_busy
 from weft.core.host.disk_cache import DiskCache
 from weft.kernels import rates as rates_module
 from weft.kernels.rates import Rates
@@ -111,13 +112,15 @@ class _Meanwhile:
     def _is_idle(self) -> bool:
         """Wait until the device has nothing to do for a while; False if the process or the device ends before.
 
-        Nothing is measured before the first run, whose result people wait for.
+        Nothing is measured before the first run, whose result people wait for, nor while kernels are compiled, or
+        tested in other processes.
         """
         while not (self._ended.is_set() or self._runtime.closed or self._runtime.device.gone):
             before, spent = self._work(), time.process_time()
             if self._ended.wait(QUIET):
                 return False
-            if self._work() == before and self._has_run() and time.process_time() - spent <= LITTLE * QUIET:
+            quiet = self._work() == before and time.process_time() - spent <= LITTLE * QUIET
+            if quiet and self._has_run() and not (is_busy() or self._runtime.verdicts.finding.locked()):
                 return True
         return False
 
