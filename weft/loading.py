@@ -46,6 +46,7 @@ from weft.core.session.prefetch import MOST_NODES_AT_ONCE, AtOnce, Prefetch
 from weft.core.session.runtime import Runtime, default_runtime, load_optimized
 from weft.core.session.session import Session
 from weft.core.session.stages_ahead import optimize_stages
+from weft.core.session.state import find_pairs
 from weft.errors import ConfigError, InputError, WeftError, brief
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def load(
     progress: Progress | None = None,
     overflow_check: bool = True,
     wait: str | Wait = Wait.AUTO,
+    state: bool | Mapping[str, str] = False,
 ) -> Session:
     """Return a session that runs an ONNX model (a path, bytes, a loaded model), a `Network` or a `Graph`.
 
@@ -119,7 +121,13 @@ def load(
     `wait="first"` the session begins with few, general kernels; a thread tests and builds better ones, which take their
     place between two runs. `Session.wait_all` waits for them, and `Report.final` says whether they are there. Results
     of both are within what the precision allows. `wait="all"` waits for all kernels, and so does a session that is
-    profiled or debugged, saves memory (LIMIT) or runs in stages. "auto" is "first" on GPUs, "all" on software devices.
+    profiled or debugged, keeps state, saves memory (LIMIT) or runs in stages. "auto" is "first" on GPUs, "all" on
+    software devices.
+
+    `state` names outputs that are inputs of the next run, such as the keys and values of a text: {"past*": "present*"}
+    by input, or True for the names that exporters use. The session keeps these values, on the device where it can, and
+    callers neither give nor get them; `Session.state` resets, saves and rewinds them. A cache has capacities, powers of
+    two: a run that makes it longer costs no planning while there is room. ConfigError if there is no such state.
 
     An `OptimizedNetwork`, or the path of a saved one ("model.weft"), is loaded as it was optimised, and takes only
     the options `profile`, `backend_options`, `runtime`, `progress`, `overflow_check` and `wait`. It keeps those
@@ -141,6 +149,7 @@ def load(
             "debug": debug is not None,
             "limits": Limits.of(limits) != Limits(),
             "passes": bool(passes),
+            "state": bool(state),
         }
         if any(changed.values()):
             raise ConfigError(
@@ -165,6 +174,7 @@ def load(
         return Session(
             graph, choices, options, runtime=held, host=host, progress=progress, profile=profile, prefetch=prefetch,
             reread=again, overflow_check=overflow_check, wait=waits,
+            state=find_pairs(graph, state) if state else None,
         )
 
 

@@ -74,6 +74,7 @@ class _Random(Op):
     """Random numbers of a type; `seed` None counts as 0. The ONNX front end gives each node a seed from its name."""
 
     op_class: ClassVar[OpClass] = "arithmetic"
+    is_random: ClassVar[bool] = True
     dtype: DType | None = None
     seed: float | None = None
 
@@ -231,6 +232,7 @@ class Multinomial(Op):
     """
 
     most_inputs: ClassVar[int | None] = 1
+    is_random: ClassVar[bool] = True
     dtype: DType = DType.INT32
     sample_size: int = 1
     seed: float | None = None
@@ -263,6 +265,7 @@ class InStep(Op):
 
     type: ClassVar[str] = "weft::InStep"
     op_class: ClassVar[OpClass] = "arithmetic"
+    is_random: ClassVar[bool] = True
     op: Op = field(default_factory=RandomUniform)
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

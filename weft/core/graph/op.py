@@ -44,6 +44,9 @@ class Op(ABC):
     reads_shape: ClassVar[bool] = False
     """Whether the result follows from the shape and type of the first input, the only one, whatever its elements."""
 
+    is_random: ClassVar[bool] = False
+    """Whether it draws random numbers, so that two nodes alike make different values."""
+
     most_inputs: ClassVar[int | None] = None
     """The most inputs it takes; None if `infer` counts them or any number is valid."""
 

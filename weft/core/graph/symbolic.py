@@ -140,10 +140,55 @@ class OpenSizes:
             return terms
         return _substituted(terms, self._equal)
 
-    def evaluator(self, wanted: Sequence[Terms]) -> Callable[[Mapping[str, int]], list[int] | None]:
-        """Return what computes polynomials for sizes by name; None if these sizes break a guard."""
+    def sums(self) -> dict[int, Terms]:
+        """Return what the equations among the guards say, each solved for the unknown that is a sum of others, if any.
+
+        Of `past + new - all = 0` that is `all`: what the sum is then follows from sizes that stand for themselves.
+        """
+        known: dict[int, Terms] = {}
+        for unknown, terms in self._equal.items():
+            left = _substituted(_sum((((unknown,), 1),), _negated(terms)), known)
+            signs = {m[0]: c for m, c in left if len(m) == 1 and abs(c) == 1 and self._quotients[m[0]] is None}
+            own = [u for u in signs if all(c * signs[u] < 0 for m, c in left if m and m != (u,))]
+            chosen = next(iter(own or signs), None)
+            if chosen is None or any(chosen in m for m, _ in left if m != (chosen,)):
+                continue
+            rest = tuple((m, -c * signs[chosen]) for m, c in left if m != (chosen,))
+            known = {u: _substituted(t, {chosen: rest}) for u, t in known.items()}
+            known[chosen] = rest
+        return known
+
+    def with_values(self, terms: Terms, values: Mapping[str, int], sums: Mapping[int, Terms]) -> Terms:
+        """Return a polynomial with numbers in the place of some open sizes, by name, and others as they are `sums`."""
+        terms, known = _substituted(terms, sums), dict[int, Terms]()
+        for unknown in {u for monomial, _ in terms for u in monomial}:
+            quotient = self._quotients[unknown]
+            if quotient is None:
+                number = values.get(self.name(unknown) or "")
+                if number is not None:
+                    known[unknown] = _constant(number)
+                continue
+            above, below = (self.with_values(t, values, sums) for t in quotient)
+            if all(not m for m, _ in (*above, *below)) and below:
+                known[unknown] = _constant(sum(c for _, c in above) // below[0][1])
+        return _substituted(terms, known) if known else terms
+
+    def name(self, unknown: int) -> str | None:
+        """Return the name of an open size; None for a quotient."""
+        if self._quotients[unknown] is not None:
+            return None
+        return self.names[self._quotients[:unknown].count(None)]
+
+    def quotient_of(self, unknown: int) -> tuple[Terms, Terms] | None:
+        """Return what is divided by what; None for an open size."""
+        return self._quotients[unknown]
+
+    def evaluator(
+        self, wanted: Sequence[Terms], *, guarded: bool = True
+    ) -> Callable[[Mapping[str, int]], list[int] | None]:
+        """Return what computes polynomials for sizes by name; None where these break a guard, if it is `guarded`."""
         names, quotients = list(self.names), list(self._quotients)
-        ranges = _ranges(self.guards)
+        ranges = _ranges(self.guards) if guarded else []
         open_at = [k for k, q in enumerate(quotients) if q is None]
         divided = [(at, *q) for at, q in enumerate(quotients) if q is not None]
 
@@ -206,7 +251,7 @@ class SymbolicInt:
 
     def __mul__(self, other: object) -> Any:
         terms = self._of(other)
-        return NotImplemented if terms is None else self._sizes.number(_product(self.terms, terms))
+        return NotImplemented if terms is None else self._sizes.number(product(self.terms, terms))
 
     __rmul__ = __mul__
 
@@ -395,6 +440,10 @@ def _ranges(guards: Mapping[tuple[Terms, Relation], bool]) -> list[tuple[Terms, 
 
 
 
+def _constant(number: int) -> Terms:
+    return (((), number),) if number else ()
+
+
 def _made(found: Mapping[Monomial, int]) -> Terms:
     return tuple(sorted((m, c) for m, c in found.items() if c))
 
@@ -412,7 +461,8 @@ def _negated(a: Terms) -> Terms:
     return tuple((m, -c) for m, c in a)
 
 
-def _product(a: Terms, b: Terms) -> Terms:
+def product(a: Terms, b: Terms) -> Terms:
+    """Return the product of two polynomials."""
     found: dict[Monomial, int] = {}
     for left, p in a:
         for right, q in b:
@@ -426,7 +476,7 @@ def _substituted(terms: Terms, known: Mapping[int, Terms]) -> Terms:
     for monomial, factor in terms:
         part: Terms = (((), factor),)
         for unknown in monomial:
-            part = _product(part, known.get(unknown, (((unknown,), 1),)))
+            part = product(part, known.get(unknown, (((unknown,), 1),)))
         out = _sum(out, part)
     return out
 

@@ -74,6 +74,11 @@ class OpenNetwork:
         self._left = TRIES
         """How often it may still be divided with open sizes."""
 
+    @property
+    def prepared_open(self) -> tuple[PreparedNetwork, OpenSizes]:
+        """Return the network with its open sizes."""
+        return self._prepared, self._sizes
+
     def sized(self, bound: Graph) -> Sized | None:
         """Return what the prepared graph is for the shapes of a bound one; None if a guard does not hold for them."""
         sizes = self._given(bound)
@@ -147,7 +152,7 @@ class _OpenGraph:
         terms: dict[Terms, int] = {}
 
         def at(value: Any) -> Any:
-            return _At(terms.setdefault(value.terms, len(terms))) if type(value) is SymbolicInt else value
+            return Placed(terms.setdefault(value.terms, len(terms))) if type(value) is SymbolicInt else value
 
         forms: dict[object, tuple[list[str], TensorSpec]] = {}
         for name, spec in made.specs.items():
@@ -165,7 +170,7 @@ class _OpenGraph:
         ]
         self._last: dict[str, tuple[tuple[int, ...], Array]] = {}
         """The integers that were filled in last, with their array."""
-        self._later = _Later(at)
+        self._later = LaterConstants(at)
         for name, value in made.constants.items():
             if isinstance(value, LaterConstant):
                 self._later.add(name, value)
@@ -317,16 +322,16 @@ def _elements(name: str, value: Array) -> list[tuple[str, int]]:
 # -- filling in ------------------------------------------------------------------------------------------------
 
 
-class _At(int):
+class Placed(int):
     """The place of a number among those that are computed for certain sizes."""
 
 
 def _filled(values: Sequence[Any], numbers: Sequence[int]) -> tuple[int, ...]:
-    return tuple([numbers[v] if type(v) is _At else v for v in values])
+    return tuple([numbers[v] if type(v) is Placed else v for v in values])
 
 
 def _filler(numbers: Sequence[int]) -> Callable[[Any], Any]:
-    return lambda v: numbers[v] if type(v) is _At else v
+    return lambda v: numbers[v] if type(v) is Placed else v
 
 
 def _has_size(value: Any) -> bool:
@@ -352,18 +357,22 @@ def _op_key(op: Op) -> object:
     return (type(op), *map(_key, attributes)) if any(map(_has_size, attributes)) else op
 
 
-class _Later:
+class LaterConstants:
     """The constants that are computed for certain sizes, each op once, in order."""
 
     def __init__(self, at: Callable[[Any], Any]) -> None:
         self._at = at
-        self._steps: list[tuple[Any, list[Callable[[list[tuple[Array, ...]], list[int]], Array | None]]]] = []
+        self._steps: list[tuple[Any, list[Callable[[list[tuple[Array, ...]], Sequence[int]], Array | None]]]] = []
         self._place: dict[object, int] = {}
         self._named: list[tuple[str, int, int]] = []
 
     def add(self, name: str, value: LaterConstant) -> None:
         """Compute a constant of this name from now on."""
         self._named.append((name, self._step(value), value.output))
+
+    def step(self, value: LaterConstant) -> tuple[int, int]:
+        """Return what is the same for constants that are computed alike."""
+        return self._step(value), value.output
 
     def _step(self, value: LaterConstant) -> int:
         given = [self._input(each) for each in value.inputs]
@@ -373,7 +382,7 @@ class _Later:
             self._place[key] = len(self._steps) - 1
         return self._place[key]
 
-    def _input(self, value: Any) -> tuple[object, Callable[[list[tuple[Array, ...]], list[int]], Array | None]]:
+    def _input(self, value: Any) -> tuple[object, Callable[[list[tuple[Array, ...]], Sequence[int]], Array | None]]:
         """Return a key that equal inputs share, and what reads the input."""
         if isinstance(value, LaterConstant):
             step, output = self._step(value), value.output
@@ -384,13 +393,13 @@ class _Later:
             return key, lambda made, numbers: np.broadcast_to(np.zeros((), dtype), _filled(shape, numbers))
         if isinstance(value, np.ndarray) and value.dtype == object:
             elements, form = tuple(map(self._at, value.reshape(-1))), value.shape
-            places = tuple((type(e) is _At, e) for e in elements)
+            places = tuple((type(e) is Placed, e) for e in elements)
             return (form, places), lambda made, numbers: np.array(_filled(elements, numbers), np.int64).reshape(form)
         few = value is not None and value.size <= FEW
         bits = (value.tobytes(), value.dtype, value.shape) if few else id(value)
         return bits, lambda made, numbers: value
 
-    def made(self, numbers: list[int]) -> dict[str, Array]:
+    def made(self, numbers: Sequence[int]) -> dict[str, Array]:
         """Return all constants by name."""
         done: list[tuple[Array, ...]] = []
         for op, given in self._steps:

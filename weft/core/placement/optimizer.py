@@ -27,6 +27,7 @@ from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.limits import Budget, Limits
 from weft.core.passes import AnyPass
 from weft.core.passes.dead import remove_unread
+from weft.core.passes.duplicates import share_small_values
 from weft.core.passes.journal import Journal
 from weft.core.placement.assign import Assignment, Backends, assign, assign_node, unsupported
 from weft.core.placement.check_network import imports
@@ -118,6 +119,10 @@ def divide(
     )
     hints, journal = Hints(options.hints), prepared.journal.copy()
     graph, notes = decompose_refused(prepared.graph, backends, hints, journal)
+    if notes:  # what came of ops that were taken apart
+        apart, graph = graph, share_small_values(graph)
+        purpose = "Compute small values once that several nodes would compute alike."
+        journal.note("share_small_values", apart.nodes, graph.nodes, graph.outputs, purpose=purpose)
     graph = without_casts(graph, backends)
     notes += lost_hints(graph, options.hints)
     assignment = assign(graph, backends, hints, before=before)

@@ -40,7 +40,7 @@ from weft.errors import BackendError, Refusal
 log = logging.getLogger("weft.session")
 MOST_IDLE = 7
 """For how many other shapes a network stays loaded: enough for a handful of batches, pictures or lengths in turns."""
-IDLE_BYTES = 512 << 20
+IDLE_BYTES = 1 << 30
 """Most bytes that they may take together, on all devices."""
 NO_STATE: Mapping[str, Tensor] = {}
 
@@ -308,10 +308,14 @@ class LoadedNetwork:
         """Tell whether what was loaded under a key is loaded now, or stayed loaded beside it."""
         return key in self._idle or (key is not None and key == self._key)
 
-    def turn_to(self, key: Hashable) -> None:
-        """Let what stayed loaded under a key be what is loaded now, once the last run is done."""
+    def settle(self) -> None:
+        """Wait for the last run, whose outputs are lost unless they were taken."""
         self.abandon()
         self._wait()
+
+    def turn_to(self, key: Hashable) -> None:
+        """Let what stayed loaded under a key be what is loaded now, once the last run is done."""
+        self.settle()
         if key == self._key:
             return
         if self._key is None:

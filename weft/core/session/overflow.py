@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
+from weft.core.graph.op import MovingOp
 from weft.core.passes.precision import INFINITE, magnitude
 
 HELD = 32768.0
@@ -24,6 +26,10 @@ ROUNDS = 4
 """How often a network is planned again at most: a value may be beyond fp16 only once another one is finite."""
 MOST_IN_VAIN = 3
 """After so many runs in which nothing overflowed, though outputs were not finite, no more are checked."""
+PASSES_ON = frozenset({"Add", "Cast", "Min", "Where"})
+"""Ops whose result is minus infinity where an input says so."""
+MOST_IN_MASK = 1 << 18
+"""Most elements of a constant in which minus infinity is looked for: weights have none, and take long to look at."""
 MOST_CHECKED = 1 << 16
 """Outputs of up to so many bytes are checked in every run, which takes microseconds."""
 _STORED_AS = re.compile(r"(\.float(16|32)(\.\d+)?)+$")
@@ -45,6 +51,8 @@ class OverflowWatch:
 
     def __init__(self, *, thorough: bool = False) -> None:
         self.thorough = thorough
+        self.masks = frozenset[str]()
+        """The values in which minus infinity is the network's own; see `masks_of`."""
         self._seen: dict[str, _Seen] = {}
         self._held: set[str] = set()
         """The inputs of the run whose finite numbers fp16 holds."""
@@ -65,6 +73,9 @@ class OverflowWatch:
             return
         is_half = stored.dtype == np.float16
         seen = self._seen.setdefault(name, _Seen(is_half))
+        if is_half and in_model(name) in self.masks:
+            seen.is_finite = seen.is_finite and not bool(np.any(np.isnan(stored) | np.isposinf(stored)))
+            return
         if is_half:
             seen.is_finite = seen.is_finite and bool(magnitude(stored).max() < INFINITE)
             return
@@ -92,6 +103,19 @@ class OverflowWatch:
         """Return the names without those of values that were stored as float32 and that fp16 would hold."""
         held = {in_model(n) for n, seen in self._seen.items() if not seen.is_half and seen.largest < HELD}
         return frozenset(name for name in names if in_model(name) not in held)
+
+
+def masks_of(graph: Graph, given: Iterable[str] = ()) -> frozenset[str]:
+    """Return the values of a network that are made of constants, or inputs `given`, with minus infinity.
+
+    They hide something, and say so wherever they are kept.
+    """
+    small = {n: c for n, c in graph.constants.items() if c.dtype.kind == "f" and c.size <= MOST_IN_MASK}
+    found = {*given, *(n for n, c in small.items() if bool(np.isneginf(c).any()))}
+    for node in graph.nodes:
+        if (isinstance(node.op, MovingOp) or node.op.type in PASSES_ON) and not found.isdisjoint(node.inputs):
+            found.update(node.outputs)
+    return frozenset(map(in_model, found))
 
 
 def in_model(name: str) -> str:

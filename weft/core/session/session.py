@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from weft.core.contract.backend import MemoryMode, Precision, SameNodes, Wait
+from weft.core.contract.backend import Backend, MemoryMode, Precision, SameNodes, Wait
 from weft.core.contract.doors import door
 from weft.core.contract.error_context import do_all, is_error
 from weft.core.contract.lowered import PlanAgain, TakesLong
@@ -27,10 +27,11 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.later_constants import MOST_INTEGERS
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.tensor import OPEN_RANK, SequenceSpec, TensorSpec
+from weft.core.graph.tensor import OPEN_RANK, SequenceSpec, Tensor, TensorSpec
 from weft.core.graph.validate import validate
 from weft.core.host import shutdown
 from weft.core.placement.assign import Assignment, Backends
+from weft.core.placement.capacity import Axes, NoCapacity
 from weft.core.placement.check_network import check_devices
 from weft.core.placement.hints import Hints, check_hints
 from weft.core.placement.lower_network import lower_network
@@ -56,6 +57,7 @@ from weft.core.session.arguments import (
     take_planned_outputs,
     take_shapes,
 )
+from weft.core.session.capacities import Capacities, RoomyPlan, sizes_of
 from weft.core.session.late_refusal import until_taken
 from weft.core.session.later import Later, in_turn
 from weft.core.session.left_weights import LeftWeights
@@ -71,6 +73,7 @@ from weft.core.session.overflow import (
     are_suspect,
     have_no_nan,
     in_model,
+    masks_of,
 )
 from weft.core.session.pipeline import NodeRefused, Pipeline, Progress
 from weft.core.session.prefetch import Prefetch, Ready
@@ -78,6 +81,7 @@ from weft.core.session.report import Report, joined
 from weft.core.session.stage_loader import LoadedStages
 from weft.core.session.stage_runner import Rest, Rows, StageRunner, tensor
 from weft.core.session.stages_ahead import foresee
+from weft.core.session.state import State, StateStore
 from weft.errors import BackendError, ClosedError, ConfigError, InputError, OutOfMemory, WeftError, grouped
 
 if TYPE_CHECKING:
@@ -146,6 +150,8 @@ class _Plan:
     """Whether an input may be read after an output was written: several parts or stages run."""
     values: Mapping[str, Array] = field(default_factory=dict)
     """The inputs that decide shapes, with the values that it was made for."""
+    roomy: RoomyPlan | None = None
+    """The capacities that it was made for, if it holds for all sizes up to them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,6 +205,7 @@ class Session(NotCopied):
         overflow_check: bool = True,
         wait: Wait = Wait.ALL,
         beside: Notices | None = None,
+        state: Mapping[str, str] | None = None,
     ) -> None:
         close_forgotten()
         if prefetch is None and (fixed is None or fixed.tail is None):  # a first stage does not make all outputs
@@ -226,7 +233,7 @@ class Session(NotCopied):
         waits = thrifty or self._profile is not None or self.options.debug is not None
         self._loaded = LoadedNetwork(
             every, self.config, progress=in_turn(progress), profile=self._profile, same_nodes=SameNodes(),
-            wait=Wait.ALL if waits else wait,
+            wait=Wait.ALL if waits or state else wait,
         )
         self._later: Later[Session] | None = None
         """Prepares what takes the place of what is loaded."""
@@ -267,6 +274,17 @@ class Session(NotCopied):
         self._warned = ""
         self._shows_other_sizes = fixed is None and self.config.memory is not MemoryMode.LIMIT
         """Whether the next new shape is the first one, at which backends see what other sizes change."""
+        self._capacities: Capacities | None = None
+        """Plans for sizes that grow; None where each size is planned by itself."""
+        self._numbers: Sequence[int] = ()
+        """What the plan for capacities computed of the sizes of the run that was started."""
+        self._unpadded: dict[str, Array] | None = None
+        """The arrays of the run that was started, if it runs arrays with padding in their place."""
+        self._store: StateStore | None = None
+        if state:
+            self._store = StateStore(state, self._state_backend)
+        self._asked = _asked(graph, state or {})
+        """The network as callers see it: without its state."""
         self._process = os.getpid()
         if fixed is None:
             check_hints(graph, self.options.hints, [c.device for c in choices])
@@ -280,7 +298,11 @@ class Session(NotCopied):
                 shutdown.note(self)
             else:
                 self._loaded.notices = beside.silent()
-            self._prepare(self._bound, ahead=True)
+            self._plan_capacities()
+            if self._store is None:
+                self._prepare(self._bound, ahead=True)
+            else:
+                self._prepare_state()
         self._take_open()
         self._prefetch = None
 
@@ -300,12 +322,20 @@ class Session(NotCopied):
     @property
     def inputs(self) -> dict[str, tuple[int | str, ...]]:
         """Return the shape of each input; a str is a dimension that is not bound yet."""
-        return {i: self._bound.specs[i].shape for i in self.graph.inputs}
+        return {i: self._bound.specs[i].shape for i in self._asked.inputs}
 
     @property
     def outputs(self) -> list[str]:
         """Return the names of the outputs, in order."""
-        return list(self.graph.outputs)
+        return list(self._asked.outputs)
+
+    @property
+    def state(self) -> State:
+        """Return the values that live from run to run; ConfigError if the session was loaded without `state`."""
+        self._check_open()
+        if self._store is None:
+            raise ConfigError("this session keeps no state", fix="pass state=True, or the pairs, to weft.load")
+        return State(self)
 
     @property
     def report(self) -> Report:
@@ -407,15 +437,13 @@ class Session(NotCopied):
         own, outputs = outputs, None if outputs is None else host_outputs(outputs)
         arrays = self._accept(inputs, outputs)
         given = self._checked(outputs)
-        if outputs is not None and (self._plan.reads_late or (self._checks_range and self._may_repeat(given))):
-            arrays = apart(arrays, outputs)
+        arrays = self._kept_apart(arrays, outputs, given)
         try:
             self._start(arrays, given)
-            tail = self._plan.tail
-            results = self._loaded.finish(given) if tail is None else self._finish(tail, outputs)
+            results = self._finished(given, outputs)
             if self._checks_range:
                 results = self._in_range(arrays, outputs, results)
-            return results if own is outputs else as_given(self.graph, own, results)
+            return results if own is outputs else as_given(self._asked, own, results)
         finally:
             self._loaded.abandon()  # after an interrupt, too
 
@@ -482,11 +510,10 @@ class Session(NotCopied):
     def _watched_run(self, arrays: dict[str, Array], outputs: Outputs | None) -> tuple[list[Array], OverflowWatch]:
         self._watch = watch = OverflowWatch(thorough=True)
         try:
-            taken = self._accept([arrays], outputs)
+            taken = self._accept([arrays if self._unpadded is None else self._unpadded], outputs)
             given = self._checked(outputs)
             self._start(taken, given)
-            tail = self._plan.tail
-            return self._loaded.finish(given) if tail is None else self._finish(tail, outputs), watch
+            return self._finished(given, outputs), watch
         finally:
             self._watch = None
 
@@ -501,7 +528,12 @@ class Session(NotCopied):
         self._cache.clear()
         self._open = None
         self._stages.plan_again(overflowing)
-        self._prepare(self._bound)
+        self._plan_capacities()
+        if self._store is None:
+            self._prepare(self._bound)
+            return
+        self._store.length -= self._store.rows  # the run is repeated
+        self._store.rows, self._plan = 0, _Plan()
 
     def _checked(self, outputs: Outputs | None, *, converted: frozenset[str] = frozenset()) -> list[Array | None]:
         """Return the arrays for the outputs in order; an empty list if none is given, or later stages give the outputs.
@@ -510,7 +542,7 @@ class Session(NotCopied):
         """
         network = self._loaded.now.network
         assert network is not None
-        if self._plan.tail is not None or outputs is None:
+        if self._plan.tail is not None or self._plan.roomy is not None or outputs is None:
             return []
         planned = None
         if self._plan.given is not None and not converted:
@@ -523,6 +555,43 @@ class Session(NotCopied):
         specs |= {o: TensorSpec(specs[o].shape, DType.FLOAT16) for o in wide & half_outputs(self.graph, outputs)}
         return take_outputs(self.graph, specs, outputs, narrowable=self._plan.narrowable)
 
+    def _kept_apart(
+        self, arrays: dict[str, Array], outputs: Outputs | None, given: Sequence[Array | None]
+    ) -> dict[str, Array]:
+        """Return the inputs of a run, as copies where it may read one after an output was written there."""
+        repeats = self._checks_range and (self._unpadded is not None or self._may_repeat(given))
+        if outputs is None or not (self._plan.reads_late or repeats):
+            return arrays
+        if self._unpadded is not None:
+            self._unpadded = apart(self._unpadded, outputs)
+            return arrays
+        return apart(arrays, outputs)
+
+    def _finished(self, given: Sequence[Array | None], outputs: Outputs | None) -> list[Array]:
+        """Wait for the run that was started, and return the outputs."""
+        if self._plan.roomy is not None:
+            return self._live(self._plan.roomy, outputs)
+        tail = self._plan.tail
+        return self._loaded.finish(given) if tail is None else self._finish(tail, outputs)
+
+    def _live(self, plan: RoomyPlan, outputs: Outputs | None) -> list[Array]:
+        """Wait for a run of a network for capacities, and return what is live of its outputs."""
+        numbers = self._numbers
+        made = dict(zip(self._loaded.results, self._loaded.finish([]), strict=True))
+        if self._store is not None:
+            self._store.take(made)
+        live = {name: plan.network.cut(name, made[name], numbers) for name in self._asked.outputs}
+        specs = {name: TensorSpec(array.shape, DType.of(array.dtype)) for name, array in live.items()}
+        given = take_outputs(self._asked, specs, outputs)
+        results = []
+        for target, (name, array) in zip(given, live.items(), strict=True):
+            if target is not None:
+                np.copyto(target, array)
+            # A part of an array would hold the memory of all of it.
+            whole = array.size == made[name].size
+            results.append(array if target is None and whole else np.array(array) if target is None else target)
+        return results
+
     def _start(self, arrays: dict[str, Array], given: Sequence[Array | None], *, keep: bool = False) -> None:
         """Start the first stage; `keep` what later ones read of the inputs, which the caller may change."""
         self._stages.begin()
@@ -530,8 +599,14 @@ class Session(NotCopied):
         if self._plan.tail is not None:
             read = {*self._plan.tail.rest.graph.inputs, *self.graph.outputs}
             self._fed = {i: a.copy() if keep else a for i, a in arrays.items() if i in read}
+        if self._watch is not None and self._loaded.network is not None:
+            own = () if self._plan.roomy is None else self._plan.roomy.network.masks
+            self._watch.masks = masks_of(self._loaded.network.graph, own)
         self._stages.watch = self._watch
         self._loaded.start(arrays, given, watch=self._watch)
+        if self._store is not None and self._plan.roomy is not None:
+            self._store.rows = self._plan.roomy.network.rows(self._numbers)
+            self._store.length += self._store.rows
 
     def _finish(self, tail: _Tail, outputs: Outputs | None) -> list[Array]:
         """Wait for the first stage, run the others, and return the outputs, in the given arrays where there are any."""
@@ -565,11 +640,11 @@ class Session(NotCopied):
         own, outputs = outputs, None if outputs is None else host_outputs(outputs)
         arrays = self._accept(inputs, outputs)
         given = self._checked(outputs)
-        if outputs is not None and (self._plan.reads_late or (self._checks_range and self._may_repeat(given))):
-            arrays = apart(arrays, outputs)
+        arrays = self._kept_apart(arrays, outputs, given)
         self._kept_inputs = None
         if self._watch is not None:
             arrays = self._kept_inputs = copy.deepcopy(arrays)
+            self._unpadded = copy.deepcopy(self._unpadded)
         self._start(arrays, given, keep=True)
         self._submitted = own, given
 
@@ -602,12 +677,20 @@ class Session(NotCopied):
         self._submitted = None, []
         if before is not None:
             own, outputs = before, host_outputs(before)
-        tail = self._plan.tail
-        results = self._loaded.finish(given) if tail is None else self._finish(tail, outputs)
+        results = self._finished(given, outputs)
         kept, self._kept_inputs = self._kept_inputs, None
         if kept is not None:
             results = self._in_range(kept, outputs, results)
-        return results if own is outputs else as_given(self.graph, own, results)
+        return results if own is outputs else as_given(self._asked, own, results)
+
+    @_alone
+    def with_state(self, use: Callable[[StateStore, Mapping[str, Axes]], R]) -> R:
+        """Return what a function makes of the state, once no run is under way; `Session.state` calls this."""
+        self._check_open()
+        assert self._store is not None
+        if not self._loaded.started:
+            self._loaded.settle()
+        return use(self._store, {} if self._plan.roomy is None else self._plan.roomy.network.inputs)
 
     # -- arrays in the devices' reach ------------------------------------------------------------------
 
@@ -624,8 +707,8 @@ class Session(NotCopied):
         self._settle()
         graph = self._first_stage().graph
         arrays = {}
-        for name in self.graph.inputs:
-            spec = graph.specs.get(name, self._bound.specs[name])
+        for name in self._asked.inputs:
+            spec = self._bound.specs[name] if self._plan.roomy else graph.specs.get(name, self._bound.specs[name])
             if not isinstance(spec, SequenceSpec):
                 arrays[name] = self._loaded.lend(name, self._travelling(name, spec), is_input=True)
         return arrays
@@ -639,11 +722,13 @@ class Session(NotCopied):
         """
         self._settle()
         graph = self._first_stage().graph
-        if self._plan.tail is not None:
+        if self._plan.tail is not None or self._plan.roomy is not None:
             raise InputError(
                 "the shapes of the outputs are not known before a run",
                 where=f"network {self.graph.name!r}",
-                why="it runs in stages, since shapes, or which nodes run, follow from values",
+                why="it runs in stages, since shapes, or which nodes run, follow from values"
+                if self._plan.roomy is None
+                else "it is planned for sizes that grow",
                 fix="let run make the arrays, or give your own for outputs of known shapes (outputs={name: array})",
             )
         specs = {name: self._travelling(name, graph.specs[name]) for name in graph.outputs}
@@ -673,10 +758,13 @@ class Session(NotCopied):
         """Free all but the loaded network itself, if that is closed."""
         if self._loaded.is_closed:
             self._end_later()
+            if self._store is not None:
+                self._store.close()
+            self._capacities = None
             self._cache.clear()
             self._open = self._fixed = self._prefetch = None
             self._plan, self._fed, self._submitted = _Plan(), {}, (None, [])
-            self.graph, self._bound = _interface(self.graph), _interface(self._bound)
+            self.graph, self._bound, self._asked = map(_interface, (self.graph, self._bound, self._asked))
             self._stages.close()
 
     def end(self, patience: float) -> bool:
@@ -727,15 +815,8 @@ class Session(NotCopied):
         self.graph.overflowing = bound.overflowing = overflowing
         if bound.symbols():
             self._loaded.drop()
-        elif self._loaded.notices is None:
-            with self.runtime.notifier.loading(self._choices) as notices, self._loaded.announced(notices):
-                self._place(bound, wanted, ahead=ahead)
         else:
-            try:
-                self._place(bound, wanted, ahead=ahead)
-            except BaseException:
-                self._loaded.drop()
-                raise
+            self._loading(lambda: self._place(bound, wanted, ahead=ahead))
         self._bound = bound
         follows, self._follows = self._follows, None
         if follows is not None:
@@ -743,6 +824,125 @@ class Session(NotCopied):
             self._ends[1:] = [self._later]
         if self._loaded.now.network is not None and self._plan.tail is None:
             self.graph, self._bound = self._weights.left(self.graph, bound)
+
+    def _loading(self, place: Callable[[], None]) -> None:
+        """Load by `place`; contexts hear of the first load. If a later one fails, nothing stays loaded."""
+        if self._loaded.notices is None:
+            with self.runtime.notifier.loading(self._choices) as notices, self._loaded.announced(notices):
+                place()
+            return
+        try:
+            place()
+        except BaseException:
+            self._loaded.drop()
+            raise
+
+    # -- sizes that grow, and state --------------------------------------------------------------------
+
+    def _plan_capacities(self) -> None:
+        """Make what plans for capacities, where sizes are open and the session may keep weights on the host."""
+        options, self._capacities = self.options, None
+        pairs = {} if self._store is None else self._store.pairs
+        plain = options.debug is None and not options.passes and OPEN_RANK not in self.graph.symbols()
+        if self._fixed is None and plain and self.config.memory is not MemoryMode.LIMIT:
+            self._capacities = Capacities(self.graph, self.config.precision, options.limits, pairs)
+        elif self._store is not None:
+            raise ConfigError(
+                "a state cannot be kept here",
+                where=f"network {self.graph.name!r}",
+                why="it needs open weights: no memory='limit', passes=, debug=, inputs of open rank or saved network",
+                fix="leave that out, or leave state out and pass the values as inputs and outputs",
+            )
+
+    def _prepare_state(self) -> None:
+        """Load for the first run if all sizes but that of the state are known."""
+        specs = {i: self._bound.specs[i] for i in self._asked.inputs}
+        if all(spec.is_static and not isinstance(spec, SequenceSpec) for spec in specs.values()):
+            self._take_state({i: np.zeros(spec.dims, spec.dtype.numpy) for i, spec in specs.items()})
+
+    def _take_state(self, arrays: dict[str, Array]) -> dict[str, Array]:
+        """Return what a network for capacities takes, which is loaded for the length that the state has now."""
+        assert self._store is not None and self._capacities is not None
+        plan = self._plan.roomy
+        try:
+            found = self._capacities.for_state(arrays, self._store.length)
+        except NoCapacity as e:
+            raise ConfigError(
+                "the network cannot keep this state",
+                where=f"network {self.graph.name!r}",
+                why=str(e),
+                fix="leave state out, and pass the values as inputs and outputs",
+            ) from e
+        if found is not plan or self._loaded.now.network is None:
+            self._prepare_roomy(found)
+            shapes = {i: a.shape for i, a in arrays.items()}
+            self._bound = bind(self.graph, shapes)
+        self._numbers = self._capacities.numbers(found, arrays, self._store.length)
+        self._unpadded = arrays
+        fed = {i: arrays[i] for i in found.network.inputs if i in arrays}
+        return found.network.feed(fed, self._numbers) | self._store.arrays
+
+    def _take_grown(self, arrays: dict[str, Array], values: Mapping[str, Array]) -> dict[str, Array] | None:
+        """Return what a network for capacities takes, if a cache among the inputs grows from run to run; else None."""
+        if self._capacities is None or self._plan.tail is not None:
+            return None
+        if any(isinstance(self.graph.specs[i], SequenceSpec) for i in self.graph.inputs):
+            return None
+        numbered = {f"{i}[0]": int(a.reshape(-1)[0]) for i, a in values.items() if a.size == 1}
+        if len(numbered) < len(values):
+            return None
+        sizes = sizes_of(self.graph, arrays) | numbered
+        plan, steady = self._plan.roomy, self._capacities.note(sizes)
+        numbers = None if plan is None else plan.numbers(sizes)
+        if plan is None or numbers is None:
+            plan = self._capacities.for_growth(arrays, numbered) if steady else None
+            numbers = None if plan is None else plan.numbers(sizes)
+            if plan is None or numbers is None:
+                return None
+            self._prepare_roomy(plan)
+            self._bound = bind(self.graph, {i: a.shape for i, a in arrays.items()})
+        self._numbers, self._unpadded = numbers, arrays
+        return plan.network.feed({i: arrays[i] for i in plan.network.inputs}, numbers)
+
+    def _prepare_roomy(self, plan: RoomyPlan) -> None:
+        self._settle()
+        self._loading(lambda: self._place_roomy(plan))
+
+    def _place_roomy(self, plan: RoomyPlan) -> None:
+        """Load a network for capacities, or turn to it if it stayed loaded."""
+        graph, key, store = plan.network.graph, ("capacities", plan.key), self._store
+
+        def attempt(before: Assignment) -> None:
+            if self._loaded.holds(key):
+                self._loaded.turn_to(key)
+            else:
+                begun = perf_counter()
+                backends = {c.device: self._loaded.ask(c.device) for c in self._choices}
+                prepared = replace(plan.prepared, graph=graph)
+                divided = divide_first(graph, backends, self.options, host=self._host, before=before, prepared=prepared)
+                divided_by = perf_counter()
+                network = lower_network(divided, {p.device: self._loaded.ask(p.device) for p in divided.parts})
+                if store is not None and not store.fits(network, graph):
+                    self._loaded.drop()  # what is loaded uses the memory of the state
+                    store.move(network, graph)
+                lowered_by = perf_counter()
+                self._load(network, key, beside=True, state={} if store is None else store.tensors)
+                self._log_times(network, divided_by - begun, lowered_by - divided_by, perf_counter() - lowered_by)
+                if store is not None:
+                    store.leave([*self._loaded.unaliased])
+                self._warn(network)
+            self._plan = _Plan(roomy=plan)
+
+        def hear(refusal: NodeRefused) -> None:
+            self._loaded.forget(key)
+            self._check_may_refuse(refusal)
+
+        until_taken(attempt, hear, lambda: self._loaded.forget(key))
+
+    def _state_backend(self, device: str) -> Backend:
+        return next(c for c in self._choices if c.device == device).open(self.config)
+
+    # -- planning for sizes ----------------------------------------------------------------------------
 
     def _place(self, bound: Graph, wanted: frozenset[str], *, ahead: bool) -> None:
         """Optimise and load."""
@@ -893,14 +1093,16 @@ class Session(NotCopied):
                     raise
                 self._general = f"general kernels stay, since better ones could not be prepared: {e}"
 
-    def _load(self, network: OptimizedNetwork, key: Hashable, *, beside: bool) -> None:
+    def _load(
+        self, network: OptimizedNetwork, key: Hashable, *, beside: bool, state: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Load a network; where memory lacks, in place of what stayed loaded for other shapes, in any session."""
         try:
-            self._loaded.load(network, key, beside=beside)
+            self._loaded.load(network, key, beside=beside, state=state or {})
         except OutOfMemory:
             if not any([self._loaded.close_idle(), *map(Session._make_room, _others(self))]):
                 raise
-            self._loaded.load(network, key)
+            self._loaded.load(network, key, state=state or {})
 
     def _make_room(self) -> bool:
         """Close what stayed loaded for other shapes, unless another thread uses the session; tell whether it did."""
@@ -1038,6 +1240,9 @@ class Session(NotCopied):
         if self._later is not None and self._later.is_made:
             self._loaded.abandon()
             self._take_later()
+        self._unpadded = None
+        if self._store is not None:
+            return self._take_state(take_inputs(self._asked, inputs))
         plan = self._plan
         # What most runs get, with as few calls as can be.
         if plan.forms is not None and self._loaded.now.network is not None and not (plan.tail or self._deciding):
@@ -1059,7 +1264,12 @@ class Session(NotCopied):
         values = {i: tensors[i] for i in self.graph.inputs if i in self._deciding}
         halves = _half_inputs(specs, tensors)
         wanted = halves | half_outputs(self.graph, outputs)
-        is_new = self._loaded.now.network is None or any(a.shape != specs[i].shape for i, a in tensors.items())
+        grown = self._take_grown(tensors | {i: tensors[i].astype(np.float32) for i in halves}, values)
+        if grown is not None:
+            return grown
+        specs = self._bound.specs
+        is_new = self._loaded.now.network is None or self._plan.roomy is not None
+        is_new = is_new or any(a.shape != specs[i].shape for i, a in tensors.items())
         if is_new or not _are_values(self._plan.values, values):
             shapes = {i: a.shape for i, a in tensors.items()}
             self._prepare(_with_values(bind(self.graph, shapes, self._bound), values), wanted)
@@ -1112,6 +1322,14 @@ def _forget_all(ends: Sequence[LoadedNetwork | Later[Session]]) -> None:
             each.give_up()
         else:
             forget(each)
+
+
+def _asked(graph: Graph, state: Mapping[str, str]) -> Graph:
+    """Return a network as callers see it, without its state."""
+    made = {*state.values()}
+    inputs, outputs = ([n for n in names if n not in hidden] for names, hidden in
+                       ((graph.inputs, state), (graph.outputs, made)))
+    return replace(_interface(graph), inputs=inputs, outputs=outputs)
 
 
 def _others(session: Session) -> list[Session]:

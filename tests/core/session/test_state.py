@@ -1,0 +1,296 @@
+"""State: values that live from run to run, on every device, and sizes that grow."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import weft
+from benchmarks.decoders import TINY, decoder, empty_caches, feeds
+from weft.errors import ConfigError, InputError
+
+DEVICES = ("cpu", "opencl", "vulkan")
+F = TensorProto.FLOAT
+ROWS, WIDTH = 5, 3
+
+
+@pytest.fixture
+def plans(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], int]]:
+    """Return what counts the networks that were planned since the last call."""
+    caplog.set_level(logging.INFO, "weft.session")
+
+    def count() -> int:
+        found = sum("planned in" in record.getMessage() for record in caplog.records)
+        caplog.clear()
+        return found
+
+    yield count
+
+
+class Reference:
+    """ONNX Runtime, which is given the caches."""
+
+    def __init__(self, form: str) -> None:
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        model = decoder("tiny", form).SerializeToString()
+        self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        self.form, self.caches, self.length = form, empty_caches(TINY), 0
+
+    def feeds(self, words: Any) -> dict[str, Any]:
+        """Return the inputs of a run without the caches."""
+        return feeds(TINY, self.form, words, self.length)
+
+    def run(self, words: Any) -> Any:
+        """Return the logits of new words."""
+        logits, *caches = self._session.run(None, {**self.feeds(words), **self.caches})
+        self.caches = dict(zip(self.caches, caches, strict=True))
+        self.length += words.shape[1]
+        return logits
+
+
+def close(got: Any, wanted: Any) -> bool:
+    """Tell whether logits agree as far as ONNX Runtime's sums of fp16 do."""
+    return got.shape == wanted.shape and bool(np.abs(got - wanted).max() <= 3e-3 * np.abs(wanted).max())
+
+
+TEXT = [np.arange(7)[None], *([[w]] for w in (3, 1, 4)), np.arange(40, 45)[None], *([[w]] for w in (1, 5))]
+
+
+@pytest.mark.parametrize("form", ["genai", "genai4", "optimum"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_text_keeps_its_caches_on_the_device(device: str, form: str, plans: Callable[[], int]) -> None:
+    reference = Reference(form)
+    with weft.load(decoder("tiny", form), device, state=True, fallback="error") as session:
+        assert session.outputs == ["logits"] and not any("past" in name for name in session.inputs)
+        for step, words in enumerate(TEXT):
+            words = np.array(words, np.int64)
+            given = reference.feeds(words)
+            (logits,) = session.run(given)
+            assert close(logits, reference.run(words))
+            assert session.state.length == reference.length
+            assert plans() == (1 if step < 2 else 0)  # a prompt, and one word
+        assert {*session.report.nodes_by_device} == {device}
+        assert not any("copied" in note for note in session.report.notes)
+        saved = session.state.save()
+    wanted = reference.caches
+    assert saved.length == reference.length and saved.values.keys() == wanted.keys()
+    for name, value in saved.values.items():
+        assert close(value.astype(np.float32), wanted[name].astype(np.float32))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_callers_caches_that_grow_are_planned_once(device: str, plans: Callable[[], int]) -> None:
+    reference = Reference("genai")
+    with weft.load(decoder("tiny", "genai"), device, fallback="error") as session:
+        caches, counts = empty_caches(TINY), []
+        for words in (np.arange(5)[None], *([[w]] for w in range(9))):
+            words = np.array(words, np.int64)
+            logits, *made = session.run({**reference.feeds(words), **caches})
+            assert close(logits, reference.run(words))
+            caches = dict(zip(caches, made, strict=True))
+            assert all(made.shape == reference.caches[name].shape for name, made in caches.items())
+            counts.append(plans())
+        assert sum(counts[5:]) == 0
+        words = np.arange(3)[None]
+        fresh = Reference("genai")
+        logits, *_ = session.run({**fresh.feeds(words), **empty_caches(TINY)})  # another text
+        assert close(logits, fresh.run(words))
+
+
+def test_a_state_is_reset_rewound_saved_and_restored() -> None:
+    words = [np.array([[w]], np.int64) for w in (2, 7, 1, 8)]
+    model, reference = decoder("tiny", "genai"), Reference("genai")
+    every = [reference.feeds(each) | {"_": reference.run(each)} for each in words]
+    wanted = [each.pop("_") for each in every]
+    with weft.load(model, "cpu", state=True) as session, weft.load(model, "cpu", state=True) as other:
+        assert [close(session.run(each)[0], w) for each, w in zip(every, wanted, strict=True)] == [True] * 4
+        session.state.rewind(2)
+        assert close(session.run(every[2])[0], wanted[2])
+        saved = session.state.save()
+        assert close(session.run(every[3])[0], wanted[3])
+        session.state.reset()
+        assert session.state.length == 0 and close(session.run(every[0])[0], wanted[0])
+        for each in (session, other):  # also where nothing has run yet
+            each.state.restore(saved)
+            assert each.state.length == 3 and close(each.run(every[3])[0], wanted[3])
+        with pytest.raises(InputError, match="cannot be rewound to 9"):
+            session.state.rewind(9)
+        assert "length=4" in repr(session.state)
+
+
+def test_a_cache_grows_beyond_its_capacity(plans: Callable[[], int]) -> None:
+    reference = Reference("genai")
+    with weft.load(decoder("tiny", "genai"), "cpu", state=True) as session:
+        for count in (250, 1, 1, 1):
+            words = np.arange(count)[None] % TINY.vocabulary
+            (logits,) = session.run(reference.feeds(words))
+            assert close(logits, reference.run(words))
+        before = session.state.nbytes
+        for count in (240, 1, 12, 1):  # the table of places ends at 512
+            words = np.arange(count)[None] % TINY.vocabulary
+            (logits,) = session.run(reference.feeds(words))
+            assert close(logits, reference.run(words))
+        assert session.state.nbytes > before
+
+
+def test_infinite_rows_do_not_outlive_a_reset() -> None:
+    model = cache_network("ReduceSum", [1])
+    with weft.load(model, "cpu", state={"past": "present"}) as session:
+        session.run(np.full((1, 2, WIDTH), np.inf, np.float32))
+        session.state.reset()
+        x = np.ones((1, 1, WIDTH), np.float32)
+        assert np.array_equal(session.run(x)[0].reshape(-1), np.ones(WIDTH))
+
+
+# -- ops along a size that grows ------------------------------------------------------------------------------
+
+
+def cache_network(op: str, extra: Sequence[Any] = (), *, outputs: int = 1, **attributes: Any) -> onnx.ModelProto:
+    """Return a network that puts rows behind a cache and computes an op of all rows."""
+    names, weights = ["all"], []
+    for k, value in enumerate(extra):
+        weights.append(numpy_helper.from_array(np.asarray(value, np.int64 if op != "Add" else np.float32), f"c{k}"))
+        names.append(f"c{k}")
+    made = [f"y{k}" for k in range(outputs)]
+    nodes = [
+        helper.make_node("Concat", ["past", "x"], ["all"], axis=1),
+        helper.make_node("Identity", ["all"], ["present"]),
+        helper.make_node(op, names, made, **attributes),
+    ]
+    return _model(nodes, made, weights)
+
+
+def _model(nodes: list[Any], made: Sequence[str], weights: Sequence[Any] = ()) -> onnx.ModelProto:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "cache", [value("x", F, (1, "new", WIDTH)), value("past", F, (1, "old", WIDTH))],
+        [*(helper.make_empty_tensor_value_info(name) for name in made), value("present", F, (1, "all", WIDTH))],
+        weights,
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def square() -> onnx.ModelProto:
+    """Return a network whose keys and values are the rows themselves."""
+    nodes = [
+        helper.make_node("Concat", ["past", "x"], ["present"], axis=1),
+        helper.make_node("Transpose", ["present"], ["turned"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["turned", "present"], ["y0"]),
+    ]
+    return _model(nodes, ["y0"])
+
+
+def positions() -> onnx.ModelProto:
+    """Return a network that adds to each row its place from the end, which it computes of the shape."""
+    nodes = [
+        helper.make_node("Concat", ["past", "x"], ["present"], axis=1),
+        helper.make_node("Shape", ["present"], ["shape"], start=1, end=2),
+        helper.make_node("Squeeze", ["shape"], ["count"]),
+        helper.make_node("Range", ["zero", "count", "one"], ["at"]),
+        helper.make_node("Sub", ["count", "at"], ["back"]),
+        helper.make_node("Cast", ["back"], ["numbers"], to=F),
+        helper.make_node("Reshape", ["numbers", "column"], ["rows"]),
+        helper.make_node("Mul", ["present", "rows"], ["y0"]),
+    ]
+    numbers = {"zero": 0, "one": 1, "column": [-1, 1]}
+    weights = [numpy_helper.from_array(np.array(v, np.int64), n) for n, v in numbers.items()]
+    return _model(nodes, ["y0"], weights)
+
+
+ALONG = {
+    **{f"Reduce{kind}": cache_network(f"Reduce{kind}", [[1]]) for kind in ("Sum", "Mean", "Max", "Min", "Prod")},
+    **{f"Reduce{kind}": cache_network(f"Reduce{kind}", [[1, 2]]) for kind in ("L1", "L2", "LogSumExp", "SumSquare")},
+    "all axes": cache_network("ReduceMean", keepdims=0),
+    "softmax": cache_network("Softmax", axis=1),
+    "softmax of rows": cache_network("Softmax", axis=2),
+    "log softmax": cache_network("LogSoftmax", axis=1),
+    "argmax": cache_network("ArgMax", axis=1),
+    "running sum": cache_network("CumSum", [1]),
+    "running sum from the end": cache_network("CumSum", [1], reverse=1),
+    "last row": cache_network("Gather", [-1], axis=1),
+    "last two rows": cache_network("Slice", [[-2], [2**62], [1]]),
+    "all but the last": cache_network("Slice", [[0], [-1], [1]]),
+    "every second": cache_network("Slice", [[0], [2**62], [1], [2]]),
+    "reversed": cache_network("Slice", [[-1], [-(2**62)], [1], [-1]]),
+    "turned": cache_network("Transpose", perm=[1, 2, 0]),
+    "rows as a matrix": cache_network("Reshape", [[-1, WIDTH]]),
+    "as one row": cache_network("Reshape", [[1, -1]]),
+    "behind itself": cache_network("Expand", [[2, 1, 1, 1]]),
+    "triangle": cache_network("Trilu"),
+    "split": cache_network("Split", [[1, 2]], axis=2, outputs=2),
+    "product": square(),
+    "positions": positions(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ALONG)
+def test_ops_see_no_padding(what: str) -> None:
+    """Each run agrees with ONNX Runtime, whose cache has no padding, also when several rows come at once."""
+    model = ALONG[what]
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(0)
+    past = np.zeros((1, 0, WIDTH), np.float32)
+    with weft.load(model, "cpu", state={"past": "present"}) as ours:
+        for count in (3, 1, 1, 2, 1):
+            x = rng.uniform(-2, 2, (1, count, WIDTH)).astype(np.float32)
+            *wanted, past = session.run(None, {"x": x, "past": past})
+            got = ours.run(x)
+            for a, b in zip(got, wanted, strict=True):
+                assert a.shape == b.shape and a.dtype == b.dtype
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_network_that_needs_the_numbers_is_refused() -> None:
+    model = cache_network("TopK", [[1]], outputs=2, axis=1)
+    with (
+        weft.load(model, "cpu", state={"past": "present"}) as session,
+        pytest.raises(ConfigError, match="cannot keep this state") as e,
+    ):
+        session.run(np.ones((1, 2, WIDTH), np.float32))
+    assert "TopK computes along a size that grows" in str(e.value)
+
+
+def test_a_state_of_fixed_shape_is_fed_back() -> None:
+    value = helper.make_tensor_value_info
+    nodes = [helper.make_node("Add", ["x", "h"], ["sum"]), helper.make_node("Tanh", ["sum"], ["h_new"])]
+    graph = helper.make_graph(nodes, "g", [value("x", F, (2,)), value("h", F, (2,))], [value("h_new", F, (2,))])
+    graph.output.append(value("sum", F, (2,)))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    h = np.zeros(2, np.float32)
+    with weft.load(model, "cpu", state={"h": "h_new"}) as session:
+        for k in range(3):
+            x = np.array([k, 1], np.float32)
+            (total,) = session.run(x)
+            np.testing.assert_allclose(total, x + h, rtol=1e-6)
+            h = np.tanh(x + h)
+        assert session.state.length == 0
+        session.state.reset()
+        np.testing.assert_allclose(session.run(x)[0], x)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"nothing*": "present*"}, "no input 'nothing"),
+        ({"past": "nothing"}, "no input 'past' has an output 'nothing'"),
+        ("past", "names no inputs and outputs"),
+    ],
+)  # fmt: skip
+def test_wrong_pairs_are_refused(state: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        weft.load(square(), "cpu", state=state)
+
+
+def test_a_session_without_state_says_so() -> None:
+    with weft.load(square(), "cpu") as session, pytest.raises(ConfigError, match="keeps no state"):
+        _ = session.state
+    with pytest.raises(ConfigError, match="a state cannot be kept here"):
+        weft.load(square(), "cpu", state=True, memory="limit")

@@ -1,0 +1,257 @@
+"""Chooses capacities for sizes that grow, and keeps the networks for them; see `weft.core.placement.capacity`.
+
+A capacity is a power of two, so that a text of 2,000 words is planned for three times, and not for each word.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, combinations
+
+import numpy as np
+
+from weft.core.contract.backend import Precision
+from weft.core.graph.graph import Graph, bind
+from weft.core.graph.layout import Array
+from weft.core.graph.limits import Limits
+from weft.core.graph.symbolic import OpenSizes
+from weft.core.placement.capacity import CapacityNetwork, NoCapacity, growth, with_capacities
+from weft.core.placement.open_network import prepare_open
+from weft.core.placement.prepare import PreparedNetwork, prepare_network
+from weft.core.placement.stage_split import is_staged
+from weft.errors import ModelError, ValueNeeded
+
+log = logging.getLogger("weft.session")
+LEAST_ROOM = 256
+"""The smallest capacity of a cache."""
+FEWEST_ROWS = 16
+"""The smallest capacity for rows that are new in a run, unless it is one."""
+STEADY = 3
+"""After how many runs in turn in which a cache grew by as much, its network is planned for a capacity."""
+APART = 67
+"""By how much a cache is longer than it is where a network is prepared for all lengths: 0 and 1 are special sizes."""
+
+Sizes = Mapping[str, int]
+"""Open sizes by name. An input of a few integers that decides shapes counts as sizes, such as "total[0]"."""
+NONE: Sizes = {}
+
+
+@dataclass(frozen=True, eq=False)
+class RoomyPlan:
+    """A network for capacities: what it has in common with no other, and the sizes that it holds for."""
+
+    key: tuple[tuple[str, int], ...]
+    network: CapacityNetwork
+    fixed: Sizes
+    prepared: PreparedNetwork
+    new: Sizes
+    """The capacities of the rows that are new in a run."""
+
+    def numbers(self, sizes: Sizes) -> Sequence[int] | None:
+        """Return what the network computes of sizes; None if it is not for them."""
+        if any(sizes[name] != size for name, size in self.fixed.items()):
+            return None
+        numbers = self.network.numbers(sizes)
+        return numbers if self.network.holds(numbers) else None
+
+
+def room(least: int, smallest: int) -> int:
+    """Return a capacity: a power of two."""
+    return max(smallest, 1 << max(least - 1, 0).bit_length())
+
+
+def _room_for(rows: Iterable[str], given: Sizes) -> dict[str, int]:
+    """Return the capacities of new rows; one row has a network of its own."""
+    return {name: room(given[name], FEWEST_ROWS) for name in rows if given[name] != 1}
+
+
+def sizes_of(graph: Graph, arrays: Mapping[str, Array]) -> dict[str, int]:
+    """Return the open sizes of a graph by name, for arrays of some of its inputs."""
+    return {
+        d: size
+        for name, array in arrays.items()
+        for d, size in zip(graph.specs[name].shape, array.shape, strict=True)
+        if isinstance(d, str)
+    }
+
+
+class Capacities:
+    """Makes the networks of one model for capacities; a model, a precision and a pair of state each have their own."""
+
+    def __init__(self, graph: Graph, precision: Precision, limits: Limits, state: Mapping[str, str]) -> None:
+        self._graph, self._precision, self._limits, self._state = graph, precision, limits, state
+        self._prepared: dict[object, tuple[PreparedNetwork, OpenSizes]] = {}
+        """Networks that were prepared with open sizes, by which sizes are 1 and what else they hold for."""
+        self._plans: dict[tuple[tuple[str, int], ...], RoomyPlan] = {}
+        self._before: Sizes = {}
+        self._step: Sizes = {}
+        self._steady = 0
+        self._decide = False
+        """Whether shapes follow from the values of inputs of one integer, such as the length of all."""
+        self.refused = ""
+        """Why the network gets no capacities."""
+
+    def note(self, sizes: Sizes) -> bool:
+        """Note the sizes of a run; tell whether a cache has grown by as much in each of the last ones."""
+        if sizes.keys() != self._before.keys():
+            self._before, self._step, self._steady = dict(sizes), {}, 0
+            return False
+        step = {name: size - self._before[name] for name, size in sizes.items() if size != self._before[name]}
+        grows = bool(step) and all(0 < more <= sizes[name] // 4 for name, more in step.items())
+        self._steady = self._steady + 1 if grows and step == self._step else int(grows)
+        self._before, self._step = dict(sizes), step
+        return self._steady >= STEADY and not self.refused
+
+    def for_growth(self, arrays: Mapping[str, Array], values: Sizes) -> RoomyPlan | None:
+        """Return a plan for the run that was noted last, if what grows is a cache; else None.
+
+        `values` are the inputs whose values count as sizes, by the names of these.
+        """
+        sizes = self._before
+        try:
+            prepared, opened = self._open(sizes, arrays, values)
+            most = room(max(sizes[name] for name in self._step) + 1, LEAST_ROOM)
+            plan = self._plan(prepared, opened, sizes, dict.fromkeys(self._step, most))
+            if not plan.network.appends:
+                raise NoCapacity("no cache grows with them")
+        except (NoCapacity, ModelError) as e:
+            self.refused = str(e)
+            log.info("network %r is planned for each size that grows: %s", self._graph.name, e)
+            return None
+        return plan
+
+    def for_state(self, arrays: Mapping[str, Array], length: int) -> RoomyPlan:
+        """Return a plan for a run whose state has `length` rows; NoCapacity if there is none.
+
+        A state that does not grow has no length.
+        """
+        try:
+            return self._for_state(arrays, length)
+        except ValueNeeded:
+            if self._decide:
+                raise
+            self._decide = True
+            return self._for_state(arrays, length)
+
+    def _for_state(self, arrays: Mapping[str, Array], length: int) -> RoomyPlan:
+        sizes = sizes_of(self._graph, arrays)
+        grown = self._grown(sizes)
+        values = self._values(arrays)
+        if not grown:
+            prepared, opened = self._open(sizes, arrays, values)
+            return self._plan(prepared, opened, sizes, {})
+        given = {**sizes, **values, grown: length}
+        for plan in reversed(self._plans.values()):  # the last one has the capacity that the state has now
+            if plan.new == _room_for(plan.new, given) and plan.numbers(given) is not None:
+                return plan
+        problem: Exception | None = None
+        for longer in self._longer({**sizes, **values}, length):
+            try:
+                return self._for_length(arrays, values, given, grown, longer)
+            except ValueNeeded:
+                raise
+            except ModelError as e:  # other sizes than these follow from the length
+                problem = problem or e
+        raise NoCapacity(str(problem)) from problem
+
+    def numbers(self, plan: RoomyPlan, arrays: Mapping[str, Array], length: int) -> Sequence[int]:
+        """Return what the network of a plan computes of the sizes of a run whose state has `length` rows."""
+        sizes = {**sizes_of(self._graph, arrays), **self._values(arrays)}
+        grown = self._grown(sizes)
+        numbers = plan.numbers({**sizes, grown: length} if grown else sizes)
+        assert numbers is not None
+        return numbers
+
+    def _grown(self, sizes: Sizes) -> str:
+        """Return the size that belongs to the state alone; "" if there is none."""
+        own = {d for i in self._state for d in self._graph.specs[i].shape if isinstance(d, str)} - sizes.keys()
+        if len(own) > 1:
+            names = ", ".join(map(repr, sorted(own)))
+            raise NoCapacity(f"the sizes {names} are those of its state alone, and only one may be")
+        return next(iter(own), "")
+
+    def _values(self, arrays: Mapping[str, Array]) -> dict[str, int]:
+        """Return the inputs of one integer, by the names of their values as sizes, where shapes follow from such."""
+        if not self._decide:
+            return {}
+        return {
+            f"{name}[0]": int(array.reshape(-1)[0])
+            for name, array in arrays.items()
+            if array.size == 1 and array.dtype.kind in "iu" and self._graph.specs[name].is_static
+        }
+
+    def _longer(self, sizes: Sizes, length: int) -> Iterator[frozenset[str]]:
+        """Return which sizes may be longer where the state is, the likely ones first."""
+        names = [n for n, size in sizes.items() if size >= max(length, 1)]
+        told = frozenset(n for n in names if any(word in n.lower() for word in ("total", "past", "+")))
+        yield told
+        for some in chain.from_iterable(combinations(names, k) for k in range(min(len(names), 3) + 1)):
+            if frozenset(some) != told:
+                yield frozenset(some)
+
+    def _for_length(
+        self, arrays: Mapping[str, Array], values: Sizes, given: Sizes, grown: str, longer: frozenset[str]
+    ) -> RoomyPlan:
+        apart = {n: size + APART if n in longer or n == grown else size for n, size in given.items()}
+        prepared, opened = self._open(apart, arrays, {n: apart[n] for n in values})
+        rows = self._rows(growth(prepared.graph, opened, self._state, grown), given, given[grown], longer)
+        new = _room_for(rows, given)
+        most = room(given[grown] + sum(new.values()) + 1, LEAST_ROOM)
+        return self._plan(prepared, opened, given, {grown: most, **dict.fromkeys(longer, most), **new}, new)
+
+    def _rows(self, found: Sequence[str], given: Sizes, length: int, longer: frozenset[str]) -> Sequence[str]:
+        """Return the sizes that are the number of new rows, if `found` are those by which the state becomes longer.
+
+        That may be the length of all, such as the mask's: what is new are then the sizes of inputs alone that are as
+        many as it is longer than the state.
+        """
+        totals = longer.intersection(found)
+        if not totals:
+            return found
+        new = given[next(iter(totals))] - length
+        lasting = {d for i in self._state for d in self._graph.specs[i].shape if isinstance(d, str)}
+        return [n for n, size in given.items() if size == new and n not in lasting and n not in longer]
+
+    def _open(
+        self, sizes: Sizes, arrays: Mapping[str, Array], values: Sizes
+    ) -> tuple[PreparedNetwork, OpenSizes]:
+        """Return the network prepared with open sizes; NoCapacity if it follows from their numbers.
+
+        It holds for other sizes, too, of which the same are 1.
+        """
+        graph = self._graph
+        key = frozenset(name for name, size in sizes.items() if size == 1), frozenset(values)
+        if key not in self._prepared:
+            shapes = {
+                name: tuple(sizes[d] if isinstance(d, str) else d for d in graph.specs[name].shape)
+                for name in graph.inputs
+            }
+            bound = bind(graph, shapes)
+            known = {name[:-3]: number for name, number in values.items()}
+            bound.inputs = [i for i in bound.inputs if i not in known]
+            bound.constants = bound.constants | {
+                name: np.full_like(arrays[name], number) for name, number in known.items()
+            }
+            if is_staged(bound):
+                raise NoCapacity("shapes follow from values that a run computes")
+            if not (graph.symbols() or values):
+                self._prepared[key] = prepare_network(bound, self._precision, self._limits), OpenSizes()
+                return self._prepared[key]
+            made = prepare_open(graph, bound, self._precision, self._limits)
+            if made is None:
+                prepare_network(bound, self._precision, self._limits)  # raises ModelError where the sizes do not fit
+                raise NoCapacity("what the network is follows from the numbers that its sizes are")
+            self._prepared[key] = made.prepared_open
+        return self._prepared[key]
+
+    def _plan(
+        self, prepared: PreparedNetwork, opened: OpenSizes, sizes: Sizes, capacities: Sizes, new: Sizes = NONE
+    ) -> RoomyPlan:
+        fixed = {name: size for name, size in sizes.items() if name not in capacities}
+        key = tuple(sorted({**capacities, **fixed}.items()))
+        if key not in self._plans:
+            network = with_capacities(prepared.graph, opened, capacities, fixed, self._state)
+            self._plans[key] = RoomyPlan(key, network, fixed, prepared, new)
+        return self._plans[key]

@@ -1,0 +1,290 @@
+"""State: values that live from run to run, such as the keys and values of a text."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from weft.core.contract.backend import Backend
+from weft.core.contract.error_context import do_all
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
+from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.core.placement.capacity import Axes
+from weft.core.placement.optimized_network import OptimizedNetwork
+from weft.core.session.state_memory import StateMemory
+from weft.errors import ConfigError, InputError, listing
+
+KNOWN = {
+    "past_key_values*": "present*", "past_key_values*_": "present_key_values*", "past*": "present*",
+    "cache*": "new_cache*", "*_in": "*_out", "*_cache": "*_cache_out",
+}  # fmt: skip
+"""How exporters name a state: the input, and the output that is the next run's input."""
+StatePairs = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """The values of a state at one moment, by the names of its inputs, without what is behind them."""
+
+    length: int
+    values: Mapping[str, Array]
+
+
+@dataclass
+class _Held:
+    """One value: on the host, or on a device."""
+
+    spec: TensorSpec
+    array: Array | None = None
+    device: str = ""
+    tensor: Tensor | None = None
+
+
+def find_pairs(graph: Graph, asked: object) -> dict[str, str]:
+    """Return the outputs that become inputs of the next run, by input, for what a caller passes as `state`.
+
+    True finds the names that exporters use; a mapping of names or patterns ({"past*": "present*"}) says them. A star
+    stands for the same characters in both. ConfigError if there is none, or if two of a pair have other types or ranks.
+    """
+    patterns = KNOWN if asked is True else asked
+    if not isinstance(patterns, Mapping) or not all(isinstance(t, str) for pair in patterns.items() for t in pair):
+        raise ConfigError(
+            f"state={asked!r} names no inputs and outputs",
+            fix='pass state=True, or {"past*": "present*"}: the inputs, and the outputs that they are in the next run',
+        )
+    outputs, found = {*graph.outputs}, dict[str, str]()
+    for given, made in patterns.items():
+        for name in graph.inputs:
+            output = _matched(given, made, name)
+            if output in outputs and output not in found.values() and name not in found:
+                found[name] = output
+        if asked is not True and not any(fnmatch.fnmatchcase(name, given) for name in found):
+            raise _no_pair(graph, f"no input {given!r} has an output {made!r}")
+    if not found:
+        raise _no_pair(graph, "no input and output have names that exporters use for a state")
+    for name, output in found.items():
+        declared = graph.declared.get(output)
+        if declared is not None and declared.shape is not None and len(declared.shape) != len(graph.specs[name].shape):
+            raise _no_pair(graph, f"{output!r} has another rank than {name!r}")
+    return found
+
+
+def _matched(given: str, made: str, name: str) -> str:
+    if "*" not in given:
+        return made if name == given else ""
+    before, _, behind = given.partition("*")
+    if not (name.startswith(before) and name.endswith(behind) and len(name) >= len(before) + len(behind)):
+        return ""
+    return made.replace("*", name[len(before) : len(name) - len(behind)], 1)
+
+
+def _no_pair(graph: Graph, why: str) -> ConfigError:
+    return ConfigError(
+        "the network has no such state", where=f"network {graph.name!r}", why=why,
+        fix=f"name one of its inputs ({listing(graph.inputs, ', ', most=8)}) and outputs "
+        f"({listing(graph.outputs, ', ', most=8)}): state={{input: output}}",
+    )
+
+
+@dataclass(eq=False)
+class StateStore:
+    """Holds the values of a session's state: on the device whose part keeps them, else on the host.
+
+    `open_backend` opens a backend of a device, whose memory holds the values there.
+    """
+
+    pairs: StatePairs
+    open_backend: Callable[[str], Backend]
+    length: int = 0
+    rows: int = 0
+    """By how much the last run made it longer."""
+    _held: dict[str, _Held] = field(default_factory=dict)
+    _pending: Mapping[str, Array] = field(default_factory=dict)
+    """Values that were restored before there was a network."""
+    _memories: dict[str, StateMemory] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all values, at their capacities."""
+        return sum(held.spec.size * held.spec.dtype.itemsize for held in self._held.values())
+
+    def fits(self, network: OptimizedNetwork, graph: Graph) -> bool:
+        """Tell whether all values are where a network wants them."""
+        return all(
+            name in self._held and (self._held[name].device, self._held[name].spec) == place
+            for name, place in self._places(network, graph).items()
+        )
+
+    def _places(self, network: OptimizedNetwork, graph: Graph) -> dict[str, tuple[str, TensorSpec]]:
+        kept = network.state
+        return {
+            name: (kept[name].device, kept[name].spec) if name in kept else ("", graph.specs[name])
+            for name in self.pairs
+        }
+
+    def move(self, network: OptimizedNetwork, graph: Graph) -> None:
+        """Put all values where a network wants them; nothing may use their memory."""
+        values, self._pending = {name: self.read(name) for name in self._held} | dict(self._pending), {}
+        self.release()
+        for name, (device, spec) in self._places(network, graph).items():
+            held = self._held[name] = _Held(spec, device=device)
+            if device:
+                held.tensor = self._memory(device).make(name, spec)
+            else:
+                held.array = np.zeros(spec.dims, spec.dtype.numpy)
+            if name in values:
+                self.write(name, values[name])
+
+    def _memory(self, device: str) -> StateMemory:
+        if device not in self._memories:
+            self._memories[device] = StateMemory(self.open_backend(device))
+        return self._memories[device]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the values on devices, by input."""
+        return {name: held.tensor for name, held in self._held.items() if held.tensor is not None}
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """Return the values on the host, by input: what runs are fed."""
+        return {name: held.array for name, held in self._held.items() if held.array is not None}
+
+    def leave(self, names: Sequence[str]) -> None:
+        """Move values to the host, because no part keeps them."""
+        for name in names:
+            held = self._held[name]
+            if held.tensor is not None:
+                memory = self._memories[held.device]
+                held.array = memory.read(held.tensor)
+                memory.release(held.tensor)
+                held.tensor = None
+
+    def take(self, made: Mapping[str, Array]) -> None:
+        """Take what a run made of the values on the host."""
+        for name, held in self._held.items():
+            if held.array is not None:
+                held.array = made[self.pairs[name]]
+
+    def read(self, name: str) -> Array:
+        """Return a value at its capacity."""
+        held = self._held[name]
+        if held.tensor is not None:
+            return self._memories[held.device].read(held.tensor)
+        assert held.array is not None
+        return held.array
+
+    def write(self, name: str, value: Array) -> None:
+        """Set the first elements of a value, and zeros behind them."""
+        held = self._held[name]
+        whole = np.zeros(held.spec.dims, held.spec.dtype.numpy)
+        whole[tuple(slice(0, n) for n in value.shape)] = value[tuple(slice(0, n) for n in whole.shape)]
+        if held.tensor is not None:
+            self._memories[held.device].write(held.tensor, whole)
+        else:
+            held.array = whole
+
+    def save(self, inputs: Mapping[str, Axes]) -> SavedState:
+        """Return the live part of all values; `inputs` are the axes that they have."""
+        values = dict(self._pending)
+        for name in self._held:
+            value, axes = self.read(name), inputs[name]
+            index = tuple(
+                slice(0, self.length if any(not isinstance(p, int) for p in axis) else None) for axis in axes
+            )
+            values[name] = np.array(value[index])
+        return SavedState(self.length, values)
+
+    def restore(self, saved: SavedState) -> None:
+        """Set all values to those of another moment; InputError if they are of another state."""
+        if saved.values.keys() - self.pairs.keys():
+            raise InputError(
+                "the saved state is not one of this network",
+                why=f"it has {listing(sorted(saved.values), ', ', most=8)}",
+                fix="restore what a session of the same model, with the same state, has saved",
+            )
+        self._pending = {name: value for name, value in saved.values.items() if name not in self._held}
+        for name in self._held:
+            self.write(name, saved.values.get(name, np.zeros([0] * len(self._held[name].spec.dims))))
+        self.length, self.rows = saved.length, 0
+
+    def rewind(self, length: int) -> None:
+        """Forget what is behind a length; InputError if there is less."""
+        if not 0 <= length <= self.length:
+            raise InputError(
+                f"the state cannot be rewound to {length} rows", why=f"it has {self.length}",
+                fix="give a length from 0 to that",
+            )
+        self.length, self.rows = length, 0
+
+    def reset(self) -> None:
+        """Set all values to zeros, and the length to 0."""
+        for name, held in self._held.items():
+            self.write(name, np.zeros([0] * len(held.spec.dims), held.spec.dtype.numpy))
+        self.length, self.rows, self._pending = 0, 0, {}
+
+    def release(self) -> None:
+        """Free the memory of all values."""
+        held, self._held = self._held, {}
+        do_all(partial(self._memories[h.device].release, h.tensor) for h in held.values() if h.tensor is not None)
+
+    def close(self) -> None:
+        """Free everything."""
+        do_all([self.release, *(memory.close for memory in self._memories.values())])
+        self._memories = {}
+
+
+T = TypeVar("T")
+
+
+class KeepsState(Protocol):
+    """A session."""
+
+    def with_state(self, use: Callable[[StateStore, Mapping[str, Axes]], T]) -> T:
+        """Return what a function makes of the state, and of the axes of its inputs, while no run is under way."""
+        ...
+
+
+class State:
+    """The values of a session that live from run to run; `Session.state` returns it.
+
+    A cache grows by the rows of each run, on the device where that keeps it. Its `length` counts them.
+    """
+
+    def __init__(self, session: KeepsState) -> None:
+        self._session = session
+
+    def __repr__(self) -> str:
+        return f"State(length={self.length})"
+
+    @property
+    def length(self) -> int:
+        """Return how many rows the cache has; 0 for a state that does not grow."""
+        return self._session.with_state(lambda store, _: store.length)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that the values take, at their capacities; 0 before there is a plan."""
+        return self._session.with_state(lambda store, _: store.nbytes)
+
+    def reset(self) -> None:
+        """Forget all: the next run begins with zeros, and with a cache of no rows."""
+        self._session.with_state(lambda store, _: store.reset())
+
+    def rewind(self, length: int) -> None:
+        """Forget all rows of the cache from `length` on; InputError if it has no more than that many."""
+        self._session.with_state(lambda store, _: store.rewind(length))
+
+    def save(self) -> SavedState:
+        """Return a copy of all values on the host, to `restore` them later or in another session of the same model."""
+        return self._session.with_state(lambda store, axes: store.save(axes))
+
+    def restore(self, saved: SavedState) -> None:
+        """Set all values to those that `save` returned; InputError if they are of another state."""
+        self._session.with_state(lambda store, _: store.restore(saved))
