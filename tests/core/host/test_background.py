@@ -27,11 +27,12 @@ def test_a_block_waits_for_its_calls_unless_it_is_interrupted() -> None:
 @pytest.mark.parametrize("calls", [0, 3])
 def test_the_last_call_of_a_thread_is_ended_before_shutdown_returns(calls: int) -> None:
     said: list[str] = []
-    threads = Background(2, "weft-test", lambda: said.append("ended"))
+    threads = Background(2, "weft-test-ends", lambda: said.append("ended"))
     futures = [threads.submit(said.append, "call") for _ in range(calls)]
     threads.shutdown()
     threads.shutdown()
     assert said == [*["call"] * calls, "ended"] and all(f.done() for f in futures)
+    assert not any(thread.name == "weft-test-ends" for thread in threading.enumerate())
     with pytest.raises(RuntimeError):
         threads.submit(said.append, "late")
 

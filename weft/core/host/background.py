@@ -62,6 +62,7 @@ class Background(Executor):
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._threads = self._idle = 0
+        self._started: list[threading.Thread] = []
         self._is_over = self._is_ended = False
 
     def submit(self, fn: Callable[Given, Result], /, *args: Given.args, **kwargs: Given.kwargs) -> Future[Result]:
@@ -75,7 +76,9 @@ class Background(Executor):
             self._threads += starts
             self._changed.notify_all()
         if starts:
-            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+            thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            thread.start()
+            self._started.append(thread)
         return future
 
     def _serve(self) -> None:
@@ -120,6 +123,8 @@ class Background(Executor):
         elif wait:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_ended)
+            for thread in self._started:
+                thread.join()
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
         self.shutdown(wait=e is None or is_error(e), cancel_futures=True)
