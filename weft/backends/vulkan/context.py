@@ -22,6 +22,7 @@ from weft.backends.vulkan.physical import (
     Physical,
 )
 from weft.errors import ClosedError, NoDevice
+from weft.kernels.matrix_shapes import HALVES
 
 SPIN_SECONDS = 0.002
 """How long before and after the expected end `wait` polls: a sleeping wait wakes up 30 us late, and later on some
@@ -68,7 +69,7 @@ class Context:
             "VkPhysicalDevice16BitStorageFeatures": "storageBuffer16BitAccess",
             "VkPhysicalDevice8BitStorageFeatures": "storageBuffer8BitAccess",
         }
-        if physical.matrices:
+        if HALVES in physical.matrices:  # no kernel multiplies matrices of other shapes
             extensions += sorted(MATRIX_EXTENSIONS)
             storage |= MATRIX_FEATURES
         if physical.imports_ptx:

@@ -234,7 +234,7 @@ class Physical:
         }
         maintained = features.get("VkPhysicalDeviceMaintenance4Features")
         extended = workgroup_matrices.EXTENSION in self.extensions and maintained and maintained.maintenance4
-        if found and extended and workgroup_matrices.supported(self.handle):
+        if HALVES in found and extended and workgroup_matrices.supported(self.handle):
             found.update(workgroup_matrices.shapes(self.handle))
         return tuple(sorted(found))
 
