@@ -116,6 +116,17 @@ def log_of_shares(net: Net, x: str) -> str:
     return net.add("Log", net.add("Add", net.add("Softmax", x), number(1e-12)))
 
 
+def direction(net: Net, x: str) -> str:
+    small = net.add("Mul", x, number(1e-9))
+    length = net.add("ReduceL2", small, np.array([-1]), keepdims=1)
+    return net.add("Div", small, net.add("Max", length, number(1e-12)))
+
+
+def layer_norm(net: Net, x: str) -> str:
+    small = net.add("Mul", x, number(1e-9))
+    return net.add("LayerNormalization", small, np.ones(4, np.float32), np.zeros(4, np.float32), epsilon=1e-24)
+
+
 def shifted(net: Net, x: str) -> str:
     return net.add("Softmax", net.add("Sub", net.add("Mul", x, number(0.25)), number(1e5)))
 
@@ -159,6 +170,10 @@ CASES: Mapping[str, tuple[Callable[[Net, str], str], Array, Any]] = {
         (x == x.max(-1, keepdims=True)).sum(-1, keepdims=True)
     )),
     "log(softmax(x) + 1e-12)": (log_of_shares, SCORES, lambda x: np.log(softmax(x) + 1e-12)),
+    "x * 1e-9 / norm(x * 1e-9)": (direction, X, lambda x: x / np.maximum(length(x), 1e-3)),
+    "layer_norm(x * 1e-9)": (
+        layer_norm, SCORES, lambda x: (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True),
+    ),
     "softmax(x / 4 - 1e5)": (shifted, SCORES, lambda x: softmax(x / 4)),
     "attention to the nearest": (hard_attention, SCORES[None] / 10, attention_in_float64),
 }

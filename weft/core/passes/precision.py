@@ -18,12 +18,12 @@ from weft.core.passes.casts import WIDER_FLOATS
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.properties import Property
 from weft.core.passes.wide_values import (
-    DIFFERENCES,
+    RELATIVE,
     limits_alone,
     makes_wide,
     masks,
     spreads,
-    wide_and_beyond,
+    wide_and_extreme,
 )
 
 CASTS = frozenset({"Cast", "CastLike"})
@@ -209,18 +209,18 @@ _NONE = _Keeps()
 
 def _nodes_that_keep(graph: Graph, dtype: DType) -> dict[str, _Keeps]:
     """Return the nodes of which some inputs or outputs are not stored as `dtype`, by name."""
-    wide, beyond = wide_and_beyond(graph) if dtype is DType.FLOAT16 else (frozenset[str](), frozenset[str]())
+    wide, extreme = wide_and_extreme(graph) if dtype is DType.FLOAT16 else (frozenset[str](), frozenset[str]())
     found = {}
     for node in graph.nodes:
         every = frozenset(range(len(node.inputs)))
         is_wide = not wide.isdisjoint(node.outputs)
-        can_make = spreads(node) or node.op.type in DIFFERENCES
+        is_relative = node.op.type in RELATIVE
+        can_make = spreads(node) or is_relative
+        read = wide if node.op.is_elementwise else graph.overflowing | extreme if is_relative else graph.overflowing
         if node.op.keeps_types or (is_wide and (can_make or makes_wide(graph, node))):
             found[node.name] = _Keeps(every, outputs=True)
-        elif not (wide if node.op.is_elementwise else graph.overflowing).isdisjoint(node.inputs):
+        elif not read.isdisjoint(node.inputs):
             found[node.name] = _Keeps(every)
-        elif node.op.type in DIFFERENCES and node.inputs[0] in beyond:
-            found[node.name] = _Keeps(frozenset({0}))
         elif wide and node.op.wide_inputs:
             found[node.name] = _Keeps(every.intersection(node.op.wide_inputs))
         elif dtype is DType.FLOAT16 and node.op.exact_parameters:

@@ -39,9 +39,13 @@ NO_LIMIT = 1e30
 """From here on a limit means that there is none: exporters write the largest float."""
 WEIGHTS = frozenset({"Mul", "PRelu", "Add", "Sub"})
 """Ops whose constants may be weights, of which single ones are tiny because training made nothing of them."""
-DIFFERENCES = frozenset({"Softmax", "LogSoftmax"})
-"""Ops whose results follow from the differences of what they read: in fp16 nothing is left of those beyond it. They
-make float32 where that is needed: of small shares fp16 leaves nothing either."""
+RELATIVE = frozenset({
+    "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization",
+    "LpNormalization", "MeanVarianceNormalization", "weft::L2Normalization", "weft::SumNormalization",
+    "weft::GroupDeviation",
+})
+"""Ops whose results follow from how the numbers that they read differ: in fp16 nothing is left of that among numbers
+that it cannot hold. They make float32 where that is needed: of small shares fp16 leaves nothing either."""
 SMALLEST, LARGEST = 2.0**-17, 65504.0
 """The ends of fp16. Below the first it has fewer than eight significant bits, which is what bfloat16 has."""
 FEW = 64
@@ -61,11 +65,11 @@ class Extreme(Flag):
 
 def wide_values(graph: Graph) -> frozenset[str]:
     """Return the values of a graph that stay float32, `Graph.wide` among them; shapes need not be known."""
-    return wide_and_beyond(graph)[0]
+    return wide_and_extreme(graph)[0]
 
 
-def wide_and_beyond(graph: Graph) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the `wide_values` of a graph, and those among them that constants may bring beyond fp16."""
+def wide_and_extreme(graph: Graph) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the `wide_values` of a graph, and those among them that are so for constants which fp16 cannot hold."""
     wide = {*graph.wide, *graph.overflowing}
     for node in graph.nodes:
         wide.update(node.outputs[k] for k in node.op.wide_outputs if k < len(node.outputs))
@@ -80,8 +84,8 @@ def wide_and_beyond(graph: Graph) -> tuple[frozenset[str], frozenset[str]]:
         read = [node.inputs[k] for k in _passed(node) if node.inputs[k] not in graph.constants]
         if read and wide.issuperset(read):
             wide.update(node.outputs)
-    found, beyond = _beside_extremes(graph)
-    return frozenset((wide | found) - {""}), frozenset(beyond)
+    found = _beside_extremes(graph)[0]
+    return frozenset((wide | found) - {""}), frozenset(found)
 
 
 def masks(graph: Graph) -> frozenset[str]:
@@ -125,7 +129,7 @@ def _beside_extremes(graph: Graph) -> tuple[set[str], set[str]]:
         if not needed.isdisjoint(node.outputs):
             if spreads(node):
                 needed.update(_read(graph, node))
-            elif node.op.type in DIFFERENCES:
+            elif node.op.type in RELATIVE:
                 found.update(node.outputs)
     for node in graph.nodes:
         if not spreads(node):
