@@ -61,12 +61,13 @@ def recall(runtime: GpuRuntime) -> None:
         if runtime.rates_recalled:
             return
         found, now = kept(runtime.device.info), config.measure() == "now"
-        if found is None and now:
+        if found is None and now and not runtime.general:
             found = _measured(runtime)
         runtime.rates_recalled = True
         if found is not None:
             runtime.device.caps = replace(runtime.device.caps, rates=found)
-    if found is None and not now and DiskCache("selftest").folder is not None:
+    # General kernels may be of another language than those that the device keeps.
+    if found is None and not (now or runtime.general) and DiskCache("selftest").folder is not None:
         _Meanwhile(runtime).start()
 
 
