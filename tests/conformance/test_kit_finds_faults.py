@@ -159,5 +159,5 @@ def test_the_user_ends_the_kit() -> None:
 
 
 def test_an_internal_error_names_the_callback_and_what_it_returned() -> None:
-    report = examine(FAULTS["OptimizesToNothing"].made)
+    report = examine(FAULTS["OptimizesToNothing"].made, QUICK)
     assert all("OptimizeSubgraph" in f.message for f in report.wrong), report

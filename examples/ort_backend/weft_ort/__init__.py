@@ -183,6 +183,20 @@ def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     return all(size in (1, most) for size, most in zip(reversed(shape), reversed(whole), strict=False))
 
 
+def _reflects_too_far(inputs: Inputs) -> bool:
+    """Tell whether a Pad has a side as long as its axis, or may have one."""
+    x, pads = inputs[:2]
+    axes = inputs[3] if len(inputs) > 3 else None
+    if x is None or pads is None or pads.constant is None:
+        return True
+    sizes = list(x.shape)
+    if axes is not None:
+        if axes.constant is None:
+            return True
+        sizes = [x.shape[axis] for axis in axes.constant.tolist()]
+    return any(side >= size for side, size in zip(pads.constant.tolist(), 2 * sizes, strict=False))
+
+
 def why_not_right(inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
     """Return what ONNX Runtime takes, and then fails to run or computes otherwise than ONNX says.
 
@@ -215,6 +229,8 @@ def why_not_right(inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
         return "ONNX Runtime resizes integers otherwise than ONNX, or not at all"
     if op.type == "Resize" and inputs[0] is not None and inputs[0].shape[:2] != outputs[0].shape[:2]:
         return "ONNX Runtime does not interpolate between images or channels"
+    if op.type == "Pad" and values["mode"] == "reflect" and _reflects_too_far(inputs):
+        return "ONNX Runtime reflects an axis once, so that a pad is shorter than the axis"
     if op.type == "Gelu" and outputs[0].dtype is DType.FLOAT64:
         return "ONNX Runtime computes Gelu of float64 no better than in float32"
     if op.type == "DFT" and values["inverse"] and values["onesided"]:

@@ -14,6 +14,7 @@ import weft
 from tests.helpers.nets import Net
 from tests.helpers.waits import ended
 from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Shape
 from weft.core.session.arguments import overlaps_itself
 from weft.errors import ClosedError, InputError, OutOfMemory
 
@@ -75,6 +76,20 @@ def test_4_an_odd_input_is_refused_and_the_session_goes_on(session: weft.Session
             call(given)
         assert why in caught.value.why and caught.value.fix, str(caught.value)
     np.testing.assert_array_equal(session.run(X)[0], Y)
+
+
+@pytest.mark.parametrize("wrong", [(2, 3, 1), (3,), (2, 4)])
+@pytest.mark.parametrize("length", ["n", 2])
+def test_4_an_input_of_another_rank_or_size_is_refused_after_sizes_changed(length: str | int, wrong: Shape) -> None:
+    net = Net()
+    graph = net.finish(net.add("Relu", net.input("x", length, 3)))
+    with weft.load(graph, "cpu") as session:
+        for rows in (2, 3, 4, 5) if length == "n" else (2, 2):
+            session.run(np.ones((rows, 3), np.float32))
+        with pytest.raises(InputError) as caught:
+            session.run(np.ones(wrong, np.float32))
+        assert "'x'" in str(caught.value)
+        np.testing.assert_array_equal(session.run(X)[0], Y)
 
 
 def backwards(x: np.ndarray) -> np.ndarray:

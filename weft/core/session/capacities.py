@@ -68,13 +68,16 @@ def _room_for(rows: Iterable[str], given: Sizes) -> dict[str, int]:
 
 
 def sizes_of(graph: Graph, arrays: Mapping[str, Array]) -> dict[str, int]:
-    """Return the open sizes of a graph by name, for arrays of some of its inputs."""
-    return {
-        d: size
-        for name, array in arrays.items()
-        for d, size in zip(graph.specs[name].shape, array.shape, strict=True)
-        if isinstance(d, str)
-    }
+    """Return the open sizes of a graph by name, for arrays of some of its inputs; InputError if one does not fit."""
+    sizes: dict[str, int] = {}
+    for name, array in arrays.items():
+        dims = graph.specs[name].shape
+        fits = len(dims) == array.ndim
+        for d, size in zip(dims, array.shape, strict=False):
+            fits &= size == (sizes.setdefault(d, size) if isinstance(d, str) else d)
+        if not fits:
+            bind(graph, {i: a.shape for i, a in arrays.items()})  # says what does not fit; a rank may be open
+    return sizes
 
 
 class Capacities:
