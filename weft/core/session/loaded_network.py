@@ -40,8 +40,11 @@ from weft.errors import BackendError, Refusal
 log = logging.getLogger("weft.session")
 MOST_IDLE = 7
 """For how many other shapes a network stays loaded: enough for a handful of batches, pictures or lengths in turns."""
-IDLE_BYTES = 1 << 30
+IDLE_BYTES = 512 << 20
 """Most bytes that they may take together, on all devices."""
+IDLE_BYTES_OF_STATE = 4 << 30
+"""The same for networks of one state, which are for one word and for prompts: a prompt's logits alone take hundreds of
+megabytes, and the next word or prompt would be planned anew."""
 NO_STATE: Mapping[str, Tensor] = {}
 
 
@@ -332,7 +335,9 @@ class LoadedNetwork:
 
     def _make_room(self) -> None:
         """Close what was not used for long, until the rest of what stays loaded is little."""
-        while self._idle and (len(self._idle) > MOST_IDLE or sum(i.nbytes for i in self._idle.values()) > IDLE_BYTES):
+        keeps_state = any(each.aliased for each in self._idle.values())
+        most = IDLE_BYTES_OF_STATE if keeps_state else IDLE_BYTES
+        while self._idle and (len(self._idle) > MOST_IDLE or sum(i.nbytes for i in self._idle.values()) > most):
             self._close_idle(next(iter(self._idle)))
 
     def close_idle(self) -> bool:
