@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from weft.core.contract.backend import (
 from weft.core.contract.backend_options import BackendOptions
 from weft.core.contract.doors import door
 from weft.core.contract.profile import Profiled
+from weft.core.contract.session_config import member
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Shape
 from weft.core.graph.limits import Limits
@@ -50,13 +51,10 @@ from weft.core.session.state import find_pairs
 from weft.errors import ConfigError, InputError, WeftError, brief
 
 if TYPE_CHECKING:
-    from enum import Enum
-
     import onnx
 
     from weft.frontends.builder import Network
 
-    EnumT = TypeVar("EnumT", bound=Enum)
     Model: TypeAlias = str | os.PathLike[str] | bytes | Graph | Network | onnx.ModelProto | object
 
 
@@ -134,7 +132,7 @@ def load(
     `backend_options` that it depends on (`BackendOption.saved`); options given here override them.
     """
     config, held = _config(precision, memory, power, fusing, winograd), runtime or default_runtime()
-    waits = _member(Wait, wait, "wait")
+    waits = member(Wait, wait, "wait")
     if progress is not None and not callable(progress):
         raise ConfigError(f"progress={brief(repr(progress))} cannot be called", fix="pass a function of two numbers")
     if front_ends.choose(model).optimized:
@@ -399,19 +397,9 @@ def _config(
         if not isinstance(value, (bool, np.bool_)):
             raise ConfigError(f"{name}={brief(repr(value))} is neither on nor off", fix=f"pass {name}=True or False")
     return BackendConfig(
-        _member(MemoryMode, memory, "memory"),
-        _member(Precision, precision, "precision"),
-        _member(Power, power, "power"),
+        member(MemoryMode, memory, "memory"),
+        member(Precision, precision, "precision"),
+        member(Power, power, "power"),
         bool(fusing),
         bool(winograd),
     )
-
-
-def _member(kind: type[EnumT], value: str | EnumT, name: str) -> EnumT:
-    if isinstance(value, kind):
-        return value
-    try:
-        return kind(str(value).lower())
-    except ValueError:
-        names = ", ".join(repr(m.value) for m in kind)
-        raise ConfigError(f"{name}={value!r} is not known", fix=f"use one of {names}") from None

@@ -231,7 +231,7 @@ def test_4_fallback_error_says_where_each_node_was_wanted() -> None:
 
 # -- networks that are optimised already -----------------------------------------------------------------------
 
-TAKEN = {"overflow_check", "model", "profile", "progress", "backend_options", "runtime"}
+TAKEN = {"overflow_check", "wait", "model", "profile", "progress", "backend_options", "runtime"}
 CHANGED: dict[str, Any] = {
     "device": "cpu",
     "precision": "low",
@@ -245,6 +245,7 @@ CHANGED: dict[str, Any] = {
     "debug": print,
     "limits": {"nodes": 7},
     "passes": [graph_pass()(lambda graph, context: graph)],
+    "state": True,
 }
 
 

@@ -230,3 +230,22 @@ def test_a_dropped_session_stops_what_is_prepared() -> None:
 def test_another_word_is_refused() -> None:
     with pytest.raises(ConfigError, match="wait='soon' is not known"):
         weft.load(relu(), "slow", wait="soon")
+
+
+def test_a_network_of_a_runtime_begins_soon_if_asked() -> None:
+    with weft.Runtime() as runtime:
+        network = runtime.load(weft.optimize(relu(), "slow", fallback="error"), wait="first")
+        assert is_right(runtime.run(network, X)) and SlowBackend.ran == [True]
+        SlowBackend.gate.set()
+        runtime.session(network).wait_all()
+        assert is_right(runtime.run(network, X)) and SlowBackend.ran == [True, False]
+        assert runtime.networks == [network]
+        runtime.unload(network)
+    assert all(backend.closed for backend in SlowBackend.opened)
+
+
+def test_a_runtime_that_closes_stops_what_is_prepared() -> None:
+    with weft.Runtime() as runtime:
+        runtime.load(weft.optimize(relu(), "slow", fallback="error"), wait="first")
+        SlowBackend.gate.set()
+    assert all(backend.closed for backend in SlowBackend.opened)

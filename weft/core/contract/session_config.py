@@ -5,6 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeVar
+
+from weft.errors import ConfigError
+
+EnumT = TypeVar("EnumT", bound=Enum)
+
+
+def member(kind: type[EnumT], value: str | EnumT, name: str) -> EnumT:
+    """Return the member of an enumeration that a user's value means; ConfigError, which names the option, if none."""
+    if isinstance(value, kind):
+        return value
+    try:
+        return kind(str(value).lower())
+    except ValueError:
+        names = ", ".join(repr(m.value) for m in kind)
+        raise ConfigError(f"{name}={value!r} is not known", fix=f"use one of {names}") from None
 
 
 class ForwardType(Enum):

@@ -14,6 +14,7 @@ from weft.core.contract.doors import door
 from weft.core.contract.error_context import caught
 from weft.core.contract.not_copied import NotCopied
 from weft.core.contract.profile import Profiled
+from weft.core.contract.session_config import member
 from weft.core.graph.layout import Array
 from weft.core.host import shutdown
 from weft.core.placement.optimized_network import OptimizedNetwork
@@ -77,11 +78,13 @@ class Runtime(NotCopied):
         profile: Profiled = False,
         backend_options: BackendOptions | None = None,
         progress: Progress | None = None,
+        wait: str | Wait = Wait.AUTO,
     ) -> int:
         """Load a network, or the saved one in a file, and return its id.
 
-        `backend_options` override the runtime's and the network's own. ConfigError for a model that is not optimised
-        (`weft.optimize` does that), and if the runtime has another value of an option that the network depends on.
+        `wait` is that of `weft.load`. `backend_options` override the runtime's and the network's own. ConfigError for
+        a model that is not optimised (`weft.optimize` does that), and if the runtime has another value of an option
+        that the network depends on.
         """
         front_end = front_ends.find(network)
         if front_end is None or not front_end.optimized:
@@ -94,7 +97,8 @@ class Runtime(NotCopied):
         assert isinstance(made, OptimizedNetwork)  # what `read` of such a front end returns
         with self._gate.inside():
             session = load_optimized(
-                made, self, profile=profile, backend_options=backend_options, progress=progress
+                made, self, profile=profile, backend_options=backend_options, progress=progress,
+                wait=member(Wait, wait, "wait"),
             )
             assert session.id is not None
             with self._lock:
