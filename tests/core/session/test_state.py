@@ -294,3 +294,19 @@ def test_a_session_without_state_says_so() -> None:
         _ = session.state
     with pytest.raises(ConfigError, match="a state cannot be kept here"):
         weft.load(square(), "cpu", state=True, memory="limit")
+
+
+@pytest.mark.alike
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_run_that_is_repeated_after_an_overflow_takes_one_step(device: str) -> None:
+    net = weft.Network()
+    x, past = net.add_input("x", (4,)), net.add_input("past", (4,))
+    total = net.add_layer("Add", past, x)
+    net.add_output("present", total)
+    square = net.add_layer("MatMul", net.add_layer("Mul", total, total), np.eye(4, dtype=np.float32))
+    net.add_output("y", net.add_layer("Mul", square, np.float32(1e-3)))
+    step = np.array([1, 2, 1000, 3], np.float32)
+    with weft.load(net, device, state={"past": "present"}, precision="low") as session:
+        for count in (1, 2, 3):
+            (y,) = session.run(step)
+            np.testing.assert_allclose(y, (count * step) ** 2 * 1e-3, rtol=4e-3)

@@ -354,6 +354,11 @@ class LoadedNetwork:
         if key == self._key:
             self._key = None
 
+    def forget_all(self) -> None:
+        """Forget under all keys what is loaded, and what stayed loaded."""
+        self.close_idle()
+        self._key = None
+
     def _close_idle(self, key: Hashable) -> None:
         gone = self._idle.pop(key)
         if self.profile is not None:

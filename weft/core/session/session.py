@@ -281,6 +281,8 @@ class Session(NotCopied):
         self._unpadded: dict[str, Array] | None = None
         """The arrays of the run that was started, if it runs arrays with padding in their place."""
         self._store: StateStore | None = None
+        self._state_before: Mapping[str, Array] = {}
+        """The state on the host before the run that was started."""
         if state:
             self._store = StateStore(state, self._state_backend)
         self._asked = _asked(graph, state or {})
@@ -513,6 +515,7 @@ class Session(NotCopied):
 
     def _watched_run(self, arrays: dict[str, Array], outputs: Outputs | None) -> tuple[list[Array], OverflowWatch]:
         self._watch = watch = OverflowWatch(thorough=True)
+        self._undo_run()
         try:
             taken = self._accept([arrays if self._unpadded is None else self._unpadded], outputs)
             given = self._checked(outputs)
@@ -521,14 +524,19 @@ class Session(NotCopied):
         finally:
             self._watch = None
 
+    def _undo_run(self) -> None:
+        """Let the state be as it was before the last run, which is repeated."""
+        if self._store is not None:
+            self._store.undo(self._state_before)
+
     def _plan_in_float32(self, overflowing: frozenset[str]) -> None:
         """Load the network again with these values in float32."""
+        self._undo_run()
         self._halves |= self._plan.narrowable.intersection(self.graph.outputs)
         self._settle()
         self.graph = self.graph.copy()
         self.graph.overflowing = overflowing
-        for key, _ in self._cache:
-            self._loaded.forget(key)
+        self._loaded.forget_all()
         self._cache.clear()
         self._open = None
         self._stages.plan_again(overflowing)
@@ -536,8 +544,7 @@ class Session(NotCopied):
         if self._store is None:
             self._prepare(self._bound)
             return
-        self._store.length -= self._store.rows  # the run is repeated
-        self._store.rows, self._plan = 0, _Plan()
+        self._plan = _Plan()
 
     def _checked(self, outputs: Outputs | None, *, converted: frozenset[str] = frozenset()) -> list[Array | None]:
         """Return the arrays for the outputs in order; an empty list if none is given, or later stages give the outputs.
@@ -607,6 +614,8 @@ class Session(NotCopied):
             own = () if self._plan.roomy is None else self._plan.roomy.network.masks
             self._watch.masks = masks_of(self._loaded.network.graph, own)
         self._stages.watch = self._watch
+        if self._store is not None:
+            self._state_before = self._store.arrays
         self._loaded.start(arrays, given, watch=self._watch)
         if self._store is not None and self._plan.roomy is not None:
             self._store.rows = self._plan.roomy.network.rows(self._numbers)

@@ -172,6 +172,15 @@ class StateStore:
             if held.array is not None:
                 held.array = made[self.pairs[name]]
 
+    def undo(self, arrays: Mapping[str, Array]) -> None:
+        """Undo the last run, which is repeated; `arrays` are those on the host before it.
+
+        What devices keep is as it will be: a repeated run writes the same rows.
+        """
+        self.length, self.rows = self.length - self.rows, 0
+        for name, array in arrays.items():
+            self._held[name].array = array
+
     def read(self, name: str) -> Array:
         """Return a value at its capacity."""
         held = self._held[name]
