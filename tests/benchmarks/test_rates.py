@@ -18,7 +18,7 @@ def test_it_prints_and_writes_what_the_probe_measures(
     gpu = next((d.id for d in registry.devices() if d.id in ("opencl", "vulkan")), None)
     if gpu is None:
         pytest.skip("no GPU")
-    for name, value in {"ENOUGH": 2e-5, "LARGE": 1 << 20, "LAUNCHES": 3, "TIMES": 2}.items():
+    for name, value in {"ENOUGH": 2e-5, "LARGE_OF_CPU": 1 << 20, "LAUNCHES": 3, "TIMES": 2}.items():
         monkeypatch.setattr(probe, name, value)
     rates.main(["--devices", f"{gpu},nope", "--probe-only", "--json", str(tmp_path / "rates.json")])
     (row,) = json.loads((tmp_path / "rates.json").read_text())["rows"]

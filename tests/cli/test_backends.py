@@ -201,7 +201,7 @@ def test_probe_prints_and_keeps_what_a_device_does(
     gpu = next((d for d in found if d.id in ("opencl", "vulkan")), None)
     if gpu is None:
         pytest.skip("no GPU")
-    for name, value in {"ENOUGH": 2e-5, "LARGE": 1 << 20, "LAUNCHES": 3, "TIMES": 2}.items():
+    for name, value in {"ENOUGH": 2e-5, "LARGE_OF_CPU": 1 << 20, "LAUNCHES": 3, "TIMES": 2}.items():
         monkeypatch.setattr(probe, name, value)
     (measured,) = json.loads(cli("probe", "-d", gpu.id, "--json").out)["measured"]
     listed = json.loads(cli("devices", "--json").out)["devices"]

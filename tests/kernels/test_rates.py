@@ -48,6 +48,26 @@ def test_the_card_of_the_figures_keeps_them() -> None:
     assert model.of(TiledFigures) == held.of(TiledFigures)
 
 
+@pytest.mark.parametrize("end", [0, 1], ids=["least", "most"])
+@pytest.mark.parametrize(
+    ("api", "between", "upload"),
+    [("opencl", (8.3, 7.2), (9.5e3, 12e3)), ("vulkan", (2.1, 1.9), (13e3, 18e3))],
+    ids=["opencl", "vulkan"],
+)
+def test_what_the_probe_found_on_that_card_changes_no_figure(
+    api: str, between: tuple[float, float], upload: tuple[float, float], end: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The least and the most of six measurements by each API, in two runs; reads of memory in one of them."""
+    monkeypatch.undo()
+    rates = Rates(
+        products=(22e6, 27e6)[end], item_products=(980, 1400)[end], matrix_products=(310e6, 330e6)[end],
+        shared_vectors=(2.2e6, 2.6e6)[end], cache_bytes=29e6, memory_bytes=(4.7e6, 5.1e6)[end],
+        wait_us=(0.14, 0.13)[end], between_us=between[end], upload_bytes=upload[end], api=api,
+    )
+    factors = replace(H200, rates=rates).model.factors
+    assert len(factors) == 9 and set(factors.values()) == {1.0}
+
+
 def test_another_device_has_its_own() -> None:
     slow = replace(CARD, products=1e7 / 16, wait_us=4.0, between_us=8.0, shared_vectors=1e6 / 4)
     held, model = MODELS["gpu"], replace(H200, rates=slow).model

@@ -31,7 +31,7 @@ def creator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp
     made: GpuCreator = CREATORS[request.param]()
     if made.absent() or not made.devices():
         pytest.skip(f"no {request.param}")
-    for name, value in {"ENOUGH": 2e-5, "LARGE": 1 << 20, "SENT": 1 << 16, "LAUNCHES": 3, "TIMES": 2}.items():
+    for name, value in {"ENOUGH": 2e-5, "LARGE_OF_CPU": 1 << 20, "SENT": 1 << 16, "LAUNCHES": 3, "TIMES": 2}.items():
         monkeypatch.setattr(probe, name, value)
     monkeypatch.setattr(rate_store, "QUIET", 0.01)
     monkeypatch.setattr(rate_store, "LITTLE", 100.0)
