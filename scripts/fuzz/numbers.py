@@ -17,10 +17,13 @@ another meaning.
 """
 
 
-def compare(mine: Sequence[Array], theirs: Sequence[Array], nudged: Sequence[Array] = ()) -> str:
+def compare(
+    mine: Sequence[Array], theirs: Sequence[Array], nudged: Sequence[Array] = (), step: float = 0.0
+) -> str:
     """Return "right", or why the numbers cannot be compared; raise Finding if they differ without a reason.
 
-    `nudged` are the oracle's results for inputs changed by a rounding error.
+    `nudged` are the oracle's results for inputs changed by a rounding error. `step` is the share of the largest number
+    of a tensor by which others may differ, where results are rounded to so coarse a grid.
     """
     if len(mine) != len(theirs):
         raise Finding("another number of outputs", f"{len(mine)} instead of {len(theirs)}")
@@ -33,7 +36,7 @@ def compare(mine: Sequence[Array], theirs: Sequence[Array], nudged: Sequence[Arr
             raise Finding("another shape of an output", f"output {number} has {a.shape} instead of {b.shape}")
         if a.dtype != b.dtype:
             raise Finding("another type of an output", f"output {number} is {a.dtype} instead of {b.dtype}")
-        wrong = ~_near(a, b)
+        wrong = ~_near(a, b, step)
         if not wrong.any():
             continue
         if nudged and _shaky(b, nudged[number], wrong):
@@ -47,14 +50,15 @@ def compare(mine: Sequence[Array], theirs: Sequence[Array], nudged: Sequence[Arr
     return word
 
 
-def _near(a: Array, b: Array) -> Array:
+def _near(a: Array, b: Array, step: float = 0.0) -> Array:
     if a.dtype.kind != "f":
         return np.asarray(a == b)
     relative = RELATIVE[a.dtype.itemsize]
+    share = max(relative / 10, step)
     finite = np.abs(b[np.isfinite(b)])
     largest = float(finite.max()) if finite.size else 0.0
     with np.errstate(all="ignore"):
-        return np.isclose(a, b, rtol=relative, atol=largest * relative / 10 + 1e-30, equal_nan=True)
+        return np.isclose(a, b, rtol=relative, atol=largest * share + 1e-30, equal_nan=True)
 
 
 def _shaky(b: Array, nudged: Array, wrong: Array) -> bool:

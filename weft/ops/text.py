@@ -70,8 +70,9 @@ class TfIdfVectorizer(Op):
         """Return the output."""
         x, places, width = given(inputs, 0), self.places(), max(self.ngram_indexes) + 1
         counts = np.zeros((prod(x.shape[:-1]), width), np.float32)
+        windows = self.windows(x.shape[-1])
         for line, tokens in zip(counts, x.reshape(len(counts), x.shape[-1]).tolist(), strict=True):
-            for length, step in self.windows():
+            for length, step in windows:
                 reach = (length - 1) * step + 1
                 for start in range(len(tokens) - reach + 1):
                     place = places.get(tuple(tokens[start : start + reach : step]))
@@ -86,16 +87,25 @@ class TfIdfVectorizer(Op):
         lengths = range(self.min_gram_length, self.max_gram_length + 1)
         return {gram: self.ngram_indexes[k] for k, gram in enumerate(self._grams()) if len(gram) in lengths}
 
-    def windows(self) -> list[tuple[int, int]]:
-        """Return the lengths of n-grams, each with the steps from one token to the next."""
-        lengths = range(self.min_gram_length, self.max_gram_length + 1)
-        return [(n, skip + 1) for skip in range(self.max_skip_count + 1) for n in lengths if n > 1 or not skip]
+    def windows(self, count: int) -> list[tuple[int, int]]:
+        """Return the lengths of n-grams that a line of `count` tokens may have, each with steps between tokens.
+
+        The attributes may allow lengths and skips beyond any number; those that find nothing are left out.
+        """
+        found = []
+        for length in sorted({len(gram) for gram in self.places()}):
+            widest = (count - 1) // (length - 1) if length > 1 else min(count, 1)
+            found += [(length, step) for step in range(1, min(widest, self.max_skip_count + 1) + 1)]
+        return found
 
     def why_whole(self, inputs: Sequence[Shape | None], constants: Constants, outputs: Sequence[Shape]) -> str:
-        """Return the reason of too many comparisons."""
+        """Return the reason of too many comparisons, or of too many windows."""
         shape, lengths = given(inputs, 0), [len(gram) for gram in self.places()]
-        windows = ((n, shape[-1] - (n - 1) * step) for n, step in self.windows())
-        most = prod(shape[:-1]) * max((count * lengths.count(n) for n, count in windows), default=0)
+        windows = self.windows(shape[-1])
+        if len(windows) > MOST_WINDOWS:
+            return f"it would look through {len(windows)} windows, one after the other; the most is {MOST_WINDOWS}"
+        counts = ((shape[-1] - (n - 1) * step) * lengths.count(n) for n, step in windows)
+        most = prod(shape[:-1]) * max(counts, default=0)
         if most <= MOST_COMPARED:
             return ""
         return f"it would compare {most} pairs of tokens and n-grams at a time; the most is {MOST_COMPARED}"
@@ -110,6 +120,8 @@ class TfIdfVectorizer(Op):
 
 MOST_COMPARED = 1 << 24
 """A device compares at most so many tokens with those of n-grams at a time."""
+MOST_WINDOWS = 64
+"""A device looks at most through so many windows, for each of which it has nodes of its own."""
 
 
 @decomposition("TfIdfVectorizer")
@@ -122,11 +134,9 @@ def _compared(op: TfIdfVectorizer, make: Body, node: Node) -> Sequence[str]:
     lines = make.reshape(make.cast(node.inputs[0], DType.INT64), rows, count, 1)
     total = make.constant(np.zeros((rows, len(factors)), np.float32))
     grams = op.places()
-    for length, step in op.windows():
+    for length, step in op.windows(count):
         pool = np.array([gram for gram in grams if len(gram) == length], np.int64)
         windows = count - (length - 1) * step
-        if not len(pool) or windows < 1:
-            continue
         equal = ""
         for place in range(length):
             tokens = make.part(lines, 1, place * step, place * step + windows)

@@ -23,5 +23,11 @@ CASES: list[Case] = [
     _case(given([[1, 1, 3, 3, 3, 7], [8, 6, 7, 5, 6, 8]], "int64"), mode="TF", max_skip_count=5),
     _case(given([[5, 6, 8], [7, 8, 5]], "int32"), mode="IDF", max_skip_count=1, weights=WEIGHTS),
     _case(given([[5, 6, 8], [7, 8, 5]], "int32"), mode="TFIDF", max_skip_count=0, weights=WEIGHTS),
+    # Attributes of which nothing follows: no n-gram is so long, and no line has room for such skips.
+    _case(given([2, 3, 5, 6, 7, 8], "int64"), mode="TF", max_skip_count=1000),
+    _case(given([2, 3, 5, 6, 7, 8], "int64"), mode="TF", max_skip_count=2**40, oracles=(),
+          unverified="onnxruntime and onnx's evaluator go through all skips"),
+    _case(given([2, 3, 5, 6, 7, 8], "int64"), mode="TF", max_skip_count=1, max_gram_length=2**62, oracles=(),
+          unverified="onnxruntime refuses it, and onnx's evaluator goes through all lengths"),
     *(_case(Input("int64", shape), mode="TF", max_skip_count=0) for shape in ((0,), (2, 0))),
 ]
