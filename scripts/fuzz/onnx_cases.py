@@ -209,6 +209,67 @@ def defaults() -> ModelProto:
     return helper.make_model(made.graph, functions=[outer, inner], opset_imports=imports, ir_version=10)
 
 
+def call_functions(model: ModelProto, draw: random.Random) -> None:
+    """Move nodes into functions of their own, some in a branch, some in a function that another one calls."""
+    model.ir_version = max(model.ir_version, 10)
+    if all(each.domain != "local" for each in model.opset_import):
+        model.opset_import.append(helper.make_opsetid("local", 1))
+    for number, node in enumerate(model.graph.node):
+        if node.domain == "local" or any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
+            continue
+        if draw.random() < 0.8:
+            _move(model, node, f"moved{number}", draw)
+            if draw.random() < 0.4:
+                _move(model, node, f"outer{number}", draw)
+
+
+def _move(model: ModelProto, node: NodeProto, name: str, draw: random.Random) -> None:
+    """Make a node a call of a new function that has it; the function takes some of its attributes, some by default."""
+    body, handed, required, defaults = NodeProto(), [], [], []
+    body.CopyFrom(node)
+    for place, attribute in enumerate(node.attribute):
+        how = draw.randrange(4)
+        if how == 0:  # stays in the body
+            continue
+        own = body.attribute[place]
+        own.Clear()
+        own.name, own.type, own.ref_attr_name = attribute.name, attribute.type, attribute.name
+        if how == 1:  # the caller says it, and nobody else
+            required.append(attribute.name)
+        else:
+            defaults.append(attribute if how == 2 or attribute.type != attribute.INT else _int(attribute.name, draw))
+        if how != 2:  # a default that the caller needs not say
+            handed.append(attribute)
+    reads, makes = ([n for n in dict.fromkeys(names) if n] for names in (node.input, node.output))
+    nodes = [body]
+    if draw.random() < 0.25:
+        made = [helper.make_value_info(n, onnx.TypeProto()) for n in makes]
+        branch = helper.make_graph([body], "branch", [], made)
+        other = helper.make_graph([_node("Identity", f"of_{n}", n) for n in makes], "other", [], made)
+        truth = helper.make_tensor("truth", TensorProto.BOOL, [], [True])
+        renamed = NodeProto()
+        renamed.CopyFrom(body)
+        renamed.output[:] = [n and f"of_{n}" for n in body.output]
+        nodes = [
+            _node("Constant", "", "if_truth", value=truth),
+            renamed,
+            helper.make_node("If", ["if_truth"], makes, then_branch=branch, else_branch=other),
+        ]
+    function = helper.make_function("local", name, reads, makes, nodes, list(model.opset_import), required)
+    function.attribute_proto.extend(defaults)
+    model.functions.append(function)
+    given = [onnx.AttributeProto.FromString(each.SerializeToString()) for each in handed]
+    node.Clear()
+    node.op_type, node.domain = name, "local"
+    node.input.extend(reads)
+    node.output.extend(makes)
+    node.attribute.extend(given)
+
+
+def _int(name: str, draw: random.Random) -> onnx.AttributeProto:
+    return helper.make_attribute(name, draw.choice((0, 1, 3)))
+
+
 def lie(model: ModelProto, draw: random.Random) -> None:
     """Change what a model declares, which ONNX Runtime runs with a warning, or leaves open."""
     graph = model.graph

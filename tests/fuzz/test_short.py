@@ -24,6 +24,7 @@ SEED = 1
         ("onnx-fields", "cpu", 80),
         ("onnx-fields", "opencl", 4),
         ("onnx-fields", "vulkan", 4),
+        ("onnx-functions", "cpu", 40),
         ("onnx-lies", "cpu", 60),
         ("onnx-special", "cpu", 60),
         ("external-data", "cpu", 40),
@@ -51,8 +52,8 @@ def test_a_few_cases_of_each_fuzzer(name: str, device: str, cases: int, tmp_path
 @pytest.mark.parametrize(
     "name",
     [
-        "onnx-bytes", "onnx-fields", "onnx-lies", "onnx-special", "external-data", "weft-bytes", "weft-fields",
-        "weft-stages",
+        "onnx-bytes", "onnx-fields", "onnx-functions", "onnx-lies", "onnx-special", "external-data", "weft-bytes",
+        "weft-fields", "weft-stages",
     ],
 )
 def test_a_case_is_the_same_files_every_time(name: str, tmp_path: Path) -> None:
