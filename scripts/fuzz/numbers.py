@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,14 +18,25 @@ another meaning.
 """
 
 
+@dataclass(frozen=True)
+class Grid:
+    """How far numbers may be apart that are rounded to a coarse grid."""
+
+    step: float = 0.0
+    """The share of the largest number of a tensor by which floats may differ."""
+    unit: int = 0
+    """How much up to a third of the integers may differ: what rounding errors decide is not most of them."""
+
+
+EXACT = Grid()
+
+
 def compare(
-    mine: Sequence[Array], theirs: Sequence[Array], nudged: Sequence[Array] = (), step: float = 0.0, unit: int = 0
+    mine: Sequence[Array], theirs: Sequence[Array], nudged: Sequence[Array] = (), grid: Grid = EXACT
 ) -> str:
     """Return "right", or why the numbers cannot be compared; raise Finding if they differ without a reason.
 
-    `nudged` are the oracle's results for inputs changed by a rounding error. `step` is the share of the largest number
-    of a tensor by which others may differ, where results are rounded to so coarse a grid; `unit` is by how much up to a
-    third of its integers may: if a rounding error decides between two, it does not do so for most.
+    `nudged` are the oracle's results for inputs changed by a rounding error.
     """
     if len(mine) != len(theirs):
         raise Finding("another number of outputs", f"{len(mine)} instead of {len(theirs)}")
@@ -37,7 +49,7 @@ def compare(
             raise Finding("another shape of an output", f"output {number} has {a.shape} instead of {b.shape}")
         if a.dtype != b.dtype:
             raise Finding("another type of an output", f"output {number} is {a.dtype} instead of {b.dtype}")
-        wrong = ~_near(a, b, step, unit)
+        wrong = ~_near(a, b, grid)
         if not wrong.any():
             continue
         if nudged and _shaky(b, nudged[number], wrong):
@@ -51,14 +63,14 @@ def compare(
     return word
 
 
-def _near(a: Array, b: Array, step: float = 0.0, unit: int = 0) -> Array:
+def _near(a: Array, b: Array, grid: Grid = EXACT) -> Array:
     if a.dtype.kind in "iu":
         same = np.asarray(a == b)
-        return same if same.mean() < 2 / 3 else np.asarray(np.maximum(a, b) - np.minimum(a, b) <= unit)
+        return same if 3 * same.sum() < 2 * same.size else np.asarray(np.maximum(a, b) - np.minimum(a, b) <= grid.unit)
     if a.dtype.kind != "f":
         return np.asarray(a == b)
     relative = RELATIVE[a.dtype.itemsize]
-    share = max(relative / 10, step)
+    share = max(relative / 10, grid.step)
     finite = np.abs(b[np.isfinite(b)])
     largest = float(finite.max()) if finite.size else 0.0
     with np.errstate(all="ignore"):

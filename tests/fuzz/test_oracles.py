@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from scripts.fuzz.numbers import compare
+from scripts.fuzz.numbers import Grid, compare
 from scripts.fuzz.target import Finding, Target, find_targets
 from scripts.fuzz.targets.onnx import EVALUATED, EXTREME
 from weft.core.graph.layout import Array
@@ -59,14 +59,14 @@ def test_integers_may_differ_by_a_unit_where_few_do() -> None:
     theirs = np.zeros(9, np.uint8)
     few, many, far = theirs.copy(), theirs.copy(), theirs.copy()
     few[:2], many[:5], far[0] = 1, 1, 2
-    assert compare([few], [theirs], unit=1) == "right"
+    assert compare([few], [theirs], grid=Grid(unit=1)) == "right"
     for wrong, unit in ((few, 0), (many, 1), (far, 1)):
         with pytest.raises(Finding):
-            compare([wrong], [theirs], unit=unit)
+            compare([wrong], [theirs], grid=Grid(unit=unit))
 
 
 def test_floats_may_differ_by_a_step_of_the_largest() -> None:
     theirs = np.array([1, 0.5], np.float32)
-    assert compare([theirs + np.float32(0.003)], [theirs], step=1 / 255) == "right"
+    assert compare([theirs + np.float32(0.003)], [theirs], grid=Grid(step=1 / 255)) == "right"
     with pytest.raises(Finding):
         compare([theirs + np.float32(0.003)], [theirs])
