@@ -117,7 +117,7 @@ def labels(graph: Graph, **caps: tuple[MatrixShape, ...]) -> list[str]:
     with null_gpu() as device, pytest.MonkeyPatch.context() as patch:
         patch.setattr(verdict_store, "examine", lambda *_, **__: [])
         device.caps, device.dialect = replace(CAPS, **caps), GlslDialect()  # type: ignore[arg-type]
-        with weft.load(graph, "null", precision="low", fallback="error") as session:
+        with weft.load(graph, "null", precision="low", fallback="error", wait="all") as session:
             (pipeline,) = session.pipelines
             return [launch.label for launch in pipeline.backend.recording.run.rest]  # type: ignore[attr-defined]
 
