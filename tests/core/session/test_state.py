@@ -37,12 +37,12 @@ def plans(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], int]]:
 class Reference:
     """ONNX Runtime, which is given the caches."""
 
-    def __init__(self, form: str) -> None:
+    def __init__(self, form: str, batch: int = 1) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 3
         model = decoder("tiny", form).SerializeToString()
         self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        self.form, self.caches, self.length = form, empty_caches(TINY), 0
+        self.form, self.caches, self.length = form, empty_caches(TINY, batch), 0
 
     def feeds(self, words: Any) -> dict[str, Any]:
         """Return the inputs of a run without the caches."""
@@ -274,6 +274,35 @@ def test_a_state_of_fixed_shape_is_fed_back() -> None:
         assert session.state.length == 0
         session.state.reset()
         np.testing.assert_allclose(session.run(x)[0], x)
+
+
+@pytest.mark.parametrize("form", ["genai", "optimum"])
+def test_several_texts_at_once(form: str) -> None:
+    rng = np.random.default_rng(3)
+    reference, again = Reference(form, batch=2), Reference(form, batch=1)
+    with weft.load(decoder("tiny", form), "cpu", state=True) as session:
+        # ONNX Runtime's attention takes several rows behind a past for one text alone.
+        for count in (4, 1, 20, 1) if form == "optimum" else (4, 1, 1, 1):
+            words = rng.integers(0, TINY.vocabulary, (2, count))
+            assert close(session.run(reference.feeds(words))[0], reference.run(words))
+        with pytest.raises(InputError, match="has other sizes than this run"):
+            session.run(feeds(TINY, form, words[:1], reference.length))
+        session.state.reset()
+        assert close(session.run(again.feeds(words[:1]))[0], again.run(words[:1]))
+
+
+def test_a_resize_plans_for_a_prompt(plans: Callable[[], int]) -> None:
+    x = np.ones((1, 2, WIDTH), np.float32)
+    with weft.load(square(), "cpu", state=True) as session:
+        assert plans() == 0
+        session.resize({"x": x.shape})
+        assert plans() == 1 and session.state.length == 0
+        session.run(x)
+        assert plans() == 0 and session.state.length == 2
+    with weft.load(square(), "cpu", state=True, shapes={"x": x.shape}) as session:
+        assert plans() == 1
+        np.testing.assert_allclose(session.run(x)[0], np.full((1, WIDTH, WIDTH), 2))
+        assert plans() == 0
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ A capacity is a power of two, so that a text of 2,000 words is planned for three
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 
@@ -18,7 +18,7 @@ from weft.core.graph.layout import Array
 from weft.core.graph.limits import Limits
 from weft.core.graph.symbolic import OpenSizes
 from weft.core.placement.capacity import CapacityNetwork, NoCapacity, growth, with_capacities
-from weft.core.placement.open_network import prepare_open
+from weft.core.placement.open_network import OpenNetwork
 from weft.core.placement.prepare import PreparedNetwork, prepare_network
 from weft.core.placement.stage_split import is_staged
 from weft.errors import ModelError, ValueNeeded
@@ -32,6 +32,9 @@ STEADY = 3
 """After how many runs in turn in which a cache grew by as much, its network is planned for a capacity."""
 APART = 67
 """By how much a cache is longer than it is where a network is prepared for all lengths: 0 and 1 are special sizes."""
+
+NEW_APART = 131
+"""The same for new rows, where they are more than one: they may be as many as a model has heads."""
 
 Sizes = Mapping[str, int]
 """Open sizes by name. An input of a few integers that decides shapes counts as sizes, such as "total[0]"."""
@@ -83,15 +86,17 @@ def sizes_of(graph: Graph, arrays: Mapping[str, Array]) -> dict[str, int]:
 class Capacities:
     """Makes the networks of one model for capacities; a model, a precision and a pair of state each have their own."""
 
-    def __init__(self, graph: Graph, precision: Precision, limits: Limits, state: Mapping[str, str]) -> None:
-        self._graph, self._precision, self._limits, self._state = graph, precision, limits, state
-        self._prepared: dict[object, tuple[PreparedNetwork, OpenSizes]] = {}
-        """Networks that were prepared with open sizes, by which sizes are 1 and what else they hold for."""
+    def __init__(
+        self, graph: Graph, precision: Precision, limits: Limits, state: Mapping[str, str],
+        find: Callable[[Graph], OpenNetwork | None],
+    ) -> None:
+        """Plan for a graph; `find` returns it prepared with open sizes, which hold for a bound one, if it can be."""
+        self._graph, self._precision, self._limits, self._state, self._find = graph, precision, limits, state, find
         self._plans: dict[tuple[tuple[str, int], ...], RoomyPlan] = {}
         self._before: Sizes = {}
         self._step: Sizes = {}
         self._steady = 0
-        self._decide = False
+        self.decide = False
         """Whether shapes follow from the values of inputs of one integer, such as the length of all."""
         self.refused = ""
         """Why the network gets no capacities."""
@@ -113,8 +118,9 @@ class Capacities:
         `values` are the inputs whose values count as sizes, by the names of these.
         """
         sizes = self._before
+        far = {name: size + APART * self._step.get(name, 0) for name, size in sizes.items()}
         try:
-            prepared, opened = self._open(sizes, arrays, values)
+            prepared, opened = self._open(far, arrays, {name: far[name] for name in values})
             most = room(max(sizes[name] for name in self._step) + 1, LEAST_ROOM)
             plan = self._plan(prepared, opened, sizes, dict.fromkeys(self._step, most))
             if not plan.network.appends:
@@ -133,9 +139,9 @@ class Capacities:
         try:
             return self._for_state(arrays, length)
         except ValueNeeded:
-            if self._decide:
+            if self.decide:
                 raise
-            self._decide = True
+            self.decide = True
             return self._for_state(arrays, length)
 
     def _for_state(self, arrays: Mapping[str, Array], length: int) -> RoomyPlan:
@@ -177,7 +183,7 @@ class Capacities:
 
     def _values(self, arrays: Mapping[str, Array]) -> dict[str, int]:
         """Return the inputs of one integer, by the names of their values as sizes, where shapes follow from such."""
-        if not self._decide:
+        if not self.decide:
             return {}
         return {
             f"{name}[0]": int(array.reshape(-1)[0])
@@ -197,12 +203,28 @@ class Capacities:
     def _for_length(
         self, arrays: Mapping[str, Array], values: Sizes, given: Sizes, grown: str, longer: frozenset[str]
     ) -> RoomyPlan:
-        apart = {n: size + APART if n in longer or n == grown else size for n, size in given.items()}
+        apart = self._apart(given, grown, longer)
         prepared, opened = self._open(apart, arrays, {n: apart[n] for n in values})
         rows = self._rows(growth(prepared.graph, opened, self._state, grown), given, given[grown], longer)
         new = _room_for(rows, given)
         most = room(given[grown] + sum(new.values()) + 1, LEAST_ROOM)
         return self._plan(prepared, opened, given, {grown: most, **dict.fromkeys(longer, most), **new}, new)
+
+    def _apart(self, given: Sizes, grown: str, longer: frozenset[str]) -> dict[str, int]:
+        """Return sizes for which a network is prepared: as these, but no two are the same by chance.
+
+        What a network is for sizes that are equal, or that are those of its weights, holds for no others. More than one
+        new row stays more than one.
+        """
+        more = {n: NEW_APART for n in self._alone(given, longer) if given[n] != 1}
+        total = sum(more.values())
+        whole = {n: APART + (total if len(more) == 1 else 0) for n in longer}
+        return {n: size + (more | whole | {grown: APART}).get(n, 0) for n, size in given.items()}
+
+    def _alone(self, given: Sizes, longer: frozenset[str]) -> list[str]:
+        """Return the sizes that the state does not have, and that are not longer where it is."""
+        lasting = {d for i in self._state for d in self._graph.specs[i].shape if isinstance(d, str)}
+        return [n for n in given if n not in lasting and n not in longer]
 
     def _rows(self, found: Sequence[str], given: Sizes, length: int, longer: frozenset[str]) -> Sequence[str]:
         """Return the sizes that are the number of new rows, if `found` are those by which the state becomes longer.
@@ -214,40 +236,32 @@ class Capacities:
         if not totals:
             return found
         new = given[next(iter(totals))] - length
-        lasting = {d for i in self._state for d in self._graph.specs[i].shape if isinstance(d, str)}
-        return [n for n, size in given.items() if size == new and n not in lasting and n not in longer]
+        return [n for n in self._alone(given, longer) if given[n] == new]
 
     def _open(
         self, sizes: Sizes, arrays: Mapping[str, Array], values: Sizes
     ) -> tuple[PreparedNetwork, OpenSizes]:
-        """Return the network prepared with open sizes; NoCapacity if it follows from their numbers.
-
-        It holds for other sizes, too, of which the same are 1.
-        """
+        """Return the network prepared with open sizes, which hold for these; NoCapacity if there is none."""
         graph = self._graph
-        key = frozenset(name for name, size in sizes.items() if size == 1), frozenset(values)
-        if key not in self._prepared:
-            shapes = {
-                name: tuple(sizes[d] if isinstance(d, str) else d for d in graph.specs[name].shape)
-                for name in graph.inputs
-            }
-            bound = bind(graph, shapes)
-            known = {name[:-3]: number for name, number in values.items()}
-            bound.inputs = [i for i in bound.inputs if i not in known]
-            bound.constants = bound.constants | {
-                name: np.full_like(arrays[name], number) for name, number in known.items()
-            }
-            if is_staged(bound):
-                raise NoCapacity("shapes follow from values that a run computes")
-            if not (graph.symbols() or values):
-                self._prepared[key] = prepare_network(bound, self._precision, self._limits), OpenSizes()
-                return self._prepared[key]
-            made = prepare_open(graph, bound, self._precision, self._limits)
-            if made is None:
-                prepare_network(bound, self._precision, self._limits)  # raises ModelError where the sizes do not fit
-                raise NoCapacity("what the network is follows from the numbers that its sizes are")
-            self._prepared[key] = made.prepared_open
-        return self._prepared[key]
+        shapes = {
+            name: tuple(sizes[d] if isinstance(d, str) else d for d in graph.specs[name].shape)
+            for name in graph.inputs
+        }
+        bound = bind(graph, shapes)
+        known = {name[:-3]: number for name, number in values.items()}
+        bound.inputs = [i for i in bound.inputs if i not in known]
+        bound.constants = bound.constants | {
+            name: np.full_like(arrays[name], number) for name, number in known.items()
+        }
+        if is_staged(bound):
+            raise NoCapacity("shapes follow from values that a run computes")
+        if not (graph.symbols() or values):
+            return prepare_network(bound, self._precision, self._limits), OpenSizes()
+        made = self._find(bound)
+        if made is None:
+            prepare_network(bound, self._precision, self._limits)  # raises ModelError where the sizes do not fit
+            raise NoCapacity("what the network is follows from the numbers that its sizes are")
+        return made.prepared_open
 
     def _plan(
         self, prepared: PreparedNetwork, opened: OpenSizes, sizes: Sizes, capacities: Sizes, new: Sizes = NONE

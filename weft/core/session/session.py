@@ -423,7 +423,12 @@ class Session(NotCopied):
         """Prepare for other input shapes; inputs that are not named keep their shapes."""
         self._check_open()
         given = take_shapes(shapes)
-        self._prepare(bind(self.graph, self._kept(given) | given, self._bound), ahead=True)
+        bound = bind(self.graph, self._kept(given) | given, self._bound)
+        if self._store is None:
+            self._prepare(bound, ahead=True)
+        else:
+            self._bound = bound
+            self._prepare_state()
 
     @_alone
     def run(self, *inputs: Input | Mapping[str, Input], outputs: Outputs | None = None) -> list[Array]:
@@ -858,7 +863,9 @@ class Session(NotCopied):
         pairs = {} if self._store is None else self._store.pairs
         plain = options.debug is None and not options.passes and OPEN_RANK not in self.graph.symbols()
         if self._fixed is None and plain and self.config.memory is not MemoryMode.LIMIT:
-            self._capacities = Capacities(self.graph, self.config.precision, options.limits, pairs)
+            self._capacities = Capacities(
+                self.graph, self.config.precision, options.limits, pairs, self._found_open
+            )
         elif self._store is not None:
             raise ConfigError(
                 "a state cannot be kept here",
@@ -867,11 +874,22 @@ class Session(NotCopied):
                 fix="leave that out, or leave state out and pass the values as inputs and outputs",
             )
 
+    def _found_open(self, bound: Graph) -> OpenNetwork | None:
+        """Return the graph prepared with open sizes, which hold for a bound one."""
+        self._take_open()
+        found = None if self._open is None else self._open.find(bound)
+        return None if found is None else found[0]
+
     def _prepare_state(self) -> None:
-        """Load for the first run if all sizes but that of the state are known."""
+        """Load for the first run if all sizes but that of the state are known, and none follows from a value."""
         specs = {i: self._bound.specs[i] for i in self._asked.inputs}
-        if all(spec.is_static and not isinstance(spec, SequenceSpec) for spec in specs.values()):
+        if not all(spec.is_static and not isinstance(spec, SequenceSpec) for spec in specs.values()):
+            return
+        try:
             self._take_state({i: np.zeros(spec.dims, spec.dtype.numpy) for i, spec in specs.items()})
+        except ConfigError:
+            if self._capacities is None or not self._capacities.decide:
+                raise
 
     def _take_state(self, arrays: dict[str, Array]) -> dict[str, Array]:
         """Return what a network for capacities takes, which is loaded for the length that the state has now."""
@@ -887,6 +905,7 @@ class Session(NotCopied):
                 fix="leave state out, and pass the values as inputs and outputs",
             ) from e
         if found is not plan or self._loaded.now.network is None:
+            self._store.check_fixed(found.network.graph, found.network.inputs)
             self._prepare_roomy(found)
             shapes = {i: a.shape for i, a in arrays.items()}
             self._bound = bind(self.graph, shapes)

@@ -15,7 +15,7 @@ from weft.core.contract.error_context import do_all
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.core.placement.capacity import Axes
+from weft.core.placement.capacity import Axes, is_padded
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.session.state_memory import StateMemory
 from weft.errors import ConfigError, InputError, listing
@@ -127,6 +127,17 @@ class StateStore:
             name: (kept[name].device, kept[name].spec) if name in kept else ("", graph.specs[name])
             for name in self.pairs
         }
+
+    def check_fixed(self, graph: Graph, inputs: Mapping[str, Axes]) -> None:
+        """Raise InputError if a state with rows would get another size than that which grows, such as another batch."""
+        for name, held in self._held.items() if self.length else ():
+            sizes = zip(held.spec.dims, graph.specs[name].dims, inputs[name], strict=True)
+            if any(old != new and not is_padded(axis) for old, new, axis in sizes):
+                raise InputError(
+                    f"the state {name!r} has other sizes than this run",
+                    why=f"it is {held.spec}, with {self.length} rows, and the inputs want {graph.specs[name]}",
+                    fix="reset the state first, or use a session for each batch",
+                )
 
     def move(self, network: OptimizedNetwork, graph: Graph) -> None:
         """Put all values where a network wants them; nothing may use their memory."""

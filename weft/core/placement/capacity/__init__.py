@@ -12,8 +12,8 @@ Padding is finite as long as live values are. A NaN or an infinity among these m
 
 from __future__ import annotations
 
-from weft.core.placement.capacity.axes import Axes, NoCapacity
+from weft.core.placement.capacity.axes import Axes, NoCapacity, is_padded
 from weft.core.placement.capacity.builder import growth, with_capacities
 from weft.core.placement.capacity.network import CapacityNetwork
 
-__all__ = ["Axes", "CapacityNetwork", "NoCapacity", "growth", "with_capacities"]
+__all__ = ["Axes", "CapacityNetwork", "NoCapacity", "growth", "is_padded", "with_capacities"]
