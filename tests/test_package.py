@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import importlib
+import os
 import pkgutil
 import re
 import subprocess
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 import weft
+from tests.helpers.warm_python import WarmPython
 from weft import errors
 from weft.errors import WeftError
 
@@ -402,19 +404,19 @@ def test_scripts_name_in_their_head_what_they_install() -> None:
             assert what in head
 
 
-def blocks(language: str) -> list[str]:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def blocks(language: str, page: str = "README.md") -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
 
 
-def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_python_of_the_readme_runs_and_prints_what_it_shows(tmp_path: Path, warm_python: WarmPython) -> None:
+    """It registers an op and a backend for good, so it runs in a process of its own."""
     (tmp_path / "model.onnx").write_bytes((PACKAGE / "models" / "shapes.onnx").read_bytes())
-    found = blocks("python")
-    assert found
-    scope: dict[str, object] = {}
-    for block in found:
-        exec(compile(block, "README.md", "exec"), scope)  # a block goes on where the one before ended
+    assert len(blocks("python")) > 3
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    script = ("-W", "error", "-m", "tests.helpers.docs_page", ROOT / "README.md")
+    done = warm_python.run(*script, cwd=tmp_path, env=environment, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def small_model() -> bytes:
@@ -428,15 +430,16 @@ def small_model() -> bytes:
     return bytes(make_model(nodes, {"image": image}, constants={"w": weights}).SerializeToString())
 
 
-def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_readme_and_of_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.helpers.cli import try_only_others
     from weft.cli import main
 
     try_only_others(monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.onnx").write_bytes(small_model())
-    commands = [line for block in blocks("shell") for line in block.splitlines() if line.startswith("weft ")]
-    assert len(commands) >= 5
+    shown = [block for page in ("README.md", "docs/use.md") for block in blocks("shell", page)]
+    commands = [line for block in shown for line in block.splitlines() if line.startswith("weft ")]
+    assert len(commands) >= 10
     for command in commands:
         with pytest.raises(SystemExit) as caught:
             main(command.split("#")[0].split()[1:])

@@ -15,6 +15,7 @@ from weft.cli.app import app_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
+LINKED = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -30,11 +31,22 @@ def test_code_of_page(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def _sections(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub names them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_of_page(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    targets = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link]
-    missing = [link for link in targets if not (page.parent / link).exists()]
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    missing = []
+    for link in links:
+        path, _, section = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.exists() or (section and section not in _sections(target)):
+            missing.append(link)
     # Files are also named as code, from the root of the repository.
     named = re.findall(r"`((?:weft|examples|tests|scripts|docs|benchmarks)/[\w./-]+)`", text)
     missing += [path for path in named if not (ROOT / path).exists()]
@@ -63,13 +75,17 @@ def test_modules_that_a_page_names_exist(page: Path) -> None:
 
 
 def test_the_words_are_of_classes_that_exist() -> None:
-    page = (ROOT / "docs/how-it-works.md").read_text(encoding="utf-8")
-    table = page.partition("## Words")[2].partition("\n## ")[0]
-    named = re.findall(r"`([\w.]+)`", "\n".join(row.rpartition("| ")[2] for row in table.splitlines() if "|" in row))
+    page = (ROOT / "docs/words.md").read_text(encoding="utf-8")
+    words, _, others = page.partition("## Names that do not follow")
+    cells = [row.rpartition(" | ")[2] for row in words.splitlines() if row.startswith("| ")]
+    cells += [row.split(" | ")[0] for row in others.splitlines() if row.startswith("| ")]
+    named = re.findall(r"`([\w.]+)`", "\n".join(cells))
     code = "".join(f.read_text(encoding="utf-8") for f in (ROOT / "weft").rglob("*.py"))
-    assert len(named) > 20
+    assert len(named) > 40
     missing = [name for name in named if not re.search(rf"(class|def) {name.rpartition('.')[2]}\b", code)]
-    assert [name for name in missing if not _names_something(f"weft.{name}") and "parts" not in name] == []
+    fields = re.compile(r"^    (\w+)(?:: | = )", re.M)
+    known = set(fields.findall(code))
+    assert [n for n in missing if not _names_something(f"weft.{n}") and n.rpartition(".")[2] not in known] == []
 
 
 def test_every_environment_variable_is_described() -> None:
