@@ -1,4 +1,5 @@
 ## Depthwise convolution over NC4HW4, up to two dimensions: a work-item computes one pixel of one block of channels.
+## Padding counts as zeros, of which an infinite weight makes NaN.
 ${k.for_each("i", "TOTAL")} {
   ${k.split(y, "i", "OH * OW", "BLOCKS")}
   const int h0 = p / OW * SH - PH, w0 = p % OW * SW - PW;
@@ -9,10 +10,11 @@ ${k.for_each("i", "TOTAL")} {
 % endif
   for (int kh = 0; kh < KH; kh++) {
     const int h = h0 + kh * DH;
-    if (h < 0 || h >= IH) continue;
+    const bool fits = h >= 0 && h < IH;
     for (int kw = 0; kw < KW; kw++) {
       const int w_ = w0 + kw * DW;
-      if (w_ >= 0 && w_ < IW) acc += ${x.load4("n", "c", "h * IW + w_")} * ${w.load4("0", "c", "kh * KW + kw")};
+      const f32x4 v = fits && w_ >= 0 && w_ < IW ? ${x.load4("n", "c", "h * IW + w_")} : SPLAT(0.0);
+      acc += v * ${w.load4("0", "c", "kh * KW + kw")};
     }
   }
   ${y.store4("n", "c", "p", "acc")}

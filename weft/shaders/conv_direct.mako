@@ -1,7 +1,7 @@
 ## Any convolution of up to three dimensions and any groups, over NC4HW4: a work-item computes one pixel of one block,
 ## channel by channel of the input. `joint`: the four output channels of a block belong to one group. An item loads
-## `wide` taps of a line of the kernel at once. Pixels outside of the image are loaded from its edge and left out of the sum,
-## so that no load waits for a branch.
+## `wide` taps of a line of the kernel at once. Pixels outside of the image are loaded from its edge and count as zeros, of
+## which an infinite weight makes NaN, so that no load waits for a branch.
 <% channels = "0" if joint else "0123" %>\
 ${k.for_each("i", "TOTAL")} {
   const int PLACES = OD * OH * OW;
@@ -25,8 +25,9 @@ ${k.for_each("i", "TOTAL")} {
 % endfor
 % endfor
 % for t in range(wide):
-        const f32x4 added${t} = ${f"v{t}_0" if joint else f"F4(v{t}_0, v{t}_1, v{t}_2, v{t}_3)"} * weight${t};
-        acc += inside && across${t} >= 0 && across${t} < IW ? added${t} : SPLAT(0.0);
+        const bool counts${t} = inside && across${t} >= 0 && across${t} < IW;
+        const f32x4 value${t} = ${f"SPLAT(v{t}_0)" if joint else f"F4(v{t}_0, v{t}_1, v{t}_2, v{t}_3)"};
+        acc += (counts${t} ? value${t} : SPLAT(0.0)) * weight${t};
 % endfor
       }
     }

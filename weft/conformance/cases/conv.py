@@ -7,6 +7,7 @@ from math import inf, nan
 import numpy as np
 
 from weft.conformance.cases.table import Case, Input, case, const, f16, f32, f64, given
+from weft.core.graph.layout import Array
 
 
 def with_specials(*shape: int) -> Input:
@@ -18,7 +19,26 @@ def with_specials(*shape: int) -> Input:
     return given(numbers)
 
 
+def with_infinity(*shape: int) -> Array:
+    """Return small weights, of which the first one is infinite."""
+    numbers = np.random.default_rng(4).uniform(-1, 1, shape)
+    numbers.flat[0] = -inf
+    return numbers
+
+
 CASES: list[Case] = [
+    # padding counts as zeros, of which an infinite weight makes NaN
+    *(case("Conv", x, const(with_infinity(*w), x.dtype), name="infinite", **how) for x, w, how in (
+        (f32(1, 8, 9, 9), (8, 1, 3, 3), {"group": 8, "pads": (1, 1, 1, 1)}),
+        (f32(1, 4, 17, 16), (4, 1, 15, 14), {"group": 4, "pads": (7, 6, 7, 7)}),
+        (f32(1, 4, 9, 9), (4, 1, 3, 3), {"group": 4, "pads": (2, 2, 2, 2), "dilations": (2, 2), "strides": (2, 1)}),
+        (f32(1, 3, 8, 8), (4, 3, 3, 3), {"pads": (1, 1, 1, 1)}),
+        (f32(1, 8, 7, 7), (8, 4, 3, 3), {"group": 2, "pads": (1, 1, 1, 1)}),
+        (f32(1, 6, 7, 7), (9, 2, 2, 3), {"group": 3, "pads": (1, 0, 0, 1)}),
+        (f32(1, 2, 4, 5, 6), (3, 2, 2, 3, 2), {"pads": (1, 1, 0, 0, 1, 1)}),
+        (f64(1, 2, 5, 5), (2, 2, 3, 3), {"pads": (1, 1, 1, 1)}),
+    )),
+    case("Conv", f32(1, 8, 9, 9), given(with_infinity(8, 1, 3, 3)), group=8, pads=(1, 1, 1, 1), name="infinite"),
     # kernel sizes, strides, pads and channel counts that fall between blocks of four
     case("Conv", f32(1, 3, 8, 8), const(f32(4, 3, 3, 3)), pads=(1, 1, 1, 1)),
     case(
