@@ -44,6 +44,7 @@ MOST_WORK = 10**9
 
 EXTREME = "ONNX leaves open what the largest of numbers is if one is none; ONNX Runtime's answer depends on its place"
 RECURRENT = "ONNX Runtime's recurrent layers take NaN for a number"
+NOWHERE = "a point without a place lies outside of the image; ONNX Runtime computes with it, and ONNX's evaluator fails"
 PLACE = "ONNX Runtime makes a place beyond all integers an integer, which wraps"
 MASKED = "where all scores of a row are -infinity, or what is masked is none, 0 and NaN are both in use"
 ALGEBRA = "a sum of infinities, or a running sum, depends on the order in which it is written"
@@ -52,6 +53,7 @@ OPEN = {
     **dict.fromkeys(("MaxPool", "Hardmax"), EXTREME),
     **dict.fromkeys(("LSTM", "GRU", "RNN", "com.microsoft::DynamicQuantizeLSTM"), RECURRENT),
     **dict.fromkeys(("GridSample", "Resize"), PLACE),
+    "RoiAlign": NOWHERE,
     **dict.fromkeys(("com.microsoft::Attention", "com.microsoft::MultiHeadAttention"), MASKED),
     "com.microsoft::GroupQueryAttention": MASKED,
     **dict.fromkeys(("BatchNormalization", "com.microsoft::SkipLayerNormalization", "STFT", "LRN"), ALGEBRA),
@@ -257,8 +259,10 @@ def reason_for(bound: Graph, feeds: Mapping[str, Array], results: Iterable[Array
             least, largest = sizes[node.inputs[0]].dtype.limits
             if not least <= node.op.extrapolation_value <= largest:
                 return "ONNX leaves open which integer a number beyond its type becomes"
-        if odd and (kind in OPEN or getattr(node.op, "reduction", "") in ("max", "min")):
-            return OPEN.get(kind, EXTREME)
+    if odd:
+        return next((OPEN[node.op.type] for node in bound if node.op.type in OPEN), "") or next(
+            (EXTREME for node in bound if getattr(node.op, "reduction", "") in ("max", "min")), ""
+        )
     return ""
 
 
