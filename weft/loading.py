@@ -172,7 +172,7 @@ def load(
         return Session(
             graph, choices, options, runtime=held, host=host, progress=progress, profile=profile, prefetch=prefetch,
             reread=again, overflow_check=overflow_check, wait=waits,
-            state=find_pairs(graph, state) if state else None,
+            state=None if state is False else find_pairs(graph, state),
         )
 
 

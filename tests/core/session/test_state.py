@@ -121,8 +121,11 @@ def test_a_state_is_reset_rewound_saved_and_restored() -> None:
         for each in (session, other):  # also where nothing has run yet
             each.state.restore(saved)
             assert each.state.length == 3 and close(each.run(every[3])[0], wanted[3])
-        with pytest.raises(InputError, match="cannot be rewound to 9"):
-            session.state.rewind(9)
+        for length in (9, 2.5, "1"):
+            with pytest.raises(InputError, match="cannot be rewound to"):
+                session.state.rewind(length)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="is no saved state"):
+            session.state.restore(None)  # type: ignore[arg-type]
         assert "length=4" in repr(session.state)
 
 
@@ -291,6 +294,78 @@ def test_several_texts_at_once(form: str) -> None:
         assert close(session.run(again.feeds(words[:1]))[0], again.run(words[:1]))
 
 
+@pytest.mark.parametrize("form", ["genai", "optimum"])
+def test_a_mask_of_another_length_is_refused(form: str) -> None:
+    reference = Reference(form)
+    with weft.load(decoder("tiny", form), "cpu", state=True) as session:
+        words = np.array([[1, 2, 3]], np.int64)
+        if form == "optimum":  # it needs a network to know what fits
+            session.run(reference.feeds(words))
+            session.state.reset()
+        for length in (2, 5):
+            given = reference.feeds(words) | {"attention_mask": np.ones((1, length), np.int64)}
+            with pytest.raises(InputError, match="do not fit the length of the state"):
+                session.run(given)
+        session.run(reference.feeds(words))
+        reference.run(words)
+        word = reference.feeds(words[:, :1])
+        for length in (3, 5):
+            with pytest.raises(InputError, match="do not fit the length of the state"):
+                session.run(word | {"attention_mask": np.ones((1, length), np.int64)})
+        with pytest.raises(InputError, match="the arrays for the outputs do not fit"):
+            session.run(word, outputs=[np.zeros((1, 2, TINY.vocabulary), np.float32)])
+        assert session.state.length == 3
+        made = np.zeros((1, 1, TINY.vocabulary), np.float32)
+        (logits,) = session.run(word, outputs=[made])
+        assert logits is made and close(logits, reference.run(words[:, :1]))
+
+
+def test_a_mask_of_ones_and_a_large_number_is_a_mask() -> None:
+    nodes = [
+        helper.make_node("Cast", ["mask"], ["shown"], to=F),
+        helper.make_node("Sub", ["one", "shown"], ["hidden"]),
+        helper.make_node("Mul", ["hidden", "lowest"], ["bias"]),
+        helper.make_node("Concat", ["past", "x"], ["present"], axis=1),
+        helper.make_node("Transpose", ["present"], ["turned"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["x", "turned"], ["scores"]),
+        helper.make_node("Add", ["scores", "bias"], ["masked"]),
+        helper.make_node("Softmax", ["masked"], ["shares"]),
+        helper.make_node("MatMul", ["shares", "present"], ["y0"]),
+    ]
+    weights = [numpy_helper.from_array(np.array(v, np.float32), n) for n, v in (("one", 1), ("lowest", -1e9))]
+    model = _model(nodes, ["y0"], weights)
+    model.graph.input.append(helper.make_tensor_value_info("mask", TensorProto.INT64, (1, "n")))
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    rng, past = np.random.default_rng(0), np.zeros((1, 0, WIDTH), np.float32)
+    mask = np.zeros((1, 0), np.int64)
+    with weft.load(model, "cpu", state=True) as ours:
+        for count in (5, 1, 1, 3):
+            x = rng.standard_normal((1, count, WIDTH)).astype(np.float32)
+            mask = np.concatenate([mask, np.array([[0] * (count > 4) + [1] * (count - (count > 4))])], axis=1)
+            y, past = session.run(None, {"x": x, "past": past, "mask": mask})
+            np.testing.assert_allclose(ours.run({"x": x, "mask": mask})[0], y, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ("past_key_values.0.key", "present.0.key"), ("state", "stateN"), ("h0", "hn"), ("h", "hn"),
+        ("in_cache0", "out_cache0"), ("encoder.cache.0", "encoder.new_cache.0"), ("hidden", "new_hidden"),
+        ("input_state", "output_state"), ("state", "next_state"),
+    ],
+)  # fmt: skip
+def test_names_of_exporters_are_found(given: str, made: str) -> None:
+    value = helper.make_tensor_value_info
+    nodes = [helper.make_node("Add", ["x", given], [made]), helper.make_node("Neg", [made], ["y"])]
+    ends = [value(made, F, (2,)), value("y", F, (2,))]
+    graph = helper.make_graph(nodes, "g", [value("x", F, (2,)), value(given, F, (2,))], ends)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    with weft.load(model, "cpu", state=True) as session:
+        assert session.outputs == ["y"] and [*session.inputs] == ["x"]
+        session.run(np.ones(2, np.float32))
+        assert np.array_equal(session.run(np.ones(2, np.float32))[0], [-2, -2])
+
+
 def test_a_resize_plans_for_a_prompt(plans: Callable[[], int]) -> None:
     x = np.ones((1, 2, WIDTH), np.float32)
     with weft.load(square(), "cpu", state=True) as session:
@@ -311,6 +386,7 @@ def test_a_resize_plans_for_a_prompt(plans: Callable[[], int]) -> None:
         ({"nothing*": "present*"}, "no input 'nothing"),
         ({"past": "nothing"}, "no input 'past' has an output 'nothing'"),
         ("past", "names no inputs and outputs"),
+        ({}, "names no inputs and outputs"),
     ],
 )  # fmt: skip
 def test_wrong_pairs_are_refused(state: Any, message: str) -> None:

@@ -252,6 +252,17 @@ class OpenNetworks:
         self._held.append(made)
         return made, sized
 
+    def found(self, bound: Graph) -> OpenNetwork | None:
+        """Return a network with open sizes that hold for these, which may be a guess: a wrong one ends no tries."""
+        held = self._fitting(bound)
+        if held is not None:
+            return held[0]
+        made = prepare_open(self._graph, bound, self._precision, self._limits)
+        if made is None or made.sized(bound) is None:
+            return None
+        self._held.append(made)
+        return made
+
     def _fitting(self, bound: Graph) -> tuple[OpenNetwork, Sized] | None:
         for network in self._held:
             sized = network.sized(bound)

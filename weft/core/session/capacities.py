@@ -21,7 +21,7 @@ from weft.core.placement.capacity import CapacityNetwork, NoCapacity, growth, wi
 from weft.core.placement.open_network import OpenNetwork
 from weft.core.placement.prepare import PreparedNetwork, prepare_network
 from weft.core.placement.stage_split import is_staged
-from weft.errors import ModelError, ValueNeeded
+from weft.errors import InputError, ModelError, ValueNeeded
 
 log = logging.getLogger("weft.session")
 LEAST_ROOM = 256
@@ -51,13 +51,19 @@ class RoomyPlan:
     prepared: PreparedNetwork
     new: Sizes
     """The capacities of the rows that are new in a run."""
+    rows: Sequence[str] = ()
+    """The sizes that are the number of these rows."""
 
     def numbers(self, sizes: Sizes) -> Sequence[int] | None:
         """Return what the network computes of sizes; None if it is not for them."""
         if any(sizes[name] != size for name, size in self.fixed.items()):
             return None
         numbers = self.network.numbers(sizes)
-        return numbers if self.network.holds(numbers) else None
+        return numbers if self.network.holds(sizes, numbers) else None
+
+
+class _NotPrepared(NoCapacity):
+    """A network could not be prepared for certain sizes, which may have been a wrong guess."""
 
 
 def room(least: int, smallest: int) -> int:
@@ -155,22 +161,43 @@ class Capacities:
         for plan in reversed(self._plans.values()):  # the last one has the capacity that the state has now
             if plan.new == _room_for(plan.new, given) and plan.numbers(given) is not None:
                 return plan
-        problem: Exception | None = None
+        told: NoCapacity | InputError | None = None
         for longer in self._longer({**sizes, **values}, length):
             try:
                 return self._for_length(arrays, values, given, grown, longer)
             except ValueNeeded:
                 raise
-            except ModelError as e:  # other sizes than these follow from the length
-                problem = problem or e
-        raise NoCapacity(str(problem)) from problem
+            except (NoCapacity, InputError) as e:  # other sizes than these may follow from the length
+                told = e if told is None or isinstance(told, _NotPrepared) else told
+            except ModelError as e:
+                told = told or _NotPrepared(str(e))
+        assert told is not None
+        if isinstance(told, _NotPrepared) and self._plans:  # it could be prepared for other inputs
+            raise InputError(
+                "the inputs do not fit the length of the state",
+                where=f"network {self._graph.name!r}",
+                why=f"with the {length} rows of the state, {told}",
+                fix=f"an attention mask, or a total length, counts all rows: {length} and the new ones",
+            )
+        raise told
 
     def numbers(self, plan: RoomyPlan, arrays: Mapping[str, Array], length: int) -> Sequence[int]:
         """Return what the network of a plan computes of the sizes of a run whose state has `length` rows."""
         sizes = {**sizes_of(self._graph, arrays), **self._values(arrays)}
         grown = self._grown(sizes)
-        numbers = plan.numbers({**sizes, grown: length} if grown else sizes)
+        given = {**sizes, grown: length} if grown else sizes
+        numbers = plan.numbers(given)
         assert numbers is not None
+        rows = plan.network.rows(numbers)
+        wrong = [name for name in plan.rows if given[name] != rows]
+        if wrong or rows < 0:
+            told = ", ".join(f"{name!r} is {given[name]}" for name in wrong)
+            raise InputError(
+                "the inputs do not fit the length of the state",
+                where=f"network {self._graph.name!r}",
+                why=f"the state has {length} rows and would have {length + rows} with this run; {told}",
+                fix=f"an attention mask, or a total length, counts all rows: {length} and the new ones",
+            )
         return numbers
 
     def _grown(self, sizes: Sizes) -> str:
@@ -208,7 +235,7 @@ class Capacities:
         rows = self._rows(growth(prepared.graph, opened, self._state, grown), given, given[grown], longer)
         new = _room_for(rows, given)
         most = room(given[grown] + sum(new.values()) + 1, LEAST_ROOM)
-        return self._plan(prepared, opened, given, {grown: most, **dict.fromkeys(longer, most), **new}, new)
+        return self._plan(prepared, opened, given, {grown: most, **dict.fromkeys(longer, most), **new}, new, rows)
 
     def _apart(self, given: Sizes, grown: str, longer: frozenset[str]) -> dict[str, int]:
         """Return sizes for which a network is prepared: as these, but no two are the same by chance.
@@ -236,7 +263,15 @@ class Capacities:
         if not totals:
             return found
         new = given[next(iter(totals))] - length
-        return [n for n in self._alone(given, longer) if given[n] == new]
+        rows = [n for n in self._alone(given, longer) if given[n] == new]
+        if not rows:
+            raise InputError(
+                "the inputs do not fit the length of the state",
+                where=f"network {self._graph.name!r}",
+                why=f"{next(iter(totals))!r} is {length + new}, the state has {length} rows, no input has {new} new",
+                fix=f"an attention mask, or a total length, counts all rows: {length} and the new ones",
+            )
+        return rows
 
     def _open(
         self, sizes: Sizes, arrays: Mapping[str, Array], values: Sizes
@@ -260,15 +295,16 @@ class Capacities:
         made = self._find(bound)
         if made is None:
             prepare_network(bound, self._precision, self._limits)  # raises ModelError where the sizes do not fit
-            raise NoCapacity("what the network is follows from the numbers that its sizes are")
+            raise _NotPrepared("what the network is follows from the numbers that its sizes are")
         return made.prepared_open
 
     def _plan(
-        self, prepared: PreparedNetwork, opened: OpenSizes, sizes: Sizes, capacities: Sizes, new: Sizes = NONE
+        self, prepared: PreparedNetwork, opened: OpenSizes, sizes: Sizes, capacities: Sizes, new: Sizes = NONE,
+        rows: Sequence[str] = (),
     ) -> RoomyPlan:
         fixed = {name: size for name, size in sizes.items() if name not in capacities}
         key = tuple(sorted({**capacities, **fixed}.items()))
         if key not in self._plans:
             network = with_capacities(prepared.graph, opened, capacities, fixed, self._state)
-            self._plans[key] = RoomyPlan(key, network, fixed, prepared, new)
+            self._plans[key] = RoomyPlan(key, network, fixed, prepared, new, rows)
         return self._plans[key]

@@ -558,7 +558,12 @@ class Session(NotCopied):
         """
         network = self._loaded.now.network
         assert network is not None
-        if self._plan.tail is not None or self._plan.roomy is not None or outputs is None:
+        if self._plan.tail is not None or outputs is None:
+            return []
+        if self._plan.roomy is not None:  # they are copied to when the run has ended
+            live = self._plan.roomy.network
+            known = {o: (live.live_shape(o, self._numbers), live.graph.specs[o].dtype) for o in self._asked.outputs}
+            take_outputs(self._asked, {o: TensorSpec(*spec) for o, spec in known.items()}, outputs)
             return []
         planned = None
         if self._plan.given is not None and not converted:
@@ -870,15 +875,15 @@ class Session(NotCopied):
             raise ConfigError(
                 "a state cannot be kept here",
                 where=f"network {self.graph.name!r}",
-                why="it needs open weights: no memory='limit', passes=, debug=, inputs of open rank or saved network",
+                why="state does not go together with memory='limit', passes=, debug=, inputs of open rank or a saved "
+                "network",
                 fix="leave that out, or leave state out and pass the values as inputs and outputs",
             )
 
     def _found_open(self, bound: Graph) -> OpenNetwork | None:
         """Return the graph prepared with open sizes, which hold for a bound one."""
         self._take_open()
-        found = None if self._open is None else self._open.find(bound)
-        return None if found is None else found[0]
+        return None if self._open is None else self._open.found(bound)
 
     def _prepare_state(self) -> None:
         """Load for the first run if all sizes but that of the state are known, and none follows from a value."""

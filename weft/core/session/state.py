@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,8 +22,11 @@ from weft.core.session.state_memory import StateMemory
 from weft.errors import ConfigError, InputError, listing
 
 KNOWN = {
-    "past_key_values*": "present*", "past_key_values*_": "present_key_values*", "past*": "present*",
-    "cache*": "new_cache*", "*_in": "*_out", "*_cache": "*_cache_out",
+    "past_key_values*": "present*", "past*": "present*", "*_in": "*_out", "*_cache": "*_cache_out",
+    "in_cache*": "out_cache*", "cache*": "new_cache*", "*.cache*": "*.new_cache*", "*cache*": "new_*cache*",
+    "state": "stateN", "state*": "next_state*", "input_state*": "output_state*", "state_in*": "state_out*",
+    "hidden*": "new_hidden*", "h": "hn", "c": "cn", "h*": "hn*", "c*": "cn*", "h0": "hn", "c0": "cn", "h_0": "h_n",
+    "c_0": "c_n",
 }  # fmt: skip
 """How exporters name a state: the input, and the output that is the next run's input."""
 StatePairs = Mapping[str, str]
@@ -33,7 +37,7 @@ class SavedState:
     """The values of a state at one moment, by the names of its inputs, without what is behind them."""
 
     length: int
-    values: Mapping[str, Array]
+    values: Mapping[str, Array] = field(repr=False)
 
 
 @dataclass
@@ -53,7 +57,8 @@ def find_pairs(graph: Graph, asked: object) -> dict[str, str]:
     stands for the same characters in both. ConfigError if there is none, or if two of a pair have other types or ranks.
     """
     patterns = KNOWN if asked is True else asked
-    if not isinstance(patterns, Mapping) or not all(isinstance(t, str) for pair in patterns.items() for t in pair):
+    named = isinstance(patterns, Mapping) and all(isinstance(t, str) for pair in patterns.items() for t in pair)
+    if not patterns or not isinstance(patterns, Mapping) or not named:
         raise ConfigError(
             f"state={asked!r} names no inputs and outputs",
             fix='pass state=True, or {"past*": "present*"}: the inputs, and the outputs that they are in the next run',
@@ -76,12 +81,12 @@ def find_pairs(graph: Graph, asked: object) -> dict[str, str]:
 
 
 def _matched(given: str, made: str, name: str) -> str:
-    if "*" not in given:
-        return made if name == given else ""
-    before, _, behind = given.partition("*")
-    if not (name.startswith(before) and name.endswith(behind) and len(name) >= len(before) + len(behind)):
+    """Return the output for an input of a pattern; "" if the name is not of the pattern."""
+    found = re.fullmatch("(.*)".join(map(re.escape, given.split("*"))), name)
+    if found is None:
         return ""
-    return made.replace("*", name[len(before) : len(name) - len(behind)], 1)
+    parts = iter(found.groups())
+    return re.sub(r"\*", lambda _: next(parts, ""), made)
 
 
 def _no_pair(graph: Graph, why: str) -> ConfigError:
@@ -223,6 +228,8 @@ class StateStore:
 
     def restore(self, saved: SavedState) -> None:
         """Set all values to those of another moment; InputError if they are of another state."""
+        if not isinstance(saved, SavedState):
+            raise InputError(f"{type(saved).__name__} is no saved state", fix="pass what state.save() returned")
         if saved.values.keys() - self.pairs.keys():
             raise InputError(
                 "the saved state is not one of this network",
@@ -236,12 +243,12 @@ class StateStore:
 
     def rewind(self, length: int) -> None:
         """Forget what is behind a length; InputError if there is less."""
-        if not 0 <= length <= self.length:
+        if not isinstance(length, (int, np.integer)) or not 0 <= length <= self.length:
             raise InputError(
-                f"the state cannot be rewound to {length} rows", why=f"it has {self.length}",
-                fix="give a length from 0 to that",
+                f"the state cannot be rewound to {length!r} rows", why=f"it has {self.length}",
+                fix="give a whole number from 0 to that",
             )
-        self.length, self.rows = length, 0
+        self.length, self.rows = int(length), 0
 
     def reset(self) -> None:
         """Set all values to zeros, and the length to 0."""

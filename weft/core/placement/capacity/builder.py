@@ -93,7 +93,11 @@ class Builder:
         for name in source.inputs:
             self.declare(name, self.open_axes(source.specs[name].dims), source.specs[name].dtype)
         for node in source.nodes:
-            self._place(node)
+            try:
+                self._place(node)
+            except (NoCapacity, WeftError) as e:
+                why = e.what if isinstance(e, WeftError) else str(e)
+                raise NoCapacity(f"node {node.name!r} ({node.op.type}): {why}") from e
         for name in source.outputs:
             value = self.read(name)
             if value != name:
@@ -101,6 +105,8 @@ class Builder:
         out.nodes, out.inputs = self.make.nodes, [*source.inputs, *(each.name for each in self._fed.values())]
         out.aliases = {o: i for i, o in self._state.items() if out.specs[i] == out.specs[o]}
         outputs = {o: self.axes[o] for o in source.outputs}
+        named = {self._sizes.name(unknown): terms for unknown, terms in self._sums.items()}
+        equations = {name: self._place_of(terms) for name, terms in named.items() if name is not None}
         numbers = self._sizes.evaluator([*self._places], guarded=False)
         return CapacityNetwork(
             graph=out,
@@ -108,6 +114,7 @@ class Builder:
             outputs=outputs,
             capacities=self._caps,
             appends=self.appends,
+            equations=equations,
             masks=frozenset(each.name for key, each in self._fed.items() if _is_bias(key)),
             _fed=[*self._fed.values()],
             _later=self._later,

@@ -39,6 +39,8 @@ class CapacityNetwork:
     capacities: Mapping[Terms, int]
     appends: int
     """How many caches there are behind which a run puts new elements."""
+    equations: Mapping[str, int]
+    """The sizes that follow from others, such as the length of all, and where runs compute what they must be."""
     masks: frozenset[str]
     """The inputs that hide padding by minus infinity."""
     _fed: Sequence[Fed]
@@ -54,8 +56,10 @@ class CapacityNetwork:
         assert found is not None
         return found
 
-    def holds(self, numbers: Sequence[int]) -> bool:
-        """Tell whether all sizes are within their capacities."""
+    def holds(self, sizes: Mapping[str, int], numbers: Sequence[int]) -> bool:
+        """Tell whether all sizes are within their capacities, and what others say that they are."""
+        if any(sizes[name] != numbers[place] for name, place in self.equations.items()):
+            return False
         return all(numbers[self._places[terms]] <= most for terms, most in self.capacities.items())
 
     def feed(self, arrays: Mapping[str, Array], numbers: Sequence[int]) -> dict[str, Array]:

@@ -313,6 +313,21 @@ def _scan(build: Builder, node: Node) -> None:
     build.keep(node, (x, where), build.axes[x])
 
 
+@_rule("Pad")
+def _pad(build: Builder, node: Node) -> None:
+    x, *rest = (build.read(i) if i else "" for i in node.inputs)
+    named = _ints(build, node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] else None
+    rank = len(build.axes[x])
+    axes = [*range(rank)] if named is None else [int(a) % rank for a in named]
+    pads = [build.polynomial(p) for p in _ints(build, node.inputs[1])]
+    around = dict(zip(axes, zip(pads[: len(axes)], pads[len(axes) :], strict=True), strict=True))
+    if any(is_padded(build.axes[x][k]) and pair != (0, 0) for k, pair in around.items()):
+        raise NoCapacity("a size that grows is padded")
+    wanted = build.source.specs[node.outputs[0]].dims
+    out = tuple(a if is_padded(a) else build.axis(d) for a, d in zip(build.axes[x], wanted, strict=True))
+    build.keep(node, (x, *rest), out)
+
+
 @_rule("Trilu")
 def _trilu(build: Builder, node: Node) -> None:
     x, *rest = (build.read(i) for i in node.inputs if i)
