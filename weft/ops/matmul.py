@@ -36,7 +36,7 @@ class MatMul(Op):
     @silent
     def reference(self, *inputs: Array | None) -> Array:
         """Return the product; float16 is multiplied and summed in float32."""
-        a, b = (np.asarray(x) for x in inputs)
+        a, b = (np.asarray(x) for x in inputs[:2])
         with np.errstate(all="ignore"):
             return np.asarray(np.matmul(widen(a), widen(b))).astype(a.dtype, copy=False)
 

@@ -97,7 +97,7 @@ def _alike(zero: TensorSpec, scale: TensorSpec) -> bool:
 
 
 def _optional(inputs: Sequence[Array | None], count: int) -> list[Array | None]:
-    return [*inputs, *[None] * (count - len(inputs))]
+    return [*inputs[:count], *[None] * (count - len(inputs))]
 
 
 @register_op
@@ -171,7 +171,7 @@ class Quotient(QuantizeLinear):
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the quotients."""
-        x, scale = inputs
+        x, scale = inputs[:2]
         assert x is not None and scale is not None
         steps = Spread.of(self, x.shape, scale.shape, self.axis, self.block_size).over(scale, x.shape)
         return np.asarray(np.divide(widen(x), widen(steps))).astype(x.dtype)
@@ -232,7 +232,7 @@ class DynamicQuantizeLinear(Op):
 
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         """Return y, its scale and its zero point; of zeros alone the scale is 1. NaN does not count in the range."""
-        (x,) = inputs
+        x = inputs[0]
         assert x is not None
         x = x.astype(np.float32)
         most, least = (pick.reduce(x, axis=None, initial=np.float32(0)) for pick in (np.fmax, np.fmin))
@@ -350,7 +350,7 @@ class QLinearMatMul(Op):
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return quantised numbers."""
-        a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (np.asarray(i) for i in inputs)
+        a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (np.asarray(i) for i in inputs[:8])
         if not all(DType.of(each.dtype).is_integer for each in (a, b, y_zero)):
             read = DequantizeLinear(output_dtype=DType.FLOAT32).reference
             sides = (read(a, a_scale.reshape(()), a_zero.reshape(())), read(b, b_scale.reshape(()), b_zero.reshape(())))
@@ -610,7 +610,7 @@ class MatMulBnb4(Composite):
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Look the weights up, scale them, and multiply."""
-        a, packed, largest = inputs
+        a, packed, largest = inputs[:3]
         if self.quant_type not in (0, 1) or self.block_size < 1 or not self.transB:
             raise misfit(self, "quant_type must be 0 or 1, block_size positive, and transB 1")
         count = self.N * self.K

@@ -323,7 +323,7 @@ class _Scan(Op):
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the running result; float16 is computed in float32."""
-        x, axis = (np.asarray(a) for a in inputs)
+        x, axis = (np.asarray(a) for a in inputs[:2])
         where = normalize_axis(self, int(axis.reshape(())), x.ndim)
         line = np.moveaxis(widen(x), where, 0)
         line = line[::-1] if self.reverse else line
@@ -378,7 +378,7 @@ class LinearRecurrence(Op):
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the results; float16 is computed in float32."""
-        factors, terms, start = (widen(np.asarray(a)) for a in inputs)
+        factors, terms, start = (widen(np.asarray(a)) for a in inputs[:3])
         axis = normalize_axis(self, self.axis, factors.ndim)
         out = np.empty_like(factors)
         lines, state = np.moveaxis(out, axis, 0), start

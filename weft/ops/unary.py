@@ -477,7 +477,7 @@ class BitCast(Op):
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the same bytes; of bools, whether any bit is set."""
-        (x,) = inputs
+        x = inputs[0]
         assert x is not None
         raw = np.ascontiguousarray(x).reshape(x.shape)
         return raw.view(np.uint8) != 0 if self.to is DType.BOOL else raw.view(self.to.numpy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -438,7 +438,8 @@ def test_outputs_are_written_where_they_fit_and_submit_keeps_its_inputs() -> Non
         assert session.wait()[0].tolist() == [[5, 7]]
 
 
-def test_sequences_and_optionals_come_in_and_go_out() -> None:
+@pytest.mark.parametrize("precision", ["high", "low"])
+def test_sequences_and_optionals_come_in_and_go_out(precision: Literal["high", "low"]) -> None:
     nodes = [
         node("OptionalHasElement", "held", "there"),
         node("SequenceAt", "pieces first", "piece"),
@@ -450,7 +451,7 @@ def test_sequences_and_optionals_come_in_and_go_out() -> None:
     held = helper.make_value_info("held", helper.make_optional_type_proto(kind))
     model = make(nodes, [pieces, held], {"there": BOOL}, first=np.int64(0))
     model.graph.output.append(helper.make_value_info("more", helper.make_sequence_type_proto(kind)))
-    with weft.load(model, "cpu") as loaded:
+    with weft.load(model, "cpu", precision=precision) as loaded:
         session: Any = loaded
         there, more = session.run({"pieces": [f32([1, 2]), f32([3])], "held": None})
         assert not there and [each.tolist() for each in more] == [[1, 2], [3], [-1, -2]]

@@ -57,10 +57,11 @@ class OverflowWatch:
         self._held: set[str] = set()
         """The inputs of the run whose finite numbers fp16 holds."""
 
-    def give(self, inputs: Mapping[str, Array]) -> None:
-        """Note the inputs of the run."""
+    def give(self, inputs: Mapping[str, Array | list[Array] | None]) -> None:
+        """Note the inputs of the run: arrays, sequences of them, and None for an optional that holds nothing."""
         for name, value in inputs.items():
-            if value.dtype == np.float32 and np.abs(value).max(where=np.isfinite(value), initial=0) < HELD:
+            parts = value if isinstance(value, list) else [] if value is None else [value]
+            if all(p.dtype == np.float32 and np.abs(p).max(where=np.isfinite(p), initial=0) < HELD for p in parts):
                 self._held.add(name)
 
     def copy(self, source: str, target: str) -> None:
