@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import weft
 from benchmarks.decoders import TINY, decoder, empty_caches, feeds
+from weft.core.session.state import SavedState
 from weft.errors import ConfigError, InputError
 
 DEVICES = ("cpu", "opencl", "vulkan")
@@ -99,10 +100,12 @@ def test_callers_caches_that_grow_are_planned_once(device: str, plans: Callable[
             assert all(made.shape == reference.caches[name].shape for name, made in caches.items())
             counts.append(plans())
         assert sum(counts[5:]) == 0
-        words = np.arange(3)[None]
-        fresh = Reference("genai")
-        logits, *_ = session.run({**fresh.feeds(words), **empty_caches(TINY)})  # another text
-        assert close(logits, fresh.run(words))
+        fresh, caches = Reference("genai"), empty_caches(TINY)
+        for words in (np.arange(3)[None], np.array([[1]]), np.array([[2]])):  # another text
+            logits, *made = session.run({**fresh.feeds(words), **caches})
+            caches = dict(zip(caches, made, strict=True))
+            assert close(logits, fresh.run(words))
+            assert plans() == int(words.size == 3)
 
 
 def test_a_state_is_reset_rewound_saved_and_restored() -> None:
@@ -144,13 +147,53 @@ def test_a_cache_grows_beyond_its_capacity(plans: Callable[[], int]) -> None:
         assert session.state.nbytes > before
 
 
-def test_infinite_rows_do_not_outlive_a_reset() -> None:
-    model = cache_network("ReduceSum", [1])
-    with weft.load(model, "cpu", state={"past": "present"}) as session:
-        session.run(np.full((1, 2, WIDTH), np.inf, np.float32))
-        session.state.reset()
-        x = np.ones((1, 1, WIDTH), np.float32)
-        assert np.array_equal(session.run(x)[0].reshape(-1), np.ones(WIDTH))
+@pytest.mark.parametrize("device", ["cpu", "opencl"])
+def test_rows_that_are_not_finite_are_forgotten_with_the_others(device: str) -> None:
+    x = np.ones((1, 1, WIDTH), np.float32)
+    with weft.load(square(), device, state=True) as session:
+        for forget in (session.state.reset, lambda: session.state.rewind(1)):
+            session.run(x)
+            session.run(x * np.nan)
+            forget()
+            rows = session.state.length + 1
+            assert np.array_equal(session.run(x)[0], np.full((1, WIDTH, WIDTH), rows))
+
+
+def test_a_state_that_does_not_fit_is_not_restored() -> None:
+    x = np.ones((1, 300, WIDTH), np.float32)
+    with weft.load(square(), "cpu", state=True) as long, weft.load(square(), "cpu", state=True) as short:
+        long.run(x)
+        short.run(x[:, :2])
+        saved = long.state.save()
+        short.state.restore(saved)  # beyond its capacity
+        assert np.array_equal(short.run(x[:, :1])[0], np.full((1, WIDTH, WIDTH), 301))
+        short.state.restore(saved)
+        short.state.rewind(5)
+        assert np.array_equal(short.run(x[:, :1])[0], np.full((1, WIDTH, WIDTH), 6))
+        (name,) = saved.values
+        for wrong in (
+            SavedState(5, saved.values), SavedState(300, {}), SavedState(300, {name: np.ones((2, 300, WIDTH))}),
+            SavedState(2, {name: np.ones((1, 2, WIDTH + 1))}),
+        ):  # fmt: skip
+            with pytest.raises(InputError, match="saved state"):
+                short.state.restore(wrong)
+                short.run(x[:, :1])
+            short.state.reset()
+
+
+def test_an_input_that_only_sounds_like_a_length_may_be_longer() -> None:
+    nodes = [
+        helper.make_node("Concat", ["past", "x"], ["present"], axis=1),
+        helper.make_node("ReduceSum", ["frames"], ["sum"]),
+        helper.make_node("Mul", ["present", "sum"], ["y0"]),
+    ]
+    model = _model(nodes, ["y0"])
+    model.graph.input.append(helper.make_tensor_value_info("frames", F, ("total_frames",)))
+    x = np.ones((1, 2, WIDTH), np.float32)
+    with weft.load(model, "cpu", state=True) as session:
+        for count, rows in ((300, 2), (300, 4), (7, 6)):
+            (y,) = session.run({"x": x, "frames": np.ones(count, np.float32)})
+            assert np.array_equal(y, np.full((1, rows, WIDTH), count))
 
 
 # -- ops along a size that grows ------------------------------------------------------------------------------

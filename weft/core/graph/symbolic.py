@@ -158,6 +158,11 @@ class OpenSizes:
             known[chosen] = rest
         return known
 
+    def derived(self) -> set[str]:
+        """Return the names of the open sizes that are sums of others, as `sums` has them."""
+        named = (self.name(unknown) for unknown, terms in self.sums().items() if any(m for m, _ in terms))
+        return {name for name in named if name is not None}
+
     def with_values(self, terms: Terms, values: Mapping[str, int], sums: Mapping[int, Terms]) -> Terms:
         """Return a polynomial with numbers in the place of some open sizes, by name, and others as they are `sums`."""
         terms, known = _substituted(terms, sums), dict[int, Terms]()

@@ -118,6 +118,10 @@ class Capacities:
         self._before, self._step = dict(sizes), step
         return self._steady >= STEADY and not self.refused
 
+    def known(self, sizes: Sizes) -> RoomyPlan | None:
+        """Return a plan that was made for others and holds for these sizes, the newest first."""
+        return next((p for p in reversed(self._plans.values()) if p.numbers(sizes) is not None), None)
+
     def for_growth(self, arrays: Mapping[str, Array], values: Sizes) -> RoomyPlan | None:
         """Return a plan for the run that was noted last, if what grows is a cache; else None.
 
@@ -130,6 +134,7 @@ class Capacities:
             most = room(max(sizes[name] for name in self._step) + 1, LEAST_ROOM)
             plan = self._plan(prepared, opened, sizes, dict.fromkeys(self._step, most))
             if not plan.network.appends:
+                del self._plans[plan.key]
                 raise NoCapacity("no cache grows with them")
         except (NoCapacity, ModelError) as e:
             self.refused = str(e)
@@ -232,10 +237,13 @@ class Capacities:
     ) -> RoomyPlan:
         apart = self._apart(given, grown, longer)
         prepared, opened = self._open(apart, arrays, {n: apart[n] for n in values})
-        rows = self._rows(growth(prepared.graph, opened, self._state, grown), given, given[grown], longer)
+        found = growth(prepared.graph, opened, self._state, grown)
+        rows = self._rows(found, given, given[grown], longer)
         new = _room_for(rows, given)
         most = room(given[grown] + sum(new.values()) + 1, LEAST_ROOM)
-        return self._plan(prepared, opened, given, {grown: most, **dict.fromkeys(longer, most), **new}, new, rows)
+        # A size that is longer in the state's own sums has its room; one that only seemed to be stays what it is.
+        follows = {*longer.intersection(found), *opened.derived()}.intersection(given)
+        return self._plan(prepared, opened, given, dict.fromkeys(follows, most) | {grown: most} | new, new, rows)
 
     def _apart(self, given: Sizes, grown: str, longer: frozenset[str]) -> dict[str, int]:
         """Return sizes for which a network is prepared: as these, but no two are the same by chance.

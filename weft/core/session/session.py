@@ -909,7 +909,7 @@ class Session(NotCopied):
                 why=str(e),
                 fix="leave state out, and pass the values as inputs and outputs",
             ) from e
-        if found is not plan or self._loaded.now.network is None:
+        if found is not plan or self._loaded.now.network is None or self._store.has_pending:
             self._store.check_fixed(found.network.graph, found.network.inputs)
             self._prepare_roomy(found)
             shapes = {i: a.shape for i, a in arrays.items()}
@@ -932,7 +932,9 @@ class Session(NotCopied):
         plan, steady = self._plan.roomy, self._capacities.note(sizes)
         numbers = None if plan is None else plan.numbers(sizes)
         if plan is None or numbers is None:
-            plan = self._capacities.for_growth(arrays, numbered) if steady else None
+            plan = self._capacities.known(sizes)
+            if plan is None and steady:
+                plan = self._capacities.for_growth(arrays, numbered)
             numbers = None if plan is None else plan.numbers(sizes)
             if plan is None or numbers is None:
                 return None
@@ -950,7 +952,7 @@ class Session(NotCopied):
         graph, key, store = plan.network.graph, ("capacities", plan.key), self._store
 
         def attempt(before: Assignment) -> None:
-            if self._loaded.holds(key):
+            if self._loaded.holds(key) and (store is None or not store.has_pending):
                 self._loaded.turn_to(key)
             else:
                 begun = perf_counter()
@@ -961,7 +963,7 @@ class Session(NotCopied):
                 network = lower_network(divided, {p.device: self._loaded.ask(p.device) for p in divided.parts})
                 if store is not None and not store.fits(network, graph):
                     self._loaded.drop()  # what is loaded uses the memory of the state
-                    store.move(network, graph)
+                    store.move(network, graph, plan.network.inputs)
                 lowered_by = perf_counter()
                 self._load(network, key, beside=True, state={} if store is None else store.tensors)
                 self._log_times(network, divided_by - begun, lowered_by - divided_by, perf_counter() - lowered_by)
@@ -1020,7 +1022,7 @@ class Session(NotCopied):
                 network = self._lowered(narrow, may_wait=tail is not None)
                 lowered_by = perf_counter()
                 # Shapes that come back alternate; others, such as lengths that grow, may never come again.
-                self._load(network, key, beside=keeps and known is not None)
+                self._load(network, key, beside=keeps and (known is not None or self._plan.roomy is not None))
                 self._log_times(network, divided_by - begun, lowered_by - divided_by, perf_counter() - lowered_by)
             self._plan = plan
             self._warn(network)

@@ -14,7 +14,7 @@ import numpy as np
 from weft.core.contract.backend import Backend
 from weft.core.contract.error_context import do_all
 from weft.core.graph.graph import Graph
-from weft.core.graph.layout import Array
+from weft.core.graph.layout import Array, Shape
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.placement.capacity import Axes, is_padded
 from weft.core.placement.optimized_network import OptimizedNetwork
@@ -48,6 +48,12 @@ class _Held:
     array: Array | None = None
     device: str = ""
     tensor: Tensor | None = None
+
+
+def _first(value: Array, count: int, rows: int) -> Array:
+    """Return a value with `count` of its rows, which are the axis that has so many; a value of a fixed shape whole."""
+    axes = [k for k, n in enumerate(value.shape) if n == rows]
+    return value[(*[slice(None)] * axes[-1], slice(0, count))] if axes else value
 
 
 def find_pairs(graph: Graph, asked: object) -> dict[str, str]:
@@ -119,9 +125,14 @@ class StateStore:
         """Return the bytes of all values, at their capacities."""
         return sum(held.spec.size * held.spec.dtype.itemsize for held in self._held.values())
 
+    @property
+    def has_pending(self) -> bool:
+        """Tell whether values were restored that have no room yet."""
+        return bool(self._pending)
+
     def fits(self, network: OptimizedNetwork, graph: Graph) -> bool:
         """Tell whether all values are where a network wants them."""
-        return all(
+        return not self._pending and all(
             name in self._held and (self._held[name].device, self._held[name].spec) == place
             for name, place in self._places(network, graph).items()
         )
@@ -144,8 +155,10 @@ class StateStore:
                     fix="reset the state first, or use a session for each batch",
                 )
 
-    def move(self, network: OptimizedNetwork, graph: Graph) -> None:
-        """Put all values where a network wants them; nothing may use their memory."""
+    def move(self, network: OptimizedNetwork, graph: Graph, inputs: Mapping[str, Axes]) -> None:
+        """Put all values where a network wants them; nothing may use their memory. `inputs` are their axes."""
+        for name, value in self._pending.items():
+            self._check_value(name, value, graph.specs[name].dims, inputs[name])
         values, self._pending = {name: self.read(name) for name in self._held} | dict(self._pending), {}
         self.release()
         for name, (device, spec) in self._places(network, graph).items():
@@ -156,6 +169,17 @@ class StateStore:
                 held.array = np.zeros(spec.dims, spec.dtype.numpy)
             if name in values:
                 self.write(name, values[name])
+
+    def _check_value(self, name: str, value: Array, dims: Shape, axes: Axes) -> None:
+        """Raise InputError if a restored value has other sizes than an input, or not the rows of its length."""
+        rank = value.ndim == len(dims)
+        wanted = tuple(self.length if is_padded(a) else d for d, a in zip(dims, axes, strict=True))
+        if not rank or value.shape != wanted:
+            raise InputError(
+                "the saved state does not fit",
+                why=f"{name!r} is {value.shape}, and with {self.length} rows it is {wanted}",
+                fix="restore what a session of the same model, with the same batch, has saved, or reset the state",
+            )
 
     def _memory(self, device: str) -> StateMemory:
         if device not in self._memories:
@@ -226,29 +250,55 @@ class StateStore:
             values[name] = np.array(value[index])
         return SavedState(self.length, values)
 
-    def restore(self, saved: SavedState) -> None:
-        """Set all values to those of another moment; InputError if they are of another state."""
+    def restore(self, saved: SavedState, inputs: Mapping[str, Axes]) -> None:
+        """Set all values to those of another moment; InputError if they are of another state.
+
+        `inputs` are the axes that values have. What has no room waits for the network of the next run.
+        """
         if not isinstance(saved, SavedState):
             raise InputError(f"{type(saved).__name__} is no saved state", fix="pass what state.save() returned")
-        if saved.values.keys() - self.pairs.keys():
+        if saved.values.keys() != self.pairs.keys() and (saved.values or saved.length):
             raise InputError(
                 "the saved state is not one of this network",
-                why=f"it has {listing(sorted(saved.values), ', ', most=8)}",
+                why=f"it has {listing(sorted(saved.values), ', ', most=8) or 'no values'}",
                 fix="restore what a session of the same model, with the same state, has saved",
             )
-        self._pending = {name: value for name, value in saved.values.items() if name not in self._held}
+        before, self.length, self.rows = self.length, saved.length, 0
+        held = {name: each.spec.dims for name, each in self._held.items()}
+        room = all(
+            value.ndim == len(held.get(name, ())) and all(n <= d for n, d in zip(value.shape, held[name], strict=True))
+            for name, value in saved.values.items()
+        )
+        if not (self._held and room):
+            self._pending = dict(saved.values)
+            return
+        try:
+            for name, value in saved.values.items():
+                self._check_value(name, value, held[name], inputs[name])
+        except InputError:
+            self.length = before
+            raise
+        self._pending = {}
         for name in self._held:
-            self.write(name, saved.values.get(name, np.zeros([0] * len(self._held[name].spec.dims))))
-        self.length, self.rows = saved.length, 0
+            self.write(name, saved.values.get(name, np.zeros([0] * len(held[name]), np.float32)))
 
-    def rewind(self, length: int) -> None:
-        """Forget what is behind a length; InputError if there is less."""
+    def rewind(self, length: int, inputs: Mapping[str, Axes]) -> None:
+        """Forget what is behind a length; InputError if there is less. `inputs` are the axes that values have."""
         if not isinstance(length, (int, np.integer)) or not 0 <= length <= self.length:
             raise InputError(
                 f"the state cannot be rewound to {length!r} rows", why=f"it has {self.length}",
                 fix="give a whole number from 0 to that",
             )
-        self.length, self.rows = int(length), 0
+        if length == self.length:
+            return
+        before, self.length, self.rows = self.length, int(length), 0
+        # What is forgotten may not be finite, and then it is no padding.
+        if self._pending:
+            self._pending = {name: _first(value, self.length, before) for name, value in self._pending.items()}
+            return
+        kept = self.save(inputs)
+        for name in self._held:
+            self.write(name, kept.values[name])
 
     def reset(self) -> None:
         """Set all values to zeros, and the length to 0."""
@@ -306,7 +356,7 @@ class State:
 
     def rewind(self, length: int) -> None:
         """Forget all rows of the cache from `length` on; InputError if it has no more than that many."""
-        self._session.with_state(lambda store, _: store.rewind(length))
+        self._session.with_state(lambda store, axes: store.rewind(length, axes))
 
     def save(self) -> SavedState:
         """Return a copy of all values on the host, to `restore` them later or in another session of the same model."""
@@ -314,4 +364,4 @@ class State:
 
     def restore(self, saved: SavedState) -> None:
         """Set all values to those that `save` returned; InputError if they are of another state."""
-        self._session.with_state(lambda store, _: store.restore(saved))
+        self._session.with_state(lambda store, axes: store.restore(saved, axes))
