@@ -51,6 +51,7 @@ if not IS_WORKER:
     os.environ["WEFT_VULKAN_VALIDATION"] = "1"
     os.environ["WEFT_CHECK_PASSES"] = "1"
     os.environ["WEFT_MEASURE"] = "off"
+    os.environ["WEFT_WAIT"] = "all"  # many tests look at the kernels of cards that are not there
     for unwanted in ("WEFT_CACHE", "WEFT_DYNAMIC_BACKEND_PATHS", "WEFT_NO_COMPILER", "WEFT_SELFTEST"):
         os.environ.pop(unwanted, None)
 

@@ -23,6 +23,8 @@ _lent: list[object] = []
 """The tables that `variables` made. They are never freed: a thread may still be reading one."""
 MEASURES = ("auto", "now", "off")
 """The values of `WEFT_MEASURE`; the first is the default."""
+WAITS = ("auto", "first", "all")
+"""The values of `WEFT_WAIT`; the first is the default."""
 SELFTESTS = ("auto", "child", "process", "off")
 """The values of `WEFT_SELFTEST`; the first is the default."""
 CARDS = (
@@ -52,7 +54,7 @@ def check() -> None:
     switches = (
         cache_enabled, tuning_enabled, glsl_compiler_disabled, vulkan_validation, check_passes, full_tracebacks,
     )
-    for read in (*switches, build_processes, cache_limit, selftest, measure):
+    for read in (*switches, build_processes, cache_limit, selftest, measure, wait):
         read()
 
 
@@ -92,6 +94,14 @@ def measure() -> str:
     was measured before does not count.
     """
     return _one_of("WEFT_MEASURE", MEASURES)
+
+
+def wait() -> str:
+    """Return what `wait="auto"` of `weft.load` means, from `WEFT_WAIT`, one of `WAITS`.
+
+    auto, the default: first on GPUs, all on software devices.
+    """
+    return _one_of("WEFT_WAIT", WAITS)
 
 
 def _one_of(name: str, choices: tuple[str, ...]) -> str:

@@ -20,7 +20,7 @@ def test_inspect_tells_why(cli: Cli, tmp_path: Path) -> None:
     cli("optimize", path("shapes"), "-o", saved, "--shape", "image=1,3,128,128", "-d", "cpu")
     again = cli("inspect", saved, *options)
     assert "fold_batch_norm" in again.out and "'last/conv' runs on cpu:0" in again.out
-    assert "there is no node or value 'stem'" in cli("inspect", saved, "--why", "stem", status=2).err
+    assert "the network has no node or value 'stem'" in cli("inspect", saved, "--why", "stem", status=2).err
 
 
 def test_inspect_refuses_what_it_would_not_print_beside_the_life_of_a_node(cli: Cli) -> None:

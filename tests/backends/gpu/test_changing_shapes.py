@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.device import kernel_builds
 from weft.backends.gpu.tuning_tables.tuning_table import Entry
 from weft.core.graph.graph import Graph
+from weft.core.host.background import Background
 from weft.core.registry.backend_registry import registry
 from weft.errors import CompileError
 from weft.kernels.launch import FOR_SHAPES
@@ -108,7 +108,7 @@ WORDS = [
 @pytest.mark.parametrize(
     ("device", "graph", "shapes", "most"),
     [
-        pytest.param("vulkan", classifier(False), IMAGES, 2, id="convolutions"),
+        pytest.param("vulkan", classifier(False), IMAGES, 3, id="convolutions"),
         pytest.param("vulkan", classifier(True), IMAGES, 4, id="quantised", marks=pytest.mark.long),
         pytest.param("opencl", classifier(True), IMAGES, 2, id="quantised-opencl"),
         pytest.param("vulkan", encoder(), WORDS, 5, id="transformer"),
@@ -240,11 +240,11 @@ def test_a_shape_without_new_kernels_starts_no_thread(monkeypatch: pytest.Monkey
     device = creator.runtime(0).device
     started = list[str]()
 
-    def noted(threads: int, name: str) -> ThreadPoolExecutor:
+    def noted(threads: int, name: str, *more: Any) -> Background:
         started.append(name)
-        return ThreadPoolExecutor(threads, name)
+        return Background(threads, name, *more)
 
-    monkeypatch.setattr(kernel_builds, "ThreadPoolExecutor", noted)
+    monkeypatch.setattr(kernel_builds, "Background", noted)
     with weft.load(growing(), "vulkan", shapes={"past": (3, 8)}, fallback="error") as session:
         session.resize({"past": (4, 8)})
         begun, built = len(started), device.stats.compiles

@@ -494,6 +494,7 @@ def test_planning_packs_no_weights(api: str, precision: str, monkeypatch: pytest
     monkeypatch.setattr(verdict_store, "examine", lambda *_, **__: [])
     net = Net()
     weights = np.random.default_rng(0).standard_normal((512, 512, 3, 3), np.float32)
+    weights.setflags(write=False)  # a session copies what its owner may change
     x = net.input("x", 1, 512, 14, 14)
     for _ in range(3):
         x = net.add("Conv", x, weights, pads=(1,) * 4)

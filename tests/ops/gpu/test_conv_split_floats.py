@@ -310,7 +310,7 @@ def test_results_lack_little_where_units_are_known_to_truncate(known: bool, monk
     graph = net.finish(net.add("Conv", pooled, weight), pooled)
     (x,) = feeds(graph).values()
     with (
-        emulated_gpu("opencl", warpgroup_units=known),
+        emulated_gpu("opencl", warpgroups=known),
         weft.load(graph, "emulated", precision="normal", fallback="error") as session,
     ):
         got, image = session.run(np.abs(x))

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from weft import config
 from weft.backends.gpu.device.device import Binding, CopyCommand, MemoryKind
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.device.varying import sizes_of
@@ -94,7 +95,8 @@ class GpuBackend(Backend):
             runtime.constants(info.same_nodes),
         )
         self.wants_other_sizes = not self.device.reads_all_sizes and FOR_SHAPES not in self.device.caps.without
-        waits_for_all = {Wait.AUTO: self.device.caps.software, Wait.FIRST: False, Wait.ALL: True}[info.wait]
+        wait = Wait(config.wait()) if info.wait is Wait.AUTO else info.wait
+        waits_for_all = {Wait.AUTO: self.device.caps.software, Wait.FIRST: False, Wait.ALL: True}[wait]
         self._hurries = info.loads and not (waits_for_all or runtime.general)
         """Whether the next plan is given up if the part could not run soon."""
         self._counters: list[Tensor] = []

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from weft.core.contract.backend import Backend, MemoryMode, Precision, SameNodes, Wait
+from weft.core.contract.backend import Backend, BackendConfig, MemoryMode, Precision, SameNodes, Wait
 from weft.core.contract.doors import door
 from weft.core.contract.error_context import do_all, is_error
 from weft.core.contract.lowered import PlanAgain, TakesLong
@@ -284,7 +284,7 @@ class Session(NotCopied):
         self._state_before: Mapping[str, Array] = {}
         """The state on the host before the run that was started."""
         if state:
-            self._store = StateStore(state, self._state_backend)
+            self._store = StateStore(state, partial(_state_backend, tuple(choices), self.config))
         self._asked = _asked(graph, state or {})
         """The network as callers see it: without its state."""
         self._process = os.getpid()
@@ -869,7 +869,7 @@ class Session(NotCopied):
         plain = options.debug is None and not options.passes and OPEN_RANK not in self.graph.symbols()
         if self._fixed is None and plain and self.config.memory is not MemoryMode.LIMIT:
             self._capacities = Capacities(
-                self.graph, self.config.precision, options.limits, pairs, self._found_open
+                self.graph, self.config.precision, options.limits, pairs, partial(_found_open, weakref.ref(self))
             )
         elif self._store is not None:
             raise ConfigError(
@@ -879,11 +879,6 @@ class Session(NotCopied):
                 "network",
                 fix="leave that out, or leave state out and pass the values as inputs and outputs",
             )
-
-    def _found_open(self, bound: Graph) -> OpenNetwork | None:
-        """Return the graph prepared with open sizes, which hold for a bound one."""
-        self._take_open()
-        return None if self._open is None else self._open.found(bound)
 
     def _prepare_state(self) -> None:
         """Load for the first run if all sizes but that of the state are known, and none follows from a value."""
@@ -977,9 +972,6 @@ class Session(NotCopied):
             self._check_may_refuse(refusal)
 
         until_taken(attempt, hear, lambda: self._loaded.forget(key))
-
-    def _state_backend(self, device: str) -> Backend:
-        return next(c for c in self._choices if c.device == device).open(self.config)
 
     # -- planning for sizes ----------------------------------------------------------------------------
 
@@ -1361,6 +1353,19 @@ def _forget_all(ends: Sequence[LoadedNetwork | Later[Session]]) -> None:
             each.give_up()
         else:
             forget(each)
+
+
+def _found_open(session: Callable[[], Session | None], bound: Graph) -> OpenNetwork | None:
+    """Return the graph of a session prepared with open sizes, which hold for a bound one."""
+    owner = session()
+    if owner is None:
+        return None
+    owner._take_open()
+    return None if owner._open is None else owner._open.found(bound)
+
+
+def _state_backend(choices: Sequence[DeviceChoice], config: BackendConfig, device: str) -> Backend:
+    return next(choice for choice in choices if choice.device == device).open(config)
 
 
 def _asked(graph: Graph, state: Mapping[str, str]) -> Graph:
