@@ -409,6 +409,20 @@ def test_names_of_exporters_are_found(given: str, made: str) -> None:
         assert np.array_equal(session.run(np.ones(2, np.float32))[0], [-2, -2])
 
 
+def test_what_is_passed_on_unchanged_is_left_to_the_caller() -> None:
+    model = square()
+    value = helper.make_tensor_value_info
+    model.graph.node.append(helper.make_node("Identity", ["past.encoder"], ["present.encoder"]))
+    model.graph.input.append(value("past.encoder", F, (1, "words", WIDTH)))
+    model.graph.output.append(value("present.encoder", F, (1, "words", WIDTH)))
+    x, words = np.ones((1, 2, WIDTH), np.float32), np.ones((1, 7, WIDTH), np.float32)
+    with weft.load(model, "cpu", state=True) as session:
+        assert session.outputs == ["y0", "present.encoder"]
+        for rows in (2, 4):
+            y, kept = session.run({"x": x, "past.encoder": words})
+            assert np.array_equal(y, np.full((1, WIDTH, WIDTH), rows)) and np.array_equal(kept, words)
+
+
 def test_a_resize_plans_for_a_prompt(plans: Callable[[], int]) -> None:
     x = np.ones((1, 2, WIDTH), np.float32)
     with weft.load(square(), "cpu", state=True) as session:
