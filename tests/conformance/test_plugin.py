@@ -98,7 +98,7 @@ def test_a_broken_backend_ends_with_status_1_and_says_why(cli: Cli, name: str) -
 def test_the_report_can_be_had_as_json(cli: Cli, tmp_path: Path) -> None:
     target = tmp_path / "report.json"
     with registered(Maker(FAULTS["WrongPaddingLanes"].made)):
-        cli("conformance", "acme", "--only", "copies", "--only", "storage", "--output", target, status=1)
+        cli("conformance", "acme", "--only", "copies", "--only", "storage", "--json", target, status=1)
     report = json.loads(target.read_text())
     assert report["device"] == "acme:0" and report["ok"] is False
     assert report["counts"]["wrong"] == sum(f["verdict"] == "wrong" for f in report["findings"]) > 0

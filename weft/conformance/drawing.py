@@ -129,7 +129,7 @@ class Drawing:
         shape = (self.pick((1, 2, 3)), channels, *sides)[:rank]
         if self.rng.random() < 0.4:
             return shape, shape
-        if rank > 3 and self.rng.random() < 0.3 and sides[-1] != sides[-2]:
+        if rank > 3 and self.rng.random() < 0.5 and sides[-1] != sides[-2]:
             return shape, (*shape[:-2], shape[-1], shape[-2])  # as many elements
         return shape, tuple(s if k == 1 else self.pick([c for c in SIDES[:8] if c != s]) for k, s in enumerate(shape))
 
