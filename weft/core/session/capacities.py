@@ -31,10 +31,9 @@ FEWEST_ROWS = 16
 STEADY = 3
 """After how many runs in turn in which a cache grew by as much, its network is planned for a capacity."""
 APART = 67
-"""By how much a cache is longer than it is where a network is prepared for all lengths: 0 and 1 are special sizes."""
-
+"""A network for all lengths is prepared with a cache that is so many rows longer: 0 and 1 are special sizes."""
 NEW_APART = 131
-"""The same for new rows, where they are more than one: they may be as many as a model has heads."""
+"""The same for new rows, unless there is one alone: they may be as many as a model has heads."""
 
 Sizes = Mapping[str, int]
 """Open sizes by name. An input of a few integers that decides shapes counts as sizes, such as "total[0]"."""
@@ -178,12 +177,7 @@ class Capacities:
                 told = told or _NotPrepared(str(e))
         assert told is not None
         if isinstance(told, _NotPrepared) and self._plans:  # it could be prepared for other inputs
-            raise InputError(
-                "the inputs do not fit the length of the state",
-                where=f"network {self._graph.name!r}",
-                why=f"with the {length} rows of the state, {told}",
-                fix=f"an attention mask, or a total length, counts all rows: {length} and the new ones",
-            )
+            raise self._unfit(length, f"with the {length} rows of the state, {told}")
         raise told
 
     def numbers(self, plan: RoomyPlan, arrays: Mapping[str, Array], length: int) -> Sequence[int]:
@@ -197,13 +191,17 @@ class Capacities:
         wrong = [name for name in plan.rows if given[name] != rows]
         if wrong or rows < 0:
             told = ", ".join(f"{name!r} is {given[name]}" for name in wrong)
-            raise InputError(
-                "the inputs do not fit the length of the state",
-                where=f"network {self._graph.name!r}",
-                why=f"the state has {length} rows and would have {length + rows} with this run; {told}",
-                fix=f"an attention mask, or a total length, counts all rows: {length} and the new ones",
-            )
+            why = f"the state has {length} rows and would have {length + rows} with this run; {told}"
+            raise self._unfit(length, why)
         return numbers
+
+    def _unfit(self, length: int, why: str) -> InputError:
+        return InputError(
+            "the inputs do not fit the length of the state",
+            where=f"network {self._graph.name!r}",
+            why=why,
+            fix=f"an attention mask, or a total length, counts all rows: {length} and the new ones",
+        )
 
     def _grown(self, sizes: Sizes) -> str:
         """Return the size that belongs to the state alone; "" if there is none."""
@@ -273,12 +271,8 @@ class Capacities:
         new = given[next(iter(totals))] - length
         rows = [n for n in self._alone(given, longer) if given[n] == new]
         if not rows:
-            raise InputError(
-                "the inputs do not fit the length of the state",
-                where=f"network {self._graph.name!r}",
-                why=f"{next(iter(totals))!r} is {length + new}, the state has {length} rows, no input has {new} new",
-                fix=f"an attention mask, or a total length, counts all rows: {length} and the new ones",
-            )
+            why = f"{next(iter(totals))!r} is {length + new}, the state has {length} rows, no input has {new} new"
+            raise self._unfit(length, why)
         return rows
 
     def _open(

@@ -150,7 +150,7 @@ def _concat(build: Builder, node: Node) -> None:
         build.keep(node, (inputs[0], new, at), axes, op=new_op("TensorScatter", axis=axis))
         build.appends += 1
         return
-    ends, live = build.extents(tuple(parts)), build.live(whole)
+    ends = build.extents(tuple(parts))
     begins = np.concatenate([[0], np.cumsum(ends)[:-1]])
 
     def places(numbers: Sequence[int]) -> Array:
@@ -159,7 +159,6 @@ def _concat(build: Builder, node: Node) -> None:
 
     every = build.added("Concat", (*rest[:axis], (int(sum(ends)),), *rest[axis + 1 :]), *inputs, axis=axis)
     at = build.fed(("places", node.name), (rows,), DType.INT64, places)
-    del live
     build.keep(node, (every, at), axes, op=new_op("Gather", axis=axis))
 
 
