@@ -3,8 +3,8 @@
     python -m benchmarks.grouped_tiles                             # judge the estimates by grouped_tiles.json
     python -m benchmarks.grouped_tiles --device opencl --jobs 15   # time all tiles, and write that file anew
 
-`weft.ops.gpu.conv.grouped.microseconds` estimates; `tile_times.py` says how tiles are timed. Where a convolution of
-each group by itself competes (`conv_apart`), its tiles are timed, too, and told apart by their names.
+`weft.ops.gpu.conv.grouped.blocks.microseconds` estimates; `tile_times.py` says how tiles are timed. Where a convolution
+of each group by itself competes (`conv_apart`), its tiles are timed, too, and told apart by their names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.ops.conv import Conv
-from weft.ops.gpu.conv.grouped import legal_tiles, microseconds
+from weft.ops.gpu.conv.grouped.blocks import legal_tiles, microseconds
 from weft.ops.gpu.conv.problem import ConvProblem
 
 

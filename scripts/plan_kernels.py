@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.device.device import Command, DeviceCaps, GpuBuffer, GpuDevice, MemoryKind
-from weft.backends.gpu.lowering import launch_builder
+from weft.backends.gpu.lowering.launches import builder as launch_builder
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.core.contract.backend import BackendConfig, DeviceInfo, Precision
 from weft.core.contract.profile import Profiled

@@ -39,8 +39,8 @@ from weft.errors import ClosedError, CompileError, DeviceError, DeviceLost, NoDe
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.source import Arg, KernelSource
 from weft.kernels.template import SHADERS, render
-from weft.ops.gpu.conv.gemm import SOFTWARE_TILE, TILES, GemmTile
-from weft.ops.gpu.conv.wide import WIDE_TILES
+from weft.ops.gpu.conv.gemm.tiles import SOFTWARE_TILE, TILES, GemmTile
+from weft.ops.gpu.conv.gemm.wide_tiles import WIDE_TILES
 
 H200 = DeviceCaps(
     max_local_items=1024,

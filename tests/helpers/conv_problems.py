@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from weft.backends.gpu.lowering.launch_builder import NodeBuilder
+from weft.backends.gpu.lowering.launches.builder import NodeBuilder
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Layout
 from weft.kernels.chooser import Algorithm, Candidate, Decision
 from weft.kernels.device_caps import DeviceCaps
 from weft.ops.conv import Conv
-from weft.ops.gpu.conv import apart
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
-from weft.ops.gpu.conv.apart import ConvApart, GroupsApart
+from weft.ops.gpu.conv.grouped import one_by_one as apart
+from weft.ops.gpu.conv.grouped.one_by_one import ConvApart, GroupsApart
 from weft.ops.gpu.conv.problem import ConvProblem
 
 

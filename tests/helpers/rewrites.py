@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.helpers.nets import assert_near, feeds
-from weft.backends.gpu.lowering.epilogues import why_not_joined
+from weft.backends.gpu.lowering.fusion.epilogues import why_not_joined
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.interpreter import outputs, values

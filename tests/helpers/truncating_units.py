@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.core.graph.layout import Array
-from weft.ops.gpu.conv.halves import LOW_BITS, SIDE
+from weft.ops.gpu.conv.matrix.halves import LOW_BITS, SIDE
 
 GUARD_BITS = 2
 

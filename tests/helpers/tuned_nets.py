@@ -12,9 +12,9 @@ from tests.helpers.timed_gpu import GEMM, TimedDevice
 from weft.backends.gpu.tuning.tuner import Tuned, tune_pipelines
 from weft.backends.gpu.tuning_tables.tuning_table import TuningTable
 from weft.core.graph.graph import Graph
-from weft.ops.gpu.conv import gemm
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
-from weft.ops.gpu.conv.gemm import GemmTile
+from weft.ops.gpu.conv.gemm import tiles as gemm
+from weft.ops.gpu.conv.gemm.tiles import GemmTile
 
 TILES = tuple(GemmTile(4, 1, 8, 8, slices) for slices in (1, 2, 4))
 """The first is the default of the null device."""

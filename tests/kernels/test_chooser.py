@@ -30,7 +30,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.matrix_shapes import HALVES, WARPGROUP_HALVES
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
-from weft.ops.gpu.conv.gemm import TiledConv
+from weft.ops.gpu.conv.gemm.tiles import TiledConv
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 
 

@@ -16,8 +16,8 @@ from weft.kernels.chooser import NEVER
 from weft.kernels.cost_model import DATA, TERMS, WORTH, Effort, coefficients, excess, microseconds
 from weft.kernels.device_caps import DeviceCaps
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
-from weft.ops.gpu.conv.split_k import tile_and_parts
-from weft.ops.gpu.conv.wide import WideTile
+from weft.ops.gpu.conv.gemm.split_k import tile_and_parts
+from weft.ops.gpu.conv.gemm.wide_tiles import WideTile
 
 ALGORITHMS = (
     "conv_gemm", "conv_matrix", "conv_split", "conv_split_wgmma", "conv_unstaged", "conv_wgmma", "conv_wide",

@@ -15,12 +15,12 @@ import weft
 from tests.helpers.cards import H200
 from tests.helpers.conv_problems import conv_problem
 from tests.helpers.device_figures import set_figures
-from weft.backends.gpu.lowering.merge_convolutions import MergeFigures
+from weft.backends.gpu.lowering.rewrites.merge_convolutions import MergeFigures
 from weft.core.graph.dtypes import DType
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import DATA, MODELS, AlgorithmFigures, DeviceModel
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
-from weft.ops.gpu.conv.depthwise import DepthwiseFigures
+from weft.ops.gpu.conv.grouped.depthwise import DepthwiseFigures
 
 PACKAGE = Path(weft.__file__).parent
 CARDS = re.compile(r"\b(GH?200|H[12]00|B[12]00|A100|L40S?|V100|RTX|GTX|Radeon|Arc)\b", re.IGNORECASE)

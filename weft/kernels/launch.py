@@ -110,7 +110,7 @@ class LaunchRequest:
 class KernelBuilder(ABC):
     """Collects the launches of one node.
 
-    Ops see this class alone. `NodeBuilder` (`weft.backends.gpu.lowering.launch_builder`) plans launches for a device;
+    Ops see this class alone. `NodeBuilder` (`weft.backends.gpu.lowering.launches.builder`) plans launches for a device;
     `dry_run` beside it only notes their templates.
     """
 

@@ -1,7 +1,7 @@
 ## Convolution as an implicit GEMM (`gemm.parts.mako`): rows are output pixels, columns blocks of four output channels,
 ## K runs over taps and blocks of four input channels. Pixels outside of the images are set to zero after the load.
 ## `parted`: `sum_parts.py`. `planar`: the image has up to four channels (CI) in NCHW, which are the one block. `pooled`:
-## there is one tap, and a pixel is the largest of so many that a window sees (`conv_pooled.py`).
+## there is one tap, and a pixel is the largest of so many that a window sees (`fused/pooled.py`).
 <%page args="parted=False, planar=0, pooled=0"/>\
 <%namespace name="gemm" file="gemm.parts.mako"/>
 <%

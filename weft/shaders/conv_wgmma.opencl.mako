@@ -5,7 +5,7 @@
 ## parts for the tile, the step and a constant, because with few warps on a unit instructions take the time. The compiler
 ## does not know the instructions behind //@; `ptx.py` uncovers them. ${teams} teams of warpgroups each take tiles of their own,
 ## as that many groups would, on devices that put no second group beside one with so much memory. With `volume` the images are stacks of slices
-## (`weft.ops.gpu.conv.stack`) that nobody wrote: x has the volumes, and a tap's pieces are SLICE_PIECES of each slice.
+## (`weft.ops.gpu.conv.volumes.stack`) that nobody wrote: x has the volumes, and a tap's pieces are SLICE_PIECES of each slice.
 <%page args="parted=False"/>\
 <%
 volume = context.get("volume", False)

@@ -38,8 +38,8 @@ from weft.kernels.chain import LEAST_PREFETCHED
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.source import KernelSource
 from weft.ops.attention import Attention
-from weft.ops.gpu.conv.gemm import GemmTile, TiledConv
-from weft.ops.gpu.conv.split_k import InParts
+from weft.ops.gpu.conv.gemm.split_k import InParts
+from weft.ops.gpu.conv.gemm.tiles import GemmTile, TiledConv
 
 ONE_GROUP: dict[str, Any] = {
     "matrices": (), "resident_groups": 1, "compute_units": 132, "software": False, "max_local_items": 128,

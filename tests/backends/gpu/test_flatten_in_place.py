@@ -13,8 +13,8 @@ from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.nets import Net, assert_near, feeds, kinds, op
 from tests.helpers.op_rows import GPUS
 from tests.helpers.rewrites import assert_same
-from weft.backends.gpu.lowering import flatten_in_place as module
-from weft.backends.gpu.lowering.flatten_in_place import flatten_in_place
+from weft.backends.gpu.lowering.layout import flatten_in_place as module
+from weft.backends.gpu.lowering.layout.flatten_in_place import flatten_in_place
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Layout

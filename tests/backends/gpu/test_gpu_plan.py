@@ -18,7 +18,7 @@ from tests.helpers.null_gpu import null_gpu
 from tests.helpers.random_nets import SLOW, networks
 from tests.helpers.rewrites import gpu_fuses
 from tests.helpers.run_length import examples
-from weft.backends.gpu.lowering.layouts import assign_layouts, find_views
+from weft.backends.gpu.lowering.layout.layouts import assign_layouts, find_views
 from weft.core.contract.lowered import ValueView
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused

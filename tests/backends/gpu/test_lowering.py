@@ -25,10 +25,10 @@ from tests.helpers.null_gpu import CAPS, NullDevice, null_gpu
 from tests.helpers.random_nets import SLOW, networks
 from tests.helpers.saved_networks import content, refusal, rewritten
 from weft.backends.gpu.device.device import BarrierCommand, Command, GpuDevice, LaunchCommand
-from weft.backends.gpu.lowering.find_micro_batches import MicroBatchFigures
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
+from weft.backends.gpu.lowering.launches.micro_batches import MicroBatchFigures
 from weft.backends.gpu.lowering.lower import GpuPlan, NodePlan, lower
-from weft.backends.gpu.lowering.merge_convolutions import MergeFigures
+from weft.backends.gpu.lowering.rewrites.merge_convolutions import MergeFigures
 from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.selftest import verdict_store
 from weft.conformance.cases.table import tolerance
@@ -263,8 +263,9 @@ def test_the_journal_tells_what_lowering_did(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("weft.backends.gpu.recording.chunked_upload.LEAST", 1)
     set_figures(monkeypatch, MicroBatchFigures, pixels=1)
     set_figures(monkeypatch, MergeFigures, reused_pixels=0)
-    monkeypatch.setattr("weft.backends.gpu.lowering.merge_convolutions.cheap_zero_products", lambda device: 1 << 30)
-    monkeypatch.setattr("weft.backends.gpu.lowering.fuse_pools.pooling_pays", lambda *_: True)
+    rewrites = "weft.backends.gpu.lowering.rewrites"
+    monkeypatch.setattr(f"{rewrites}.merge_convolutions.cheap_zero_products", lambda device: 1 << 30)
+    monkeypatch.setattr("weft.backends.gpu.lowering.fusion.pools.pooling_pays", lambda *_: True)
     with null_gpu() as device:
         device.computes_ahead = True
         network = weft.optimize(graph, "null", fallback="error")
@@ -442,7 +443,7 @@ def test_what_an_op_says_of_a_constant_is_held_against_it(monkeypatch: pytest.Mo
     graph = net.finish(net.add("Softmax", net.input("x", 2, 3), name="y"))
     with null_gpu():
         monkeypatch.setattr(SoftmaxOnGpu, "launches", lies((5,)))
-        monkeypatch.setattr("weft.backends.gpu.lowering.launch_builder.render", lambda request, dialect: _source())
+        monkeypatch.setattr("weft.backends.gpu.lowering.launches.builder.render", lambda request, dialect: _source())
         weft.optimize(graph, "null")
         assert not made, "planning makes no array that an op describes"
         with pytest.raises(weft.errors.BackendError, match="another shape or type than its op announced"):
@@ -465,7 +466,7 @@ def test_a_resize_plans_without_making_constants_again(monkeypatch: pytest.Monke
     net = Net()
     graph = net.finish(net.add("Softmax", net.input("x", "N", 3), name="y"))
     monkeypatch.setattr(SoftmaxOnGpu, "launches", launches)
-    monkeypatch.setattr("weft.backends.gpu.lowering.launch_builder.render", lambda request, dialect: _source())
+    monkeypatch.setattr("weft.backends.gpu.lowering.launches.builder.render", lambda request, dialect: _source())
     with null_gpu(), weft.load(graph, "null", shapes={"x": (2, 3)}, fallback="error") as session:
         session.resize({"x": (5, 3)})
         assert made == [1]

@@ -22,7 +22,7 @@ from tests.helpers.op_rows import GPUS
 from tests.helpers.python_calls import python_calls
 from tests.helpers.rewrites import gpu_fuses
 from tests.helpers.run_length import examples
-from weft.backends.gpu.lowering.merge_convolutions import MergeFigures, merge_siblings
+from weft.backends.gpu.lowering.rewrites.merge_convolutions import MergeFigures, merge_siblings
 from weft.backends.gpu.lowering.target import Target
 from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
@@ -34,7 +34,7 @@ from weft.core.passes.fuse import fuse_epilogues
 BOTH = ["relayout", "conv_gemm", "relayout"]
 
 
-LIMIT = "weft.backends.gpu.lowering.merge_convolutions.cheap_zero_products"
+LIMIT = "weft.backends.gpu.lowering.rewrites.merge_convolutions.cheap_zero_products"
 
 
 @pytest.fixture

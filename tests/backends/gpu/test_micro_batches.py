@@ -15,8 +15,8 @@ from tests.helpers.device_figures import set_figures
 from tests.helpers.nets import Net, feeds
 from tests.helpers.opened import STARTS, opened
 from tests.helpers.random_nets import SLOW, assert_session_is_right, networks
-from weft.backends.gpu.lowering import find_micro_batches
-from weft.backends.gpu.lowering.find_micro_batches import MicroBatchFigures
+from weft.backends.gpu.lowering.launches import micro_batches as find_micro_batches
+from weft.backends.gpu.lowering.launches.micro_batches import MicroBatchFigures
 from weft.backends.gpu.recording import chunked_upload
 from weft.backends.gpu.recording.micro_batches import MicroBatches
 from weft.backends.gpu.recording.pipeline_recording import PipelineRecording

@@ -21,7 +21,7 @@ from tests.helpers.op_rows import GPUS
 from tests.helpers.random_nets import SLOW
 from tests.helpers.rewrites import assert_same
 from tests.helpers.run_length import examples
-from weft.backends.gpu.lowering.norm_rows import norm_rows
+from weft.backends.gpu.lowering.layout.norm_rows import norm_rows
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs

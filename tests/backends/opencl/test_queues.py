@@ -18,7 +18,7 @@ from tests.helpers.opencl_kernels import SOURCE, free, values, whole
 from tests.helpers.opened import opened
 from tests.helpers.waits import ended, returns
 from weft.backends.gpu.device.device import Binding, CopyCommand, GpuBuffer, LaunchCommand, MemoryKind
-from weft.backends.gpu.lowering.find_micro_batches import MicroBatchFigures
+from weft.backends.gpu.lowering.launches.micro_batches import MicroBatchFigures
 from weft.backends.opencl.device import OpenCLDevice
 from weft.backends.opencl.discovery import raw_device
 from weft.backends.opencl.queues import QueuePool

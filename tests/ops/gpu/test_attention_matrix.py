@@ -43,8 +43,8 @@ from weft.ops.gpu.attention.matrix import (
     microseconds,
 )
 from weft.ops.gpu.attention.problem import AttentionProblem
-from weft.ops.gpu.conv import matrix
-from weft.ops.gpu.conv.matrix import MatrixTile
+from weft.ops.gpu.conv.matrix import staged as matrix
+from weft.ops.gpu.conv.matrix.staged import MatrixTile
 
 MINILM = Extents((1, 12), 128, 128, 32, 32)
 

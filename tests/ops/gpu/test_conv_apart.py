@@ -21,15 +21,15 @@ from weft.kernels.chooser import Algorithm
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import PIECE
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
-from weft.ops.gpu.conv.apart import MOST_GROUPS, ConvApart
-from weft.ops.gpu.conv.gemm import GemmTile, TiledConv
-from weft.ops.gpu.conv.grouped import GroupedConv, facts_of_grouped
-from weft.ops.gpu.conv.matrix import MatrixConv, MatrixTile
+from weft.ops.gpu.conv.gemm.split_k import InParts
+from weft.ops.gpu.conv.gemm.tiles import GemmTile, TiledConv
+from weft.ops.gpu.conv.gemm.wide_tiles import WideConv, WideTile
+from weft.ops.gpu.conv.grouped.blocks import GroupedConv, facts_of_grouped
+from weft.ops.gpu.conv.grouped.one_by_one import MOST_GROUPS, ConvApart
+from weft.ops.gpu.conv.matrix.staged import MatrixConv, MatrixTile
+from weft.ops.gpu.conv.matrix.unstaged import UnstagedConv, UnstagedTile
+from weft.ops.gpu.conv.matrix.wgmma import WgmmaConv, WgmmaTile
 from weft.ops.gpu.conv.problem import ConvProblem
-from weft.ops.gpu.conv.split_k import InParts
-from weft.ops.gpu.conv.unstaged import UnstagedConv, UnstagedTile
-from weft.ops.gpu.conv.wgmma import WgmmaConv, WgmmaTile
-from weft.ops.gpu.conv.wide import WideConv, WideTile
 from weft.ops.gpu.conv.winograd import WinogradConv, WinogradTile
 
 GEMM = GemmTile(4, 1, 8, 8, 1)

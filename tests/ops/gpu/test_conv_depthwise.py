@@ -24,8 +24,8 @@ from weft.kernels.chooser import Algorithm, Candidate
 from weft.kernels.device_caps import DeviceCaps
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
-from weft.ops.gpu.conv.depthwise import TILES, DepthwiseInLoops, DepthwiseInTiles, DepthwiseTile
-from weft.ops.gpu.conv.depthwise_staged import DepthwiseStaged, StagedTile
+from weft.ops.gpu.conv.grouped.depthwise import TILES, DepthwiseInLoops, DepthwiseInTiles, DepthwiseTile
+from weft.ops.gpu.conv.grouped.depthwise_staged import DepthwiseStaged, StagedTile
 
 SHAPES = [
     # batch, channels, height, width, kernel, stride, dilation, pad

@@ -20,7 +20,7 @@ from weft.core.graph.op import op_types
 from weft.kernels.device_caps import DeviceCaps
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
-from weft.ops.gpu.conv.grouped import TILES, GroupedConv, GroupedTile
+from weft.ops.gpu.conv.grouped.blocks import TILES, GroupedConv, GroupedTile
 
 SHAPES: list[tuple[int, int, tuple[int, ...], tuple[int, ...], int, int]] = [
     # images, groups, height and width, weights, stride, dilation

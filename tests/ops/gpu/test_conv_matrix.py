@@ -18,7 +18,15 @@ from weft.backends.gpu import runtime as gpu_runtime
 from weft.backends.gpu.selftest import value_check, verdict_store
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.kernels.verdict import Verdict
-from weft.ops.gpu.conv.matrix import SIDE, SPECIAL, TILES, MatrixTile, choose_tile, legal_tiles, pack_weights
+from weft.ops.gpu.conv.matrix.staged import (
+    SIDE,
+    SPECIAL,
+    TILES,
+    MatrixTile,
+    choose_tile,
+    legal_tiles,
+    pack_weights,
+)
 
 
 @pytest.mark.parametrize("tile", TILES, ids=repr)

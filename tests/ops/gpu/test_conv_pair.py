@@ -25,7 +25,7 @@ from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.conv import Conv
-from weft.ops.gpu.conv.pair import ConvPair
+from weft.ops.gpu.conv.fused.pair import ConvPair
 from weft.ops.unary import Relu
 
 

@@ -26,11 +26,11 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
 from weft.ops.conv import Conv
-from weft.ops.gpu.conv import gemm
-from weft.ops.gpu.conv.gemm import GemmTile
-from weft.ops.gpu.conv.pooled import PooledConv
-from weft.ops.gpu.conv.split_k import InParts
-from weft.ops.gpu.conv.wide import WIDE_TILES, WideConv
+from weft.ops.gpu.conv.fused.pooled import PooledConv
+from weft.ops.gpu.conv.gemm import tiles as gemm
+from weft.ops.gpu.conv.gemm.split_k import InParts
+from weft.ops.gpu.conv.gemm.tiles import GemmTile
+from weft.ops.gpu.conv.gemm.wide_tiles import WIDE_TILES, WideConv
 from weft.ops.pool import MaxPool
 
 

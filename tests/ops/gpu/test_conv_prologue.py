@@ -33,10 +33,10 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.ops.binary import Add, Mul
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
-from weft.ops.gpu.conv.matrix import MatrixConv, MatrixTile
-from weft.ops.gpu.conv.prologue import PrologueConv, why_no_prologue
-from weft.ops.gpu.conv.split_k import InParts
-from weft.ops.gpu.conv.unstaged import UnstagedConv, UnstagedTile
+from weft.ops.gpu.conv.fused.prologue import PrologueConv, why_no_prologue
+from weft.ops.gpu.conv.gemm.split_k import InParts
+from weft.ops.gpu.conv.matrix.staged import MatrixConv, MatrixTile
+from weft.ops.gpu.conv.matrix.unstaged import UnstagedConv, UnstagedTile
 from weft.ops.unary import Relu
 
 

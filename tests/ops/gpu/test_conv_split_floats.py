@@ -32,8 +32,8 @@ from weft.core.graph.layout import PACK, Array
 from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, render
-from weft.ops.gpu.conv import split_floats, split_floats_wgmma
-from weft.ops.gpu.conv.halves import (
+from weft.ops.gpu.conv.matrix import split_floats, split_floats_wgmma
+from weft.ops.gpu.conv.matrix.halves import (
     ACTIVATION_BITS,
     HALF_ULP,
     LANES,
@@ -44,7 +44,7 @@ from weft.ops.gpu.conv.halves import (
     truncation,
     undoing,
 )
-from weft.ops.gpu.conv.split_floats import (
+from weft.ops.gpu.conv.matrix.split_floats import (
     TILES,
     SplitFigures,
     SplitTile,
@@ -52,7 +52,7 @@ from weft.ops.gpu.conv.split_floats import (
     legal_tiles,
     packed_weights,
 )
-from weft.ops.gpu.conv.warpgroups import STEP
+from weft.ops.gpu.conv.matrix.warpgroups import STEP
 
 
 def split_activations(x: Array) -> tuple[Array, Array]:

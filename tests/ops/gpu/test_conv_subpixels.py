@@ -27,13 +27,13 @@ from weft.errors import CompileError, ModelError
 from weft.kernels.chooser import Algorithm
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, render
-from weft.ops.gpu.conv import to_subpixels
-from weft.ops.gpu.conv.gemm import GemmTile, TiledConv
-from weft.ops.gpu.conv.matrix import MatrixConv, MatrixTile
-from weft.ops.gpu.conv.split_k import InParts
-from weft.ops.gpu.conv.to_subpixels import by_subpixel
-from weft.ops.gpu.conv.unstaged import UnstagedConv, UnstagedTile
-from weft.ops.gpu.conv.wgmma import WgmmaConv, WgmmaTile
+from weft.ops.gpu.conv.gemm.split_k import InParts
+from weft.ops.gpu.conv.gemm.tiles import GemmTile, TiledConv
+from weft.ops.gpu.conv.matrix.staged import MatrixConv, MatrixTile
+from weft.ops.gpu.conv.matrix.unstaged import UnstagedConv, UnstagedTile
+from weft.ops.gpu.conv.matrix.wgmma import WgmmaConv, WgmmaTile
+from weft.ops.gpu.conv.transposed import subpixels as to_subpixels
+from weft.ops.gpu.conv.transposed.subpixels import by_subpixel
 from weft.ops.gpu.conv.winograd import WinogradConv, WinogradTile
 
 MOVES = {"relayout", "pool", "elementwise"}

@@ -19,8 +19,9 @@ from tests.helpers.null_gpu import CAPS, null_gpu
 from tests.helpers.random_nets import assert_session_is_right
 from weft.errors import UnsupportedOps
 from weft.kernels.source import KernelSource
-from weft.ops.gpu.conv import gemm, wide
-from weft.ops.gpu.conv.split_k import InParts
+from weft.ops.gpu.conv.gemm import tiles as gemm
+from weft.ops.gpu.conv.gemm import wide_tiles as wide
+from weft.ops.gpu.conv.gemm.split_k import InParts
 from weft.ops.pool import MaxPool
 
 SHAPES = [

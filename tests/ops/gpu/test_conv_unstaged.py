@@ -12,9 +12,16 @@ from tests.helpers.conv_problems import conv_problem, take
 from tests.helpers.convolutions import assert_compiles, assert_runs_on, uneven_convolution
 from tests.helpers.emulated_gpus import APIS
 from weft.kernels.source import SUBGROUP
-from weft.ops.gpu.conv import unstaged
-from weft.ops.gpu.conv.split_k import InParts, tile_and_parts
-from weft.ops.gpu.conv.unstaged import CHUNK, TILES, UnstagedTile, choose_tile, legal_tiles, pack_weights
+from weft.ops.gpu.conv.gemm.split_k import InParts, tile_and_parts
+from weft.ops.gpu.conv.matrix import unstaged
+from weft.ops.gpu.conv.matrix.unstaged import (
+    CHUNK,
+    TILES,
+    UnstagedTile,
+    choose_tile,
+    legal_tiles,
+    pack_weights,
+)
 
 
 @pytest.fixture

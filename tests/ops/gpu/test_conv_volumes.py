@@ -19,10 +19,11 @@ from tests.helpers.launches import kernels, planned_kernels
 from tests.helpers.nets import Net, feeds, halves
 from tests.helpers.run_length import examples
 from weft.core.graph.graph import Graph
-from weft.ops.gpu.conv import volumes, wgmma
-from weft.ops.gpu.conv.gemm import GemmTile, TiledConv
-from weft.ops.gpu.conv.split_k import InParts
-from weft.ops.gpu.conv.wgmma import WgmmaTile
+from weft.ops.gpu.conv.gemm.split_k import InParts
+from weft.ops.gpu.conv.gemm.tiles import GemmTile, TiledConv
+from weft.ops.gpu.conv.matrix import wgmma
+from weft.ops.gpu.conv.matrix.wgmma import WgmmaTile
+from weft.ops.gpu.conv.volumes import slices as volumes
 from weft.ops.gpu.conv.winograd import WinogradConv, WinogradTile
 
 Attributes = Mapping[str, Any]

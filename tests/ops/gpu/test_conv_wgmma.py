@@ -16,11 +16,10 @@ from tests.helpers.nets import Net
 from weft.backends.opencl import ptx
 from weft.kernels.matrix_shapes import HALVES, WARPGROUP_HALVES
 from weft.ops.conv import Conv
-from weft.ops.gpu.conv import split_floats_wgmma, wgmma
-from weft.ops.gpu.conv.problem import ConvPlan
-from weft.ops.gpu.conv.split_k import InParts, tile_and_parts
-from weft.ops.gpu.conv.warpgroups import REGISTERS, SHARED
-from weft.ops.gpu.conv.wgmma import (
+from weft.ops.gpu.conv.gemm.split_k import InParts, tile_and_parts
+from weft.ops.gpu.conv.matrix import split_floats_wgmma, wgmma
+from weft.ops.gpu.conv.matrix.warpgroups import REGISTERS, SHARED
+from weft.ops.gpu.conv.matrix.wgmma import (
     WgmmaConv,
     WgmmaFigures,
     WgmmaTile,
@@ -28,6 +27,7 @@ from weft.ops.gpu.conv.wgmma import (
     steps_of,
     tiles,
 )
+from weft.ops.gpu.conv.problem import ConvPlan
 
 NARROW, WIDE, SLICED = WgmmaTile(1, 16, 3), WgmmaTile(2, 32, 4), WgmmaTile(1, 16, 3, 2)
 TEAMS = WgmmaTile(1, 16, 3, teams=2)

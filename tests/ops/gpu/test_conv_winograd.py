@@ -28,8 +28,9 @@ from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.kernels.device_caps import DeviceCaps
 from weft.ops.conv import Conv
-from weft.ops.gpu.conv import gemm, winograd
-from weft.ops.gpu.conv.gemm import SOFTWARE_TILE, TILES, GemmTile
+from weft.ops.gpu.conv import winograd
+from weft.ops.gpu.conv.gemm import tiles as gemm
+from weft.ops.gpu.conv.gemm.tiles import SOFTWARE_TILE, TILES, GemmTile
 from weft.ops.gpu.conv.problem import ConvProblem
 from weft.ops.gpu.conv.winograd import READ, SIDE, TAPS, WinogradConv, WinogradTile, matrices, pack_weights
 

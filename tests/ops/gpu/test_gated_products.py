@@ -29,11 +29,11 @@ from weft.core.registry.backend_registry import registry
 from weft.kernels.chooser import Algorithm
 from weft.kernels.gate import BESIDE
 from weft.ops.binary import Mul, Sub
-from weft.ops.gpu.conv.gemm import GemmTile, TiledConv
-from weft.ops.gpu.conv.matrix import MatrixConv, MatrixTile
-from weft.ops.gpu.conv.split_k import InParts
-from weft.ops.gpu.conv.unstaged import UnstagedConv, UnstagedTile
-from weft.ops.gpu.conv.wgmma import WgmmaConv, WgmmaTile
+from weft.ops.gpu.conv.gemm.split_k import InParts
+from weft.ops.gpu.conv.gemm.tiles import GemmTile, TiledConv
+from weft.ops.gpu.conv.matrix.staged import MatrixConv, MatrixTile
+from weft.ops.gpu.conv.matrix.unstaged import UnstagedConv, UnstagedTile
+from weft.ops.gpu.conv.matrix.wgmma import WgmmaConv, WgmmaTile
 from weft.ops.gpu.matmul.gated import GatedProduct
 from weft.ops.matmul import MatMul
 

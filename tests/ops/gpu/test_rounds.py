@@ -16,7 +16,7 @@ from tests.helpers.kernel_loops import Loop, loops_of
 from tests.helpers.nets import Net
 from tests.helpers.op_rows import ROWS, refusal
 from tests.helpers.rows_together import joined
-from weft.backends.gpu.lowering.layouts import base_inputs, base_op
+from weft.backends.gpu.lowering.layout.layouts import base_inputs, base_op
 from weft.backends.gpu.lowering.lower import GpuPlan
 from weft.conformance.cases.table import Case
 from weft.conformance.checks.table import graph_of

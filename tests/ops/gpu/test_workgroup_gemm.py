@@ -23,7 +23,7 @@ from weft.core.graph.graph import Graph
 from weft.kernels.matrix_shapes import HALVES, MatrixShape
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, Operand, StepText, render
-from weft.ops.gpu.conv.workgroup_gemm import (
+from weft.ops.gpu.conv.matrix.workgroup import (
     SPECIAL,
     TILES,
     GroupMatrixConv,

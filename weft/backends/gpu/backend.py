@@ -17,11 +17,11 @@ from weft.backends.gpu.device.device import Binding, CopyCommand, MemoryKind
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.device.varying import sizes_of
 from weft.backends.gpu.execution import GpuExecution, PipelineContext
-from weft.backends.gpu.lowering.epilogues import why_not_fused, why_not_joined
+from weft.backends.gpu.lowering.fusion.epilogues import why_not_fused, why_not_joined
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
-from weft.backends.gpu.lowering.launch_builder import WrongKernel, choice_of
+from weft.backends.gpu.lowering.launches.builder import WrongKernel, choice_of
 from weft.backends.gpu.lowering.lower import GpuPlan, label_of, lower, prefetch, templates_of
-from weft.backends.gpu.lowering.rewrites import FUSE_EPILOGUES, OF_PARTS, Rewrite, explain, rewritten
+from weft.backends.gpu.lowering.rewrites.order import FUSE_EPILOGUES, OF_PARTS, Rewrite, explain, rewritten
 from weft.backends.gpu.lowering.support import why_not
 from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.memory.slots import SMALLEST, Region, Slots

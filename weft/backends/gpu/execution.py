@@ -8,9 +8,9 @@ from typing import Any
 from weakref import ref
 
 from weft.backends.gpu.device.kernel_builds import Builds
-from weft.backends.gpu.lowering.find_micro_batches import micro_batch_of
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
-from weft.backends.gpu.lowering.launch_builder import PlannedConstant
+from weft.backends.gpu.lowering.launches.builder import PlannedConstant
+from weft.backends.gpu.lowering.launches.micro_batches import micro_batch_of
 from weft.backends.gpu.lowering.lower import GpuPlan, NodePlan, plan_node, tuned_plan
 from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.memory.node_constants import HeldConstant, NodeConstants

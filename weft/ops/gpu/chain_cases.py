@@ -16,8 +16,8 @@ from weft.kernels.self_test_cases import SelfTestCase, noise, several_nodes
 from weft.kernels.special import SpecialKernel, register_special
 from weft.ops.binary import Add, Mul
 from weft.ops.conv import Conv
-from weft.ops.gpu.conv import wgmma
 from weft.ops.gpu.conv.cases import RELU
+from weft.ops.gpu.conv.matrix import wgmma
 from weft.ops.pool import GlobalAveragePool, MaxPool
 from weft.ops.unary import Sigmoid
 

@@ -22,7 +22,7 @@ from tests.helpers import fake_kernels as fakes
 from tests.helpers.nets import Net
 from tests.helpers.null_gpu import null_gpu
 from weft.backends.gpu.creator import GpuCreator
-from weft.backends.gpu.lowering import launch_builder
+from weft.backends.gpu.lowering.launches import builder as launch_builder
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.selftest import child, value_check, verdict_store
 from weft.backends.gpu.tuning import tuner

@@ -25,8 +25,8 @@ from weft.core.registry.backend_registry import registry
 from weft.errors import ConfigError
 from weft.kernels import template
 from weft.kernels.chooser import Candidate, Decision, forget_decisions
-from weft.ops.gpu.conv import gemm
-from weft.ops.gpu.conv.gemm import GemmTile
+from weft.ops.gpu.conv.gemm import tiles as gemm
+from weft.ops.gpu.conv.gemm.tiles import GemmTile
 
 # -- choosing ------------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ def test_another_source_uses_nothing_of_it(device: TimedDevice, monkeypatch: pyt
         source = render(*request)  # type: ignore[arg-type]
         return replace(source, text=source.text + "// a change\n")
 
-    monkeypatch.setattr("weft.backends.gpu.lowering.launch_builder.render", changed)
+    monkeypatch.setattr("weft.backends.gpu.lowering.launches.builder.render", changed)
     assert slices(convolutions()) == [1]
     (row,) = tune(convolutions())
     assert row.tried == 2, "what is known of the old source does not count"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from weft.backends.gpu.device.device import DeviceCaps
-from weft.backends.gpu.lowering.fold_moves import KeptMaps
+from weft.backends.gpu.lowering.layout.fold_moves import KeptMaps
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Op

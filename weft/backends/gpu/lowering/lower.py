@@ -10,13 +10,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from weft import config
-from weft.backends.gpu.lowering.chains import Section, find_chains, moving_us, without_chained
-from weft.backends.gpu.lowering.dry_run import launches_nothing
-from weft.backends.gpu.lowering.find_micro_batches import cover_the_copy, find_micro_batches, micro_batch_of
-from weft.backends.gpu.lowering.fold_moves import FoldedMoves, fold_moves
+from weft.backends.gpu.lowering.fusion.why_apart import why_apart
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
-from weft.backends.gpu.lowering.launch_builder import NodeBuilder, PlannedConstant
-from weft.backends.gpu.lowering.layouts import (
+from weft.backends.gpu.lowering.launches.builder import NodeBuilder, PlannedConstant
+from weft.backends.gpu.lowering.launches.chains import Section, find_chains, moving_us, without_chained
+from weft.backends.gpu.lowering.launches.dry_run import launches_nothing
+from weft.backends.gpu.lowering.launches.micro_batches import (
+    cover_the_copy,
+    find_micro_batches,
+    micro_batch_of,
+)
+from weft.backends.gpu.lowering.layout.fold_moves import FoldedMoves, fold_moves
+from weft.backends.gpu.lowering.layout.layouts import (
     base_inputs,
     base_op,
     base_outputs,
@@ -25,9 +30,8 @@ from weft.backends.gpu.lowering.layouts import (
     legal_aliases,
     values_read,
 )
-from weft.backends.gpu.lowering.rewrites import OF_LAYOUTS, Rewrite, rewritten
+from weft.backends.gpu.lowering.rewrites.order import OF_LAYOUTS, Rewrite, rewritten
 from weft.backends.gpu.lowering.target import Target
-from weft.backends.gpu.lowering.why_apart import why_apart
 from weft.backends.gpu.memory.slots import Spot
 from weft.backends.gpu.recording.launches import PlannedChain, PlannedLaunch
 from weft.backends.gpu.recording.micro_batches import WHOLE_BATCH, MicroBatches

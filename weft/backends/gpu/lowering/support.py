@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from weft.backends.gpu.lowering.dry_run import dry_run, launches_nothing
-from weft.backends.gpu.lowering.layouts import base_inputs, base_op
+from weft.backends.gpu.lowering.launches.dry_run import dry_run, launches_nothing
+from weft.backends.gpu.lowering.layout.layouts import base_inputs, base_op
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Layout, storage_size
 from weft.core.graph.op import Op

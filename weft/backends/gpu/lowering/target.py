@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from weft.backends.gpu.device.device import GpuDevice
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.device.varying import sizes_of
-from weft.backends.gpu.lowering.layouts import IsCustom, packed_layout, splits_products
+from weft.backends.gpu.lowering.layout.layouts import IsCustom, packed_layout, splits_products
 from weft.backends.gpu.tuning_tables.tuning_table import TuningTable
 from weft.core.contract.session_config import BackendConfig, MemoryMode
 from weft.core.graph.graph import Graph
@@ -32,7 +32,7 @@ class Target:
     builds: Builds | None = field(default=None, compare=False)
     """Builds kernels while later nodes are planned; None: kernels are built when they are bound."""
     chains: bool = False
-    """Whether small launches may share one (`weft.backends.gpu.lowering.chains`)."""
+    """Whether small launches may share one (`weft.backends.gpu.lowering.launches.chains`)."""
     verdicts: Verdicts | None = field(default=None, compare=False)
     """Which kernels are to be tested before they are built; None: none."""
     general: bool = False

@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.device.kernel_builds import thread_count
-from weft.backends.gpu.lowering.layouts import packed_layout
+from weft.backends.gpu.lowering.layout.layouts import packed_layout
 from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.tuning.node_bench import NodeBench

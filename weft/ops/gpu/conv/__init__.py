@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from weft.ops.gpu.conv import conv, pair, planar, pooled, prologue, transposed
+from weft.ops.gpu.conv import conv, planar
+from weft.ops.gpu.conv.fused import pair, pooled, prologue
+from weft.ops.gpu.conv.transposed import gather
 
-__all__ = ["conv", "pair", "planar", "pooled", "prologue", "transposed"]
+__all__ = ["conv", "gather", "pair", "planar", "pooled", "prologue"]

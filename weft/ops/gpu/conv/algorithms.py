@@ -1,6 +1,6 @@
 """The algorithms of convolutions. Add a new one as a file of its own, and a line among its rivals.
 
-Those of convolutions without groups are in `ordinary.py`, the others here. docs/how-it-works.md ("Choosing a kernel")
+Those of convolutions without groups are in `ungrouped.py`, the others here. docs/how-it-works.md ("Choosing a kernel")
 says where its template, self-test and cost belong.
 """
 
@@ -10,18 +10,18 @@ from dataclasses import replace
 from typing import Any
 
 from weft.kernels.chooser import Algorithm, Chooser, Rivals
-from weft.ops.gpu.conv.apart import ConvApart
-from weft.ops.gpu.conv.depthwise import (
+from weft.ops.gpu.conv.direct import DirectConv
+from weft.ops.gpu.conv.grouped.blocks import GroupedConv, facts_of_grouped, why_not_grouped
+from weft.ops.gpu.conv.grouped.depthwise import (
     DepthwiseInLoops,
     DepthwiseInTiles,
     facts_of_depthwise,
     why_not_depthwise,
 )
-from weft.ops.gpu.conv.depthwise_staged import DepthwiseStaged
-from weft.ops.gpu.conv.direct import DirectConv
-from weft.ops.gpu.conv.grouped import GroupedConv, facts_of_grouped, why_not_grouped
-from weft.ops.gpu.conv.ordinary import ORDINARY
+from weft.ops.gpu.conv.grouped.depthwise_staged import DepthwiseStaged
+from weft.ops.gpu.conv.grouped.one_by_one import ConvApart
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
+from weft.ops.gpu.conv.ungrouped import ORDINARY
 
 
 def why_unfit(problem: ConvProblem, algorithm: Algorithm[ConvProblem, ConvPlan, Any]) -> str | None:

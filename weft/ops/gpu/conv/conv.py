@@ -17,7 +17,7 @@ from weft.kernels.special import KernelFamily, register_family
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.problem import ConvPlan, on_matrix_units, why_not_computed, why_not_empty
-from weft.ops.gpu.conv.volumes import VolumeConv
+from weft.ops.gpu.conv.volumes.slices import VolumeConv
 from weft.ops.gpu.packing import weights_of
 from weft.ops.unary import Relu
 

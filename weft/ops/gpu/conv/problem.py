@@ -15,7 +15,7 @@ from weft.kernels.chooser import Facts
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import PIECE, KernelBuilder, Prologue
 from weft.kernels.matrix_shapes import HALVES
-from weft.ops.gpu.conv.stack import SliceStack
+from weft.ops.gpu.conv.volumes.stack import SliceStack
 from weft.ops.gpu.packing import LateWeights, Weights, as_image, part_of
 from weft.ops.window import Window
 

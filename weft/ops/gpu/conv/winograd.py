@@ -42,7 +42,7 @@ from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import MAX_ELEMENTS, KernelBuilder
 from weft.kernels.special import KernelFamily, on_few_units, register_family
 from weft.ops.gpu.conv.cases import conv_with
-from weft.ops.gpu.conv.gemm import STEP, GemmTile, legal_tiles, steps_of, tile_loads
+from weft.ops.gpu.conv.gemm.tiles import STEP, GemmTile, legal_tiles, steps_of, tile_loads
 from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem
 
 POINTS = (Fraction(0), Fraction(5, 8), Fraction(-5, 8), Fraction(3, 2), Fraction(-3, 2))

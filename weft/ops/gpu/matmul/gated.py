@@ -32,7 +32,7 @@ from weft.kernels.special import KernelFamily, register_family
 from weft.ops.binary import Add, Mul
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
-from weft.ops.gpu.conv.gemm import TiledConv
+from weft.ops.gpu.conv.gemm.tiles import TiledConv
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 from weft.ops.gpu.matmul.few_rows import FEW_ROWS, ProductOfFewRows, launch_few_rows
 from weft.ops.gpu.matmul.problem import ProductPlan

@@ -1,0 +1,1 @@
+"""Which nodes a kernel takes over from its neighbours: epilogues, prologues, gates, pairs of layers, pools."""

@@ -1,0 +1,1 @@
+"""The launches of each node, and which of them run as one."""
