@@ -71,9 +71,11 @@ venv_package() {
         "$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'
 }
 
-# Make .venv if it is missing, and install Weft with the given extras into it if anything changed.
+# Make .venv if it is missing, and install Weft with the given extras into it if anything changed. Further arguments go
+# to pip.
 make_environment() {
     local extras=$1 python stamp
+    shift
     python=$(find_python)
     [[ -n $python ]] || fail "no Python 3.10 or newer was found. As root: apt install python3"
     if [[ ! -x .venv/bin/python ]]; then
@@ -84,10 +86,10 @@ make_environment() {
         .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --upgrade pip ||
             say "going on with $(.venv/bin/python -m pip --version)"
     fi
-    stamp="$(cat pyproject.toml hatch_build.py | cksum) $(.venv/bin/python --version)"
+    stamp="$* $(cat pyproject.toml hatch_build.py packages/*/pyproject.toml | cksum) $(.venv/bin/python --version)"
     if ! grep -qsF "[$extras] $stamp" .venv/weft-installed; then
         say "installing Weft with the extras [$extras] into .venv"
-        .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --editable ".[$extras]"
+        .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --editable ".[$extras]" "$@"
         printf '[%s] %s\n' "$extras" "$stamp" >>.venv/weft-installed
     fi
 }

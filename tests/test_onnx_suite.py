@@ -16,9 +16,9 @@ import weft.onnx_backend as backend
 from tests.helpers.fakes import Creator
 from tests.helpers.run_length import is_long
 from weft import models
-from weft.conformance.onnx_suite import DISPUTED, refusals_of_suite, run_onnx_suite, suite_cases
-from weft.conformance.report import Verdict
 from weft.errors import ConfigError, InputError, NoDevice, UnsupportedOps
+from weft_conformance.onnx_suite import DISPUTED, refusals_of_suite, run_onnx_suite, suite_cases
+from weft_conformance.report import Verdict
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
 CASES = 2024

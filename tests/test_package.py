@@ -13,24 +13,27 @@ import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import weft
+import weft_conformance
 from tests.helpers.warm_python import WarmPython
 from weft import errors
 from weft.errors import WeftError
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "weft"
-SOURCES = sorted(PACKAGE.rglob("*.py"))
+KIT = ROOT / "packages" / "conformance" / "weft_conformance"
+SOURCES = sorted((*PACKAGE.rglob("*.py"), *KIT.rglob("*.py")))
 
 
 def name_of(path: Path) -> str:
     """Return the module's name."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = path.relative_to(KIT.parent if path.is_relative_to(KIT) else ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -104,9 +107,9 @@ LAYERS = {
     "weft.loading": 5,
     "weft": 6,
     "weft.onnx_backend": 6,
-    "weft.conformance": 7,
-    "weft.cli": 8,
-    "weft.__main__": 9,
+    "weft.cli": 7,
+    "weft.__main__": 8,
+    "weft_conformance": 9,
 }
 """A module imports from its own layer and from those below."""
 
@@ -152,8 +155,8 @@ def _imports_in(path: Path) -> Iterator[str]:
         if id(found) in for_types:
             continue
         if isinstance(found, ast.Import):
-            yield from (a.name for a in found.names if a.name.split(".")[0] == "weft")
-        elif isinstance(found, ast.ImportFrom) and (found.module or "").split(".")[0] == "weft":
+            yield from (a.name for a in found.names if a.name.split(".")[0] in ("weft", "weft_conformance"))
+        elif isinstance(found, ast.ImportFrom) and (found.module or "").split(".")[0] in ("weft", "weft_conformance"):
             assert not found.level, f"{path} imports relatively"
             for alias in found.names:
                 inner = f"{found.module}.{alias.name}"
@@ -162,8 +165,8 @@ def _imports_in(path: Path) -> Iterator[str]:
 
 @cache
 def is_module(name: str) -> bool:
-    base = ROOT.joinpath(*name.split("."))
-    return base.is_dir() or base.with_suffix(".py").is_file()
+    bases = (root.joinpath(*name.split(".")) for root in (ROOT, KIT.parent))
+    return any(base.is_dir() or base.with_suffix(".py").is_file() for base in bases)
 
 
 def test_imports_point_downwards() -> None:
@@ -304,7 +307,8 @@ def is_submodule(name: str, value: object) -> bool:
 
 
 def test_every_module_imports_and_exports_what_it_says() -> None:
-    for found in pkgutil.walk_packages(weft.__path__, "weft."):
+    packages = (weft, weft_conformance)
+    for found in chain(*(pkgutil.walk_packages(each.__path__, f"{each.__name__}.") for each in packages)):
         if found.name != "weft.__main__":
             module = importlib.import_module(found.name)
             for name in getattr(module, "__all__", ()):
@@ -330,7 +334,7 @@ def test_one_door_each() -> None:
 # -- errors ----------------------------------------------------------------------------------------------------
 
 QUOTED = (
-    "weft.conformance.*",  # a finding of the kit
+    "weft_conformance.*",  # a finding of the kit
     "weft.ops.*", "weft.core.graph.op", "weft.core.graph.*_op", "weft.core.graph.run_sized", "weft.core.graph.graph",
     "weft.core.placement.optimized_network",  # rules of ops: "the inputs of node ... do not fit"
     "weft.frontends.onnx.attributes", "weft.frontends.onnx.building", "weft.frontends.onnx.importers",
@@ -373,6 +377,12 @@ def test_no_test_imports_a_test() -> None:
 
 
 # -- which Pythons ---------------------------------------------------------------------------------------------
+
+
+def test_the_kit_is_of_the_version_of_weft_that_it_needs() -> None:
+    wanted = (KIT.parent / "pyproject.toml").read_text(encoding="utf-8")
+    assert weft_conformance.__version__ == weft.__version__
+    assert f'dependencies = ["weft=={weft.__version__}"]' in wanted
 
 
 def test_any_newer_python_will_do_for_pip_the_scripts_and_doctor(monkeypatch: pytest.MonkeyPatch) -> None:

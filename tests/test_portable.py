@@ -55,10 +55,11 @@ ATTRIBUTES = {
 }
 
 EVERY_MODULE = """
-import weft
-for found in pkgutil.walk_packages(weft.__path__, "weft."):
+import weft, weft_conformance
+folders = {"weft.": weft.__path__, "weft_conformance.": weft_conformance.__path__}
+for found in (each for prefix, folder in folders.items() for each in pkgutil.walk_packages(folder, prefix)):
     # This starts the command line, and this needs pytest's options.
-    if found.name not in ("weft.__main__", "weft.conformance.test_backend"):
+    if found.name not in ("weft.__main__", "weft_conformance.test_backend"):
         try:
             importlib.import_module(found.name)
         except weft.WeftError as e:

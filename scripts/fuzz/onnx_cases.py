@@ -13,8 +13,8 @@ from google.protobuf.message import Message
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from scripts.fuzz.mutate import NUMBERS, REALS
-from weft.conformance.cases.table import all_cases, build_model
 from weft.core.graph.layout import Array
+from weft_conformance.cases.table import all_cases, build_model
 
 TEXTS = (
     *(

@@ -13,9 +13,9 @@ from tests.helpers.faults.every_fault import FAULTS
 from tests.helpers.faults.listing import Fault
 from tests.helpers.run_length import is_long
 from weft.backends.cpu.backend import CpuBackend
-from weft.conformance import CHECKS, ConformanceReport, Finding, Kit, Verdict, run
 from weft.core.contract.backend import Backend, BackendCreator, BackendInfo
 from weft.core.contract.views import OptimizationViews, SubgraphView
+from weft_conformance import CHECKS, ConformanceReport, Finding, Kit, Verdict, run
 
 pytestmark = pytest.mark.usefixtures("passes_unchecked")  # tests/conformance/test_our_backends.py has them checked
 WIDE = "wide-integers"

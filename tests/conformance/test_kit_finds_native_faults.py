@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.plugins import ROOT, needs_compiler, write
-from weft.conformance import ConformanceReport, Verdict, run
-from weft.conformance.checks.native import tried
-from weft.conformance.native.calls import Calls
-from weft.conformance.native.memory import Library
-from weft.conformance.native.rules import RULES, Trial, look
 from weft.core.contract.backend_options import NO_OPTIONS
 from weft.core.registry.backend_registry import registry
 from weft.plugins.native import NativeCreator, load_library
+from weft_conformance import ConformanceReport, Verdict, run
+from weft_conformance.checks.native import tried
+from weft_conformance.native.calls import Calls
+from weft_conformance.native.memory import Library
+from weft_conformance.native.rules import RULES, Trial, look
 
 pytestmark = needs_compiler
 SOURCE = (ROOT / "tests" / "helpers" / "native_backend.c").read_text()

@@ -10,7 +10,7 @@ import pytest
 from examples.numpy_backend import AcmeCreator
 from tests.helpers.fakes import registered
 from tests.helpers.run_length import is_long
-from weft.conformance import CHECKS, Verdict, open_kit, run
+from weft_conformance import CHECKS, Verdict, open_kit, run
 
 OTHERS = [name for name in CHECKS if name != "table"]
 SAMPLE = ["Softmax", "Relu", "MatMul", "Concat", "GlobalAveragePool", "Transpose", "Gather", "Shape"]

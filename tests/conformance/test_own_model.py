@@ -9,14 +9,14 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+import weft_conformance
 from examples.numpy_backend import AcmeCreator
 from tests.helpers.cli import Cli
 from tests.helpers.fakes import Maker, registered
 from tests.helpers.faults.every_fault import FAULTS
 from tests.helpers.onnx_models import make_model, node
-from weft import conformance
-from weft.conformance import Verdict
 from weft.core.graph.layout import Array
+from weft_conformance import Verdict
 
 RNG = np.random.default_rng(4)
 
@@ -74,7 +74,7 @@ def test_a_layer_that_is_wrong_only_when_it_is_fused_is_named(cli: Cli, model: P
 def test_a_layer_that_is_wrong_from_the_second_run_on_is_named(model: Path) -> None:
     x = RNG.uniform(-1, 1, (1, 3, 8, 8)).astype(np.float32)
     with registered(Maker(FAULTS["KeepsAResult"].made)):
-        report = conformance.run_model("acme", model, {"x": x})
+        report = weft_conformance.run_model("acme", model, {"x": x})
     assert not report.ok
     assert report.wrong[0].subject == "stem (Conv)"
     assert "with other inputs" in report.wrong[0].message
@@ -82,7 +82,7 @@ def test_a_layer_that_is_wrong_from_the_second_run_on_is_named(model: Path) -> N
 
 def test_a_layer_that_the_backend_refuses_is_no_fault_and_has_its_reason(model: Path) -> None:
     with registered(AcmeCreator()):
-        report = conformance.run_model("acme", model, {"x": np.zeros((1, 3, 8, 8), np.float32)})
+        report = weft_conformance.run_model("acme", model, {"x": np.zeros((1, 3, 8, 8), np.float32)})
     assert report.ok, report
     refused = {f.subject: f.message for f in report.findings if f.verdict is Verdict.REFUSED}
     assert refused["head (Sigmoid)"] == "acme has no implementation of Sigmoid"

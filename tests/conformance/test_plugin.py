@@ -16,11 +16,10 @@ import weft
 from tests.helpers.cli import Cli
 from tests.helpers.fakes import Maker, registered
 from tests.helpers.faults.every_fault import FAULTS
-from tests.helpers.warm_python import WarmPython
+from tests.helpers.warm_python import SEARCHED, WarmPython
 from weft.backends.cpu.backend import CpuBackend
-from weft.conformance import CHECKS
+from weft_conformance import CHECKS
 
-ROOT = Path(__file__).parents[2]
 Pytest = Callable[..., subprocess.CompletedProcess[str]]
 
 BACKEND = """
@@ -156,12 +155,12 @@ def _installed() -> set[str]:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+    return {**os.environ, "PYTHONPATH": SEARCHED}
 
 
 def test_each_check_and_each_row_is_a_test(pytest_with_plugin: Pytest) -> None:
     done = pytest_with_plugin(
-        "--pyargs", "weft.conformance", "--weft-backend", "cpu",
+        "--pyargs", "weft_conformance", "--weft-backend", "cpu",
         "--weft-only", "storage", "--weft-only", "Relu",
     )
     assert done.returncode == 0, done.stdout
@@ -172,7 +171,7 @@ def test_each_check_and_each_row_is_a_test(pytest_with_plugin: Pytest) -> None:
 
 def test_a_broken_backend_fails_in_the_plugin(pytest_with_plugin: Pytest, folder: Path) -> None:
     done = pytest_with_plugin(
-        "--pyargs", "weft.conformance", "--weft-backend", "broken", "--weft-backend-path", str(folder),
+        "--pyargs", "weft_conformance", "--weft-backend", "broken", "--weft-backend-path", str(folder),
         "--weft-only", "storage", "--weft-only", "copies",
     )
     assert done.returncode == 1, done.stdout
@@ -183,20 +182,20 @@ def test_a_broken_backend_fails_in_the_plugin(pytest_with_plugin: Pytest, folder
 
 def test_what_is_refused_with_a_reason_is_skipped_with_it(pytest_with_plugin: Pytest) -> None:
     done = pytest_with_plugin(
-        "--pyargs", "weft.conformance", "--weft-backend", "opencl", "--weft-only", "precision=float16"
+        "--pyargs", "weft_conformance", "--weft-backend", "opencl", "--weft-only", "precision=float16"
     )
     assert done.returncode == 0, done.stdout
     assert "divide in float32" in done.stdout, done.stdout
 
 
 def test_without_a_backend_the_kit_says_what_is_missing(pytest_with_plugin: Pytest) -> None:
-    done = pytest_with_plugin("--pyargs", "weft.conformance")
+    done = pytest_with_plugin("--pyargs", "weft_conformance")
     assert done.returncode != 0
     assert "--weft-backend NAME" in done.stdout + done.stderr
 
 
 def test_a_device_that_is_not_there_is_one_usage_error(pytest_with_plugin: Pytest) -> None:
-    done = pytest_with_plugin("--pyargs", "weft.conformance", "--weft-backend", "nosuch")
+    done = pytest_with_plugin("--pyargs", "weft_conformance", "--weft-backend", "nosuch")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout
     said = done.stdout + done.stderr
     assert said.count("no backend is registered for 'nosuch'") == 1 and "Traceback" not in said

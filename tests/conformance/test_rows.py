@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import weft
-from weft.conformance import Verdict, run
-from weft.conformance.cases.table import build_model, case, f32, feeds
 from weft.core.graph import op as ops
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, Op
 from weft.core.graph.tensor import TensorSpec
+from weft_conformance import Verdict, run
+from weft_conformance.cases.table import build_model, case, f32, feeds
 
 
 @dataclass(frozen=True)

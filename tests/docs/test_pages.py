@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.docs_page import FRESH, WHEEL, Block, Shell, matches, read
-from tests.helpers.warm_python import ADDRESS, WarmPython
+from tests.helpers.warm_python import ADDRESS, SEARCHED, WarmPython
 from weft.backends.gpu.device.device import GpuDevice
 from weft.cli.app import app_of
 
@@ -23,7 +23,7 @@ def test_code_of_page(
     page: Path, tmp_path: Path, warm_python: WarmPython, request: pytest.FixtureRequest
 ) -> None:
     """Pages register ops and backends for good, so each runs in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), ADDRESS: warm_python.address}
+    environment = {**os.environ, "PYTHONPATH": SEARCHED, ADDRESS: warm_python.address}
     if FRESH in page.read_text(encoding="utf-8"):
         environment[WHEEL] = str(request.getfixturevalue("wheel"))
     script = ("-W", "error", "-m", "tests.helpers.docs_page")
@@ -48,7 +48,7 @@ def test_links_of_page(page: Path) -> None:
         if not target.exists() or (section and section not in _sections(target)):
             missing.append(link)
     # Files are also named as code, from the root of the repository.
-    named = re.findall(r"`((?:weft|examples|tests|scripts|docs|benchmarks)/[\w./-]+)`", text)
+    named = re.findall(r"`((?:weft|packages|examples|tests|scripts|docs|benchmarks)/[\w./-]+)`", text)
     missing += [path for path in named if not (ROOT / path).exists()]
     assert not missing
 

@@ -19,10 +19,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import weft
+import weft_conformance
 from tests.helpers.examples import EXAMPLES, load_example
 from tests.helpers.run_length import is_long
 from tests.helpers.warm_python import WarmPython
-from weft import Network, Node, conformance
+from weft import Network, Node
 from weft.core.graph.described import described
 from weft.core.graph.graph import bind, infer_shapes
 from weft.models import path
@@ -377,7 +378,7 @@ def test_A22_a_resize_makes_another_object(custom: ModuleType) -> None:
 
 OPS = ["Softmax", "Relu", "Sigmoid", "Add", "MatMul", "Concat", "Split", "Gather", "ReduceLogSumExp"]
 """Ops whose rows stand for the table in the short run: those of the examples, and some that they refuse."""
-OTHERS = [name for name in conformance.CHECKS if name != "table" and (is_long() or name != "outputs")]
+OTHERS = [name for name in weft_conformance.CHECKS if name != "table" and (is_long() or name != "outputs")]
 """All checks of an example, in the short run without the one that takes most of the kit's time."""
 ROWS = [pytest.param(OPS, id="some rows"), pytest.param(["table"], id="all rows", marks=pytest.mark.long)]
 
@@ -388,14 +389,14 @@ def test_A22_the_backend_of_two_ops_keeps_the_contract(registered: list[str], ro
     module = load_example("two_ops_backend")
     weft.registry.insert(module.GetBackendId(), module.BackendFactory())
     registered.append("twoops")
-    report = conformance.run("twoops", only=[*OTHERS, *rows])
+    report = weft_conformance.run("twoops", only=[*OTHERS, *rows])
     assert report.ok, str(report)
 
 
 @pytest.mark.usefixtures("passes_unchecked")  # tests/conformance/test_our_backends.py has them checked
 @pytest.mark.parametrize("rows", ROWS)
 def test_A22_the_backend_that_compiles_keeps_the_contract(custom: ModuleType, rows: list[str]) -> None:
-    report = conformance.run("custom", only=[*OTHERS, *rows])
+    report = weft_conformance.run("custom", only=[*OTHERS, *rows])
     assert report.ok, str(report)
 
 
@@ -408,5 +409,5 @@ def test_A22_the_backend_that_takes_subgraphs_keeps_the_contract(
     monkeypatch.setattr(ort, "open_session", partial(ort.open_session, threads=1))
     # Each of its answers opens a session of ONNX Runtime: the check that asks the most takes seconds.
     others = [name for name in OTHERS if is_long() or name != "support"]
-    report = conformance.run("ort", only=[*others, *rows])
+    report = weft_conformance.run("ort", only=[*others, *rows])
     assert report.ok, str(report)

@@ -30,7 +30,6 @@ from tests.ops import test_ops_layouts as layouts
 from tests.ops.gpu import test_conv_tiles as conv_tiles
 from weft.backends.gpu.device.device import Binding, LaunchCommand, MemoryKind
 from weft.backends.vulkan.prebuild import standard_requests
-from weft.conformance.checks import table
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
@@ -41,6 +40,7 @@ from weft.kernels.source import Arg, KernelSource
 from weft.kernels.template import SHADERS, render
 from weft.ops.gpu.conv.gemm.tiles import SOFTWARE_TILE, TILES, GemmTile
 from weft.ops.gpu.conv.gemm.wide_tiles import WIDE_TILES
+from weft_conformance.checks import table
 
 H200 = DeviceCaps(
     max_local_items=1024,

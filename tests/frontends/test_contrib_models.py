@@ -10,9 +10,9 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import weft
-from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
+from weft_conformance.cases.table import tolerance
 
 HEADS, GROUPS, DEPTH, WIDTH, LONGEST = 4, 2, 16, 24, 12
 MS = "com.microsoft"

@@ -13,13 +13,13 @@ from tests.helpers.launches import kernels
 from tests.helpers.nets import Net, feeds, halves
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect
-from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.op import op_types
 from weft.kernels.source import Arg
 from weft.kernels.template import KernelRequest, render
 from weft.ops.conv import Conv
+from weft_conformance.cases.table import tolerance
 
 
 def launched_as_on_the_cpu(graph: Graph, device: str) -> list[str]:

@@ -12,10 +12,9 @@ What a fenced block is for follows from its language and from a comment directly
 
 In what is expected, `...` stands for any text. In the shell, `python`, `python3` and `weft` are those of this
 repository, as forks of a process if WEFT_TESTS_SERVER names one (see `tests.helpers.warm_python`). A page with the
-line <!-- fresh environment --> installs Weft itself: there they are what an environment without Weft has, `$WEFT` is
-the repository, or the wheel that WEFT_TESTS_WHEEL names, which pip built of it, and pip, which is the one from where
-this runs, takes what Weft needs from there. Once `weft` has run there, later ones are forks of a process of that
-environment.
+line <!-- fresh environment --> installs Weft itself: there they are what an environment without Weft has. pip is the
+one from where this runs and takes what Weft needs from there; in place of the repository, `$WEFT`, it installs the
+wheel that WEFT_TESTS_WHEEL names. Once `weft` has run there, later ones are forks of a process of that environment.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.warm_python import ADDRESS, WarmPython, command_line
+from tests.helpers.warm_python import ADDRESS, SEARCHED, WarmPython, command_line
 
 ROOT = Path(__file__).parents[2]
 _COMMENT = r"(?:<!-- (?P<verb>\w+): (?P<path>\S+) -->\n+)?"
@@ -143,7 +142,7 @@ class Shell:
         shims = {"python": f'{this} "$@"', "python3": f'{this} "$@"'}
         self._fresh, self._warm, self._functions = fresh, WarmPython(), ""
         if fresh:
-            self.environment["WEFT"] = os.environ.get(WHEEL, str(ROOT))
+            self.environment.setdefault(WHEEL, str(ROOT))
             libraries = dict.fromkeys(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib"))
             self.environment["PYTHONPATH"] = os.pathsep.join(libraries)
             # pip reads options from variables; that of build isolation is on when it is 0.
@@ -151,7 +150,8 @@ class Shell:
             self.environment |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_COMPILE": "1"}
             # A copy of pip in the new environment would take longer to make than all the rest of it.
             shims["python3"] = f'[ "$1 $2" = "-m venv" ] && set -- "$@" --without-pip\n{this} "$@"'
-            shims["pip"] = 'exec "$VIRTUAL_ENV/bin/python" -m pip "$@"'
+            built = f'for each; do shift; [ "$each" = "$WEFT" ] && each="${WHEEL}"; set -- "$@" "$each"; done'
+            shims["pip"] = f'{built}\nexec "$VIRTUAL_ENV/bin/python" -m pip "$@"'
         else:
             shims["weft"] = f'{this} -m weft "$@"'
         for name, command in shims.items():
@@ -197,7 +197,7 @@ def _compare(expected: str, actual: str, where: str) -> None:
 def main(page: Path) -> None:
     """Run a page; then fail if the Vulkan validation layer, where it is on, had anything to say."""
     sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
-    os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ["PYTHONPATH"] = SEARCHED
     run_page(page)
     module = sys.modules.get("weft.backends.vulkan.instance")
     said: list[str] = list(module.validation_messages()) if module else []

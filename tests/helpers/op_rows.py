@@ -10,7 +10,6 @@ import re
 import numpy as np
 
 import weft
-from weft.conformance.cases.table import Case, all_cases, comparable, tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.interpreter import evaluate
@@ -18,6 +17,7 @@ from weft.core.graph.layout import Array
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import Elementwise
+from weft_conformance.cases.table import Case, all_cases, comparable, tolerance
 
 GPUS = ("opencl", "vulkan")
 FLOATS = frozenset({"float32", "float16", "bfloat16"})

@@ -26,13 +26,13 @@ from tests.helpers.op_rows import GPUS, refusal, run
 from tests.helpers.run_length import is_asked_about, is_long
 from weft.backends.gpu.lowering.lower import GpuPlan
 from weft.backends.gpu.recording.launches import PlannedLaunch
-from weft.conformance.cases.table import Case
-from weft.conformance.checks.table import feeds_of, graph_of
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.core.graph.op import op_types
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.errors import UnsupportedOps
+from weft_conformance.cases.table import Case
+from weft_conformance.checks.table import feeds_of, graph_of
 
 COMPILES_SLOWLY = frozenset({"vulkan"})
 """Devices that have fewer rows; see above."""

@@ -21,6 +21,8 @@ from tests.helpers.weft_server import ask
 from weft import config
 
 ROOT = Path(__file__).parents[2]
+SEARCHED = os.pathsep.join((str(ROOT), str(ROOT / "packages" / "conformance")))
+"""The PYTHONPATH with which programs find Weft and the kit of this tree."""
 SCRIPT = Path(__file__).with_name("weft_server.py")
 ADDRESS = "WEFT_TESTS_SERVER"
 """The variable by which programs in a server find it."""
@@ -29,7 +31,7 @@ ADDRESS = "WEFT_TESTS_SERVER"
 class WarmPython:
     """Owns such a process, which starts with the first program; a context manager that ends it."""
 
-    def __init__(self, python: str = sys.executable, path: str = str(ROOT)) -> None:
+    def __init__(self, python: str = sys.executable, path: str = SEARCHED) -> None:
         self._python, self._path = python, path
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None

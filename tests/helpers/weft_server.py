@@ -137,7 +137,7 @@ def become(arguments: list[str]) -> None:
 
 WANTED = (
     "mako.lookup", "numpy.random", "platformdirs", "typer.main",
-    "weft.backends.gpu.backend", "weft.backends.gpu.selftest.child", "weft.cli.app", "weft.conformance.native.child",
+    "weft.backends.gpu.backend", "weft.backends.gpu.selftest.child", "weft.cli.app", "weft_conformance.native.child",
     "weft.core.passes.fuse", "weft.frontends.onnx", "weft.ops", "weft.plugins.entry_points",
 )
 """What commands, pages and Weft's own child processes import, and what that imports."""
@@ -150,7 +150,7 @@ def import_all() -> None:
     for name in WANTED:
         import_module(name)
     sys.modules["typer.main"].get_command(sys.modules["weft.cli.app"].app_of())  # it imports what it needs
-    sys.modules["weft.conformance.native.rules"].table_works()
+    sys.modules["weft_conformance.native.rules"].table_works()
     assert not {"pyopencl", "vulkan"} & {*sys.modules}, "drivers do not survive a fork"
 
 

@@ -17,9 +17,9 @@ from tests.helpers.choices import ACTIVATIONS
 from tests.helpers.launches import planned_kernels
 from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import null_gpu
-from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.ops.norm import LayerNormalization
+from weft_conformance.cases.table import tolerance
 
 GPUS = ("opencl", "vulkan")
 IMAGE, MATRIX = (1, 4, 3, 3), (5, 6)

@@ -11,7 +11,6 @@ from onnx import helper, numpy_helper
 
 import weft
 from tests.helpers.op_rows import run
-from weft.conformance.cases.table import comparable
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
@@ -20,6 +19,7 @@ from weft.core.graph.tensor import TensorSpec
 from weft.frontends.onnx.tensors import DTYPES
 from weft.ops.conversion import convert
 from weft.ops.unary import BitCast, Cast
+from weft_conformance.cases.table import comparable
 
 CODED = [t for t in DType if t.is_small_float or t is DType.BFLOAT16]
 PACKED = [t for t in DType if t.is_integer and t.bits < 8]

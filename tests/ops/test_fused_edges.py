@@ -18,11 +18,11 @@ import pytest
 import weft
 from tests.helpers.nets import Net
 from tests.helpers.run_length import is_long
-from weft.conformance.cases.table import tolerance
-from weft.conformance.cases.unary import DOMAINS, SPECIAL, ZERO_ATTRIBUTES
 from weft.core.graph.dtypes import DType
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
+from weft_conformance.cases.table import tolerance
+from weft_conformance.cases.unary import DOMAINS, SPECIAL, ZERO_ATTRIBUTES
 
 LARGE = (88.0, 89.0, -88.0, -104.0)
 """Of these or the opposite numbers an exponential is subnormal, which a device may take for 0."""

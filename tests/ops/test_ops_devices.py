@@ -25,8 +25,6 @@ from tests.helpers.op_rows import (
     run,
 )
 from tests.helpers.rows_together import as_it_is, by_family, check_refused, check_rows
-from weft.conformance.cases.table import Case, comparable, tolerance
-from weft.conformance.checks.table import feeds_of, graph_of, halved
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
@@ -37,6 +35,8 @@ from weft.ops.conv import Conv
 from weft.ops.gpu import elementwise
 from weft.ops.pool import GlobalAveragePool, MaxPool
 from weft.ops.unary import Cast, Relu, Sigmoid
+from weft_conformance.cases.table import Case, comparable, tolerance
+from weft_conformance.checks.table import feeds_of, graph_of, halved
 
 DEVICES = ("cpu", *GPUS)
 TAKEN = by_family(row for row in ROWS if refusal(row) is None)

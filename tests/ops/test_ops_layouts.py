@@ -22,8 +22,6 @@ from tests.helpers.op_rows import (
 from tests.helpers.rows_together import by_family, check_rows
 from tests.helpers.run_length import examples
 from weft.backends.gpu.lowering.target import Target
-from weft.conformance.cases.table import Case
-from weft.conformance.checks.table import feeds_of, graph_of, halved
 from weft.core.graph.graph import Graph, Node, infer_shapes
 from weft.core.graph.layout import Array, Layout
 from weft.core.graph.op import op_types
@@ -33,6 +31,8 @@ from weft.ops.concat import Concat
 from weft.ops.pool import MaxPool
 from weft.ops.shape import Reshape, Transpose
 from weft.ops.slicing import Slice
+from weft_conformance.cases.table import Case
+from weft_conformance.checks.table import feeds_of, graph_of, halved
 
 pytestmark = pytest.mark.usefixtures("sizes_are_pushed")
 

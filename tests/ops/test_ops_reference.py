@@ -23,7 +23,6 @@ from onnx.reference import ReferenceEvaluator
 
 from tests.helpers.rows_together import by_family, check_each
 from tests.helpers.run_length import examples
-from weft.conformance.cases.table import Case, all_cases, build_model, case, comparable, f32, feeds, tolerance
 from weft.core.graph.control_op import ControlOp
 from weft.core.graph.dtypes import DType
 from weft.core.graph.interpreter import evaluate
@@ -35,6 +34,7 @@ from weft.kernels.formats import ROUNDED, functions
 from weft.ops.elementwise import Elementwise
 from weft.ops.reduce import ReduceL1
 from weft.ops.unary import Cast, Gelu, erf_array
+from weft_conformance.cases.table import Case, all_cases, build_model, case, comparable, f32, feeds, tolerance
 
 CASES = all_cases()
 FAMILIES = by_family(CASES)

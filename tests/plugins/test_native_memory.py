@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import weft
+import weft_conformance
 from tests.helpers.native_sources import VAULT, loaded, vault_in
 from tests.helpers.nets import Net
 from tests.helpers.plugins import ROOT, needs_compiler, write
 from tests.helpers.run_length import is_long
-from weft import conformance
 from weft.backends.cpu.backend import CpuBackend
 from weft.core.contract.backend import Backend, BackendInfo, StorageType
 from weft.core.graph.dtypes import DType
@@ -129,11 +129,11 @@ def test_A19_both_kinds_keep_the_device_contract(name: str, rows: list[str], tmp
     source = OWN_BUFFERS if name == "kept" else EXAMPLE
     # In the short run tests/conformance/test_kit_finds_native_faults.py has the check `native` of the first.
     left = {"table"} if is_long() or name != "kept" else {"table", "native"}
-    checks = [each for each in conformance.CHECKS if each not in left]
+    checks = [each for each in weft_conformance.CHECKS if each not in left]
     write(tmp_path / f"acme_{name}_backend.so", source.read_text(), "-pthread", "-ldl")
     registry.rescan([tmp_path])
     try:
-        report = conformance.run(name, only=[*checks, *rows])
+        report = weft_conformance.run(name, only=[*checks, *rows])
     finally:
         registry.rescan()
     assert report.ok, str(report)

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 import weft
+import weft_conformance
 from tests.helpers.native_probe import PROBE, Probe
 from tests.helpers.plugins import needs_compiler, write
-from weft import conformance
-from weft.conformance.networks import Net
 from weft.core.graph.dtypes import DType
 from weft.core.graph.op import find_op, new_op
 from weft.core.graph.tensor import Tensor
 from weft.core.registry.backend_registry import registry
 from weft.plugins.native_abi import CBackend, Message, NodeView
+from weft_conformance.networks import Net
 
 pytestmark = needs_compiler
 
@@ -35,7 +35,7 @@ def test_A19_the_kit_on_a_strict_c_backend_breaks_no_rule(probe: Probe, tmp_path
     registry.rescan([tmp_path])
     try:
         chosen = ["storage", "order", "resize", "limit", "errors", "threads", "imports", "short-lived", "Add", "Clip"]
-        report = conformance.run("probe", only=chosen)
+        report = weft_conformance.run("probe", only=chosen)
     finally:
         registry.rescan()
     assert report.ok, str(report)

@@ -20,16 +20,18 @@ from weft.errors import WeftError
 FAILED = 2
 """The exit status after an error of Weft, as after a wrong option."""
 COMMANDS = (
-    "run", "devices", "doctor", "bench", "compare", "inspect", "optimize", "selftest", "probe", "tune", "conformance",
-    "cache",
+    "run", "devices", "doctor", "bench", "compare", "inspect", "optimize", "selftest", "probe", "tune", "cache",
 )
-"""The commands, in the order of the help. Each is the function of that name in the module of that name."""
+"""Weft's own commands, in the order of the help. Each is the function of that name in the module of that name."""
 LISTING = ("devices", "doctor")
 """Commands that list skipped backends themselves, and so log no warnings of them."""
 
 
-def app_of(names: Sequence[str] = COMMANDS) -> Commands:
-    """Return the app with these commands; it imports no others, which would take longer than most commands."""
+def app_of(named: str = "") -> Commands:
+    """Return the app with the command of this name; with all commands if Weft itself has none of this name.
+
+    To import the others would take longer than most commands. ConfigError if a command's package is not installed.
+    """
     app = Commands(
         name="weft",
         no_args_is_help=True,
@@ -39,12 +41,20 @@ def app_of(names: Sequence[str] = COMMANDS) -> Commands:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(common)
-    for name in names:
+    for name in [named] if named in COMMANDS else COMMANDS:
         module = import_module(f"weft.cli.{name}")
         if name == "cache":  # a group of commands
             app.add_typer(module.app, name=name)
         else:
             app.command(name)(getattr(module, name))
+    if named not in COMMANDS:
+        from weft.cli.added_commands import SEPARATE, added_commands, not_installed  # late: few lines need it
+
+        added = added_commands(COMMANDS)
+        if named in SEPARATE and named not in added:
+            raise not_installed(named)
+        for name, function in added.items():
+            app.command(name)(function)
     return app
 
 
@@ -75,12 +85,6 @@ def _is_not_listed(record: logging.LogRecord) -> bool:
     return not hasattr(record, "skipped")
 
 
-def _named(given: Sequence[str]) -> Sequence[str]:
-    """Return the command that a line names; all commands if it names none of them, for the help and for errors."""
-    first = next((a for a in given if not a.startswith("-")), "")
-    return [first] if first in COMMANDS else COMMANDS
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line, by default that of the process, and exit with its status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -90,7 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(handlers=[handler], level=logging.DEBUG if debug else logging.WARNING)
     try:
         with config.showing_full_tracebacks() if debug else nullcontext():
-            app_of(_named(given))([a for a in given if a != "--debug"])
+            named = next((a for a in given if not a.startswith("-")), "")
+            app_of(named)([a for a in given if a != "--debug"])
     except (WeftError, MemoryError) as e:
         if debug:
             raise

@@ -19,10 +19,10 @@ from tests.helpers.null_gpu import CAPS, null_gpu
 from tests.helpers.op_rows import GPUS
 from tests.helpers.random_nets import SLOW
 from tests.helpers.run_length import examples
-from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
+from weft_conformance.cases.table import tolerance
 
 LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 

@@ -17,8 +17,6 @@ from weft import models
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.device.device import Binding, CopyCommand, GpuDevice, LaunchCommand, MemoryKind
 from weft.backends.gpu.device.profiles import PROFILES
-from weft.conformance.cases.table import Case
-from weft.conformance.checks.table import feeds_of, graph_of
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
@@ -29,6 +27,8 @@ from weft.kernels.template import KernelRequest, render
 from weft.ops.binary import Add
 from weft.ops.norm import LayerNormalization
 from weft.ops.unary import Abs, Neg
+from weft_conformance.cases.table import Case
+from weft_conformance.checks.table import feeds_of, graph_of
 
 NAMES = [name for name in PROFILES if name != "none"]
 MIB = 1 << 20

@@ -19,11 +19,11 @@ from tests.helpers.nets import Net, feeds
 from tests.helpers.python_calls import python_calls
 from tests.helpers.random_nets import SLOW
 from tests.helpers.run_length import examples
-from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array, Layout
+from weft_conformance.cases.table import tolerance
 
 GPUS = ("opencl", "vulkan")
 

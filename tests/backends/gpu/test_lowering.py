@@ -31,7 +31,6 @@ from weft.backends.gpu.lowering.lower import GpuPlan, NodePlan, lower
 from weft.backends.gpu.lowering.rewrites.merge_convolutions import MergeFigures
 from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.selftest import verdict_store
-from weft.conformance.cases.table import tolerance
 from weft.core.contract.lowered import Launch, Lowered
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, bind
@@ -45,6 +44,7 @@ from weft.extend import GpuOp
 from weft.kernels.chooser import forget_decisions
 from weft.kernels.matrix_shapes import HALVES
 from weft.models import path as model_path
+from weft_conformance.cases.table import tolerance
 
 GPUS = ("opencl", "vulkan")
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"

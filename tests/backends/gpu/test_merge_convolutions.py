@@ -24,12 +24,12 @@ from tests.helpers.rewrites import gpu_fuses
 from tests.helpers.run_length import examples
 from weft.backends.gpu.lowering.rewrites.merge_convolutions import MergeFigures, merge_siblings
 from weft.backends.gpu.lowering.target import Target
-from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Layout
 from weft.core.passes.fuse import fuse_epilogues
+from weft_conformance.cases.table import tolerance
 
 BOTH = ["relayout", "conv_gemm", "relayout"]
 

@@ -21,12 +21,12 @@ from weft.backends.gpu.recording import chunked_upload
 from weft.backends.gpu.recording.micro_batches import MicroBatches
 from weft.backends.gpu.recording.pipeline_recording import PipelineRecording
 from weft.backends.gpu.tuning.tuner import open_problems
-from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import TensorSpec
+from weft_conformance.cases.table import tolerance
 
 pytestmark = pytest.mark.usefixtures("sizes_are_pushed")
 

@@ -13,12 +13,12 @@ from tests.helpers.nets import Net
 from tests.helpers.null_gpu import null_gpu
 from tests.helpers.op_rows import ROWS, SAMPLE, refusal
 from tests.helpers.random_nets import assert_right, assert_session_is_right
-from weft.conformance.cases.table import Case, tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
 from weft.kernels.gpu_op import find_gpu_op
+from weft_conformance.cases.table import Case, tolerance
 
 GPUS = ("opencl", "vulkan")
 

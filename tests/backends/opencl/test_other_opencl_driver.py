@@ -19,9 +19,6 @@ from tests.helpers.rows_together import by_family
 from weft import models
 from weft.backends.gpu.selftest.verdict_store import verify
 from weft.backends.opencl.creator import OpenCLCreator
-from weft.conformance import Case
-from weft.conformance import run as run_kit
-from weft.conformance.checks.table import feeds_of, graph_of
 from weft.core.contract.backend import BackendConfig, StorageType
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Layout, to_storage
@@ -29,6 +26,9 @@ from weft.core.graph.tensor import Tensor
 from weft.core.registry.backend_registry import registry
 from weft.models import scenes
 from weft.ops.elementwise import Elementwise
+from weft_conformance import Case
+from weft_conformance import run as run_kit
+from weft_conformance.checks.table import feeds_of, graph_of
 
 
 def _one_an_op() -> list[Any]:

@@ -9,13 +9,13 @@ import pytest
 
 import weft
 from tests.helpers.nets import Net, kinds
-from weft.conformance.cases.types import NARROWED
 from weft.core.contract.backend import Precision
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
 from weft.core.placement.prepare import prepare_network
+from weft_conformance.cases.types import NARROWED
 
 DEVICES = ("cpu", "opencl", "vulkan")
 NARROW = (DType.FLOAT16, DType.BFLOAT16)

@@ -20,7 +20,6 @@ from tests.helpers.nets import Net
 from tests.helpers.random_nets import SLOW
 from tests.helpers.run_length import examples
 from weft.backends.cpu.backend import CpuBackend
-from weft.conformance.cases.table import Case, all_cases
 from weft.core.contract.backend import BackendInfo, Precision
 from weft.core.graph.graph import Graph, Node, bind
 from weft.core.graph.layout import Shape
@@ -36,6 +35,7 @@ from weft.core.placement.prepare import PreparedNetwork, prepare_network
 from weft.errors import ModelError, WeftError
 from weft.frontends.onnx import load as load_onnx
 from weft.ops.elementwise import Elementwise
+from weft_conformance.cases.table import Case, all_cases
 
 SIZES = Sizes(layers=1, hidden=32, heads=2, inner=48, vocabulary=40, positions=90)
 

@@ -36,7 +36,6 @@ from tests.helpers.saved_networks import (
     small,
     whole,
 )
-from weft.conformance.cases.table import Case, all_cases
 from weft.core.contract.backend import BackendConfig
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused, Step
@@ -46,6 +45,7 @@ from weft.core.graph.op import find_op
 from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.optimized_network import OptimizedNetwork, PreCompiled
 from weft.core.saved.codec import Decoder, Encoder
+from weft_conformance.cases.table import Case, all_cases
 
 # -- networks come back as they were -------------------------------------------------------------------------
 

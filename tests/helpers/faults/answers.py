@@ -10,13 +10,13 @@ import numpy as np
 
 from tests.helpers.faults.listing import LOADS, Inputs, Outputs, Wrapped, fault
 from weft.backends.cpu.backend import CpuBackend, ReferenceExecution
-from weft.conformance.drive import Drive
 from weft.core.contract.backend import Backend, BackendInfo, Execution
 from weft.core.contract.views import OptimizationViews, SubgraphView
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Layout
 from weft.core.graph.op import Op
 from weft.core.placement.optimized_network import PreCompiled
+from weft_conformance.drive import Drive
 
 # -- support -------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from tests.helpers.faults.listing import LOADS, RUNS, Inputs, Outputs, Wrapped, Wrapping, fault
 from weft.backends.cpu.backend import CpuBackend
-from weft.conformance.drive import Drive
 from weft.core.contract.backend import BackendInfo, Execution, StorageType
 from weft.core.contract.views import OptimizationViews, SubgraphView
 from weft.core.graph.dtypes import DType
@@ -20,6 +19,7 @@ from weft.core.graph.layout import Array
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.optimized_network import PreCompiled, precompiled
+from weft_conformance.drive import Drive
 
 # -- ops -----------------------------------------------------------------------------------------------------
 

@@ -22,8 +22,6 @@ from tests.helpers.nets import Net
 from tests.helpers.op_rows import ROWS, assert_agree, reference
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.dialect import GlslDialect
-from weft.conformance.cases.table import Case
-from weft.conformance.checks.table import feeds_of, graph_of, halved
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
@@ -45,6 +43,8 @@ from weft.ops.gpu.attention.matrix import (
 from weft.ops.gpu.attention.problem import AttentionProblem
 from weft.ops.gpu.conv.matrix import staged as matrix
 from weft.ops.gpu.conv.matrix.staged import MatrixTile
+from weft_conformance.cases.table import Case
+from weft_conformance.checks.table import feeds_of, graph_of, halved
 
 MINILM = Extents((1, 12), 128, 128, 32, 32)
 

@@ -12,7 +12,6 @@ from tests.helpers.cards import H200
 from tests.helpers.emulated_gpus import APIS, emulated_gpu
 from tests.helpers.launches import kernels
 from tests.helpers.nets import Net, feeds
-from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.interpreter import outputs
 from weft.ops.attention import Attention, Extents
@@ -20,6 +19,7 @@ from weft.ops.gpu.attention import tiled
 from weft.ops.gpu.attention.attention import ATTENTIONS
 from weft.ops.gpu.attention.problem import AttentionProblem
 from weft.ops.gpu.attention.tiled import TILES, Tile, legal_tiles, microseconds
+from weft_conformance.cases.table import tolerance
 
 
 @pytest.mark.alike

@@ -16,7 +16,6 @@ from tests.helpers.convolutions import launched_as_on_the_cpu
 from tests.helpers.op_rows import ROWS, assert_agree, reference
 from tests.helpers.rows_together import as_it_is, check_rows
 from weft.backends.gpu.lowering.target import Target
-from weft.conformance.cases.table import Case
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Layout
 from weft.core.graph.op import op_types
@@ -26,6 +25,7 @@ from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.grouped.depthwise import TILES, DepthwiseInLoops, DepthwiseInTiles, DepthwiseTile
 from weft.ops.gpu.conv.grouped.depthwise_staged import DepthwiseStaged, StagedTile
+from weft_conformance.cases.table import Case
 
 SHAPES = [
     # batch, channels, height, width, kernel, stride, dilation, pad

@@ -18,7 +18,6 @@ from tests.helpers.null_gpu import CAPS, null_gpu
 from tests.helpers.op_rows import GPUS
 from tests.helpers.random_nets import SLOW
 from tests.helpers.run_length import examples
-from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import RUNNING, Step
 from weft.core.graph.graph import Graph
@@ -27,6 +26,7 @@ from weft.core.graph.tensor import TensorSpec
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.fused.pair import ConvPair
 from weft.ops.unary import Relu
+from weft_conformance.cases.table import tolerance
 
 
 def excited(

@@ -19,10 +19,10 @@ from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import null_gpu
 from tests.helpers.op_rows import GPUS
 from tests.helpers.run_length import examples
-from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
+from weft_conformance.cases.table import tolerance
 
 
 def image(channels: int, *, batch: int = 1, readers: int = 1, add: bool = False, kernel: int = 3) -> Graph:

@@ -21,7 +21,6 @@ from tests.helpers.null_gpu import null_gpu
 from tests.helpers.op_rows import GPUS
 from tests.helpers.run_length import examples
 from weft.backends.gpu.tuning.tuner import tune_pipelines
-from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
@@ -32,6 +31,7 @@ from weft.ops.gpu.conv.gemm.split_k import InParts
 from weft.ops.gpu.conv.gemm.tiles import GemmTile
 from weft.ops.gpu.conv.gemm.wide_tiles import WIDE_TILES, WideConv
 from weft.ops.pool import MaxPool
+from weft_conformance.cases.table import tolerance
 
 
 def pooled(

@@ -22,7 +22,6 @@ from tests.helpers.op_rows import GPUS
 from tests.helpers.random_nets import SLOW
 from tests.helpers.run_length import examples
 from weft.backends.vulkan import glslang
-from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import RUNNING, Step, earlier
 from weft.core.graph.graph import Graph
@@ -38,6 +37,7 @@ from weft.ops.gpu.conv.gemm.split_k import InParts
 from weft.ops.gpu.conv.matrix.staged import MatrixConv, MatrixTile
 from weft.ops.gpu.conv.matrix.unstaged import UnstagedConv, UnstagedTile
 from weft.ops.unary import Relu
+from weft_conformance.cases.table import tolerance
 
 
 def scaled(

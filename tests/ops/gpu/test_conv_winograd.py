@@ -22,7 +22,6 @@ from tests.helpers.op_rows import ROWS, assert_agree, reference
 from tests.helpers.rows_together import as_it_is, check_rows
 from weft.backends.gpu.tuning.tuner import tune_pipelines
 from weft.backends.gpu.tuning_tables.tuning_table import Entry
-from weft.conformance.cases.table import Case, tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
@@ -33,6 +32,7 @@ from weft.ops.gpu.conv.gemm import tiles as gemm
 from weft.ops.gpu.conv.gemm.tiles import SOFTWARE_TILE, TILES, GemmTile
 from weft.ops.gpu.conv.problem import ConvProblem
 from weft.ops.gpu.conv.winograd import READ, SIDE, TAPS, WinogradConv, WinogradTile, matrices, pack_weights
+from weft_conformance.cases.table import Case, tolerance
 
 KERNELS = [f"conv_winograd_{part}" for part in ("input", "gemm", "output")]
 

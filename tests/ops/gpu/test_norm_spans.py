@@ -15,12 +15,12 @@ import weft
 from tests.helpers.emulated_gpus import APIS, emulated_gpu
 from tests.helpers.launches import kernels
 from tests.helpers.nets import Net, feeds, halves
-from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.interpreter import outputs
 from weft.kernels.device_caps import DeviceCaps
 from weft.ops.gpu.spans import FAMILY, SpanFigures, choose_spans
 from weft.ops.norm import LayerNormalization
+from weft_conformance.cases.table import tolerance
 
 MANY: dict[str, Any] = {"software": False, "compute_units": 132}
 IMAGES: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (

@@ -9,9 +9,9 @@ import weft
 from tests.helpers.emulated_gpus import APIS, emulated_gpu
 from tests.helpers.launches import kernels
 from tests.helpers.nets import Net, feeds
-from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.core.graph.interpreter import outputs
+from weft_conformance.cases.table import tolerance
 
 SHAPES = ((1, 3, 2, 2), (2, 9, 7, 7), (1, 67, 13, 15), (2, 6, 83, 61))
 """Down to one load an item and one step, up to several rounds of loads and two steps."""

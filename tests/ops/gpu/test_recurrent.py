@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from tests.helpers.op_rows import GPUS, ROWS, assert_agree, reference, run
-from weft.conformance.cases.table import Case
-from weft.conformance.checks.table import feeds_of, graph_of
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.tensor import TensorSpec
@@ -17,6 +15,8 @@ from weft.kernels.chooser import forget_decisions
 from weft.kernels.device_caps import DeviceCaps
 from weft.ops.gpu.recurrent import LAYERS, RecurrentProblem, RecurrentTile
 from weft.ops.recurrent import GRU, LSTM, Recurrent, Sizes
+from weft_conformance.cases.table import Case
+from weft_conformance.checks.table import feeds_of, graph_of
 
 
 def find(op: str, wanted: Callable[[Recurrent], bool]) -> Case:

@@ -18,14 +18,14 @@ from tests.helpers.op_rows import ROWS, refusal
 from tests.helpers.rows_together import joined
 from weft.backends.gpu.lowering.layout.layouts import base_inputs, base_op
 from weft.backends.gpu.lowering.lower import GpuPlan
-from weft.conformance.cases.table import Case
-from weft.conformance.checks.table import graph_of
 from weft.core.graph.described import describe
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.errors import UnsupportedOps
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import find_gpu_op
+from weft_conformance.cases.table import Case
+from weft_conformance.checks.table import graph_of
 
 SLACK = 32
 """Rounds that no op need declare: those of a tree, and of tiles that are loaded for few elements."""

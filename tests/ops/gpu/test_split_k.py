@@ -23,7 +23,6 @@ from weft.backends.gpu.device.device import BarrierCommand
 from weft.backends.gpu.lowering.launches.builder import NodeBuilder
 from weft.backends.gpu.recording import pipeline_recording
 from weft.backends.gpu.recording.schedule import Access, KeptLevels, schedule
-from weft.conformance.cases.table import tolerance
 from weft.core.graph.dtypes import DType
 from weft.ops.gpu.conv.gemm import tiles as gemm
 from weft.ops.gpu.conv.gemm.split_k import MOST_TILES, InParts, TileWork, better, offer_parts
@@ -31,6 +30,7 @@ from weft.ops.gpu.conv.gemm.tiles import GemmTile
 from weft.ops.gpu.conv.matrix import staged as matrix
 from weft.ops.gpu.conv.matrix.staged import MatrixTile
 from weft.ops.unary import Relu
+from weft_conformance.cases.table import tolerance
 
 LONG, SHORT = TileWork(32, 36, 36 * 20_000, 49 * 512), TileWork(32, 6, 6 * 20_000, 49 * 512)
 

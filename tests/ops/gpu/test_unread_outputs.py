@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.op_rows import GPUS, ROWS, assert_agree, reference, run
-from weft.conformance.cases.table import Case
-from weft.conformance.checks.table import feeds_of, graph_of
+from weft_conformance.cases.table import Case
+from weft_conformance.checks.table import feeds_of, graph_of
 
 OPS = ("TopK", "NonZero", "Compress", "Unique", "NonMaxSuppression", "DynamicQuantizeLinear")
 FIRST = [next(row for row in ROWS if row.op == op and len(graph_of(row).outputs) > 1) for op in OPS]
