@@ -25,7 +25,7 @@ class NonMaxSuppression(RunSized):
 
     Inputs boxes [N, B, 4], scores [N, C, B], the most boxes for each class and image (0: none), and the thresholds of
     overlap and of score. Boxes are two opposite corners (y, x, y, x), with `center_point_box` their centre and size
-    (x, y, width, height). Only a score above its threshold counts, where that is given.
+    (x, y, width, height). Only a score above its threshold counts, where that is given. A score of NaN ranks last.
     """
 
     most_inputs: ClassVar[int | None] = 5

@@ -48,9 +48,10 @@ NOWHERE = "a point without a place lies outside of the image; ONNX Runtime compu
 PLACE = "ONNX Runtime makes a place beyond all integers an integer, which wraps"
 MASKED = "where all scores of a row are -infinity, or what is masked is none, 0 and NaN are both in use"
 ALGEBRA = "a sum of infinities, or a running sum, depends on the order in which it is written"
+RANK = "ONNX leaves open where a score ranks that is no number; ONNX Runtime's answer depends on its place"
 NO_NUMBER = "ONNX leaves open which integer a value becomes that is no number"
 OPEN = {
-    **dict.fromkeys(("MaxPool", "Hardmax"), EXTREME),
+    **dict.fromkeys(("MaxPool", "GlobalMaxPool", "Hardmax"), EXTREME),
     **dict.fromkeys(("LSTM", "GRU", "RNN", "com.microsoft::DynamicQuantizeLSTM"), RECURRENT),
     **dict.fromkeys(("GridSample", "Resize"), PLACE),
     "RoiAlign": NOWHERE,
@@ -252,6 +253,8 @@ def reason_for(bound: Graph, feeds: Mapping[str, Array], results: Iterable[Array
                 return "padding around nothing is nothing, of which ONNX Runtime multiplies zeros and infinite weights"
         if kind == "com.microsoft::GroupQueryAttention" and _is_padded(node, sizes, known):
             return "what GroupQueryAttention has beyond a sequence's length is nothing that anyone reads"
+        if kind == "NonMaxSuppression" and np.isnan(known.get(node.inputs[1], 0)).any():
+            return RANK
         scales = (known[i] for i in node.inputs if i in known and known[i].dtype.kind == "f" and not known[i].ndim)
         if "QLinear" in kind and any(not TINY <= abs(float(v)) < np.inf for v in scales):
             return "nothing can be quantised by a scale of zero or one that is no number"
