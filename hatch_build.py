@@ -54,7 +54,7 @@ def get_requires_for_build_wheel(config_settings: dict[str, Any] | None = None) 
 DATA = {
     "weft/models/shapes.onnx": (
         "machine-learning-model",
-        "A segmentation network, trained by scripts/train_shapes.py on scenes that weft/models/scenes.py draws",
+        "A segmentation network, trained by scripts/train_shapes.py on scenes that scripts/scenes.py draws",
     ),
     "weft/plugins/weft_backend.h": ("file", "The C header for backends in shared libraries"),
     "weft/kernels/cost_model.json": ("file", "What kernels take on a GPU, fitted to the trials in benchmarks/tuned"),
@@ -64,7 +64,6 @@ DATA = {
     "weft/backends/gpu/device/vendors.json": ("file", "The vendors of cards, and the variables that hide their cards"),
     "weft/backends/opencl/known_drivers.json": ("file", "What is known of OpenCL drivers by name"),
     "weft/backends/vulkan/known_drivers.json": ("file", "What is known of Vulkan drivers by name"),
-    "weft/backends/vulkan/standard.json": ("file", "Which Vulkan kernels a wheel brings compiled"),
 }
 """The files of a wheel that are neither Python nor kernel templates, and their origin: all of them are Weft's own."""
 
@@ -79,7 +78,7 @@ def bill_of_materials(root: Path, version: str, spirv: Path | None = None, made_
     licenses = [{"license": {"id": "Apache-2.0"}}]
     parts = [_part(root / name, name, kind, text) for name, (kind, text) in DATA.items()]
     if spirv is not None:
-        text = f"Vulkan kernels: weft/shaders, rendered for weft/backends/vulkan/standard.json, compiled by {made_by}"
+        text = f"Vulkan kernels: weft/shaders, rendered for scripts/standard_kernels.json, compiled by {made_by}"
         parts.append(_part(spirv, "weft/spirv.zip", "file", text))
     return {
         "bomFormat": "CycloneDX",
@@ -130,7 +129,7 @@ class KernelHook(BuildHookInterface[Any]):
         self._folder = tempfile.TemporaryDirectory(prefix="weft-spirv-")
         target = Path(self._folder.name) / "spirv.zip"
         try:
-            from weft.backends.vulkan.prebuild import build
+            from scripts.standard_kernels import build
 
             count = build(target)
             made_by = _compiler_of_kernels()

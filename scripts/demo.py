@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 import weft
+from scripts import scenes
 from weft import models
 from weft.cli.console import line, note, table, working
 from weft.errors import WeftError
-from weft.models import scenes
 
 SCENE = 54
 PANEL = 256

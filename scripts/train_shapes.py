@@ -7,7 +7,7 @@ BatchNormalization, Relu, Add, Concat, MaxPool, Softmax) and is small enough to 
 Every layer below can both run in torch and write itself as ONNX nodes, so the two cannot drift apart,
 and no exporter is needed.  Needs torch, onnx and onnxruntime; takes some minutes on two cores.
 
-    python scripts/train_shapes.py [--scenes 4000] [--steps 1200] [--output weft/models/shapes.onnx]
+    python -m scripts.train_shapes [--scenes 4000] [--steps 1200] [--output weft/models/shapes.onnx]
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional
 
-from weft.models import scenes
+from scripts import scenes
+from weft.models import SHAPES_CLASSES
 
 OPSET = 17
-CLASSES = len(scenes.CLASSES)
+CLASSES = len(SHAPES_CLASSES)
 CHANNELS = 24
 PEAK_RATE = 8e-3
 FRESH = 1_000_000
@@ -197,7 +198,7 @@ def to_onnx(net: ShapesNet) -> onnx.ModelProto:
     opsets = [helper.make_opsetid("", OPSET)]
     version = helper.find_min_ir_version_for(opsets)
     model = helper.make_model(graph, opset_imports=opsets, ir_version=version, producer_name="weft")
-    helper.set_model_props(model, {"classes": ",".join(scenes.CLASSES)})
+    helper.set_model_props(model, {"classes": ",".join(SHAPES_CLASSES)})
     onnx.checker.check_model(model, full_check=True)
     return model
 
@@ -278,7 +279,7 @@ def main() -> None:
     if difference > 1e-4:
         raise SystemExit("the written model does not compute what the trained one does")
     accuracy, overlap = measure(model, options.fresh)
-    each = "  ".join(f"{name} {share:.3f}" for name, share in zip(scenes.CLASSES, overlap, strict=True))
+    each = "  ".join(f"{name} {share:.3f}" for name, share in zip(SHAPES_CLASSES, overlap, strict=True))
     print(f"pixel accuracy {accuracy:.2%}, intersection over union: {each}")
     onnx.save(model, options.output)
     print(f"{options.output}: {options.output.stat().st_size / 1e3:.0f} kB")

@@ -1,10 +1,10 @@
-"""Write weft/backends/vulkan/standard.json, the list of kernels that a wheel has compiled to SPIR-V.
+"""Write scripts/standard_kernels.json, the list of kernels that a wheel has compiled to SPIR-V.
 
 Run it after a change of an op, a template or a tile that a test calls for (about 15 s, no device needed):
 
     python -m scripts.update_standard_kernels
 
-The list holds the kernels of a few common networks on several kinds of devices. See weft.backends.vulkan.prebuild.
+The list holds the kernels of a few common networks on several kinds of devices. See scripts/standard_kernels.py.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import onnx
 
 from benchmarks.models import MODELS
 from scripts.plan_kernels import plan_kernels, prepare
+from scripts.standard_kernels import MANIFEST, standard_requests, write_requests
 from weft import models as shipped
 from weft.backends.gpu.device.device import DeviceCaps
-from weft.backends.vulkan.prebuild import MANIFEST, standard_requests, write_requests
 from weft.cli.trial_run import small_network
 from weft.core.contract.backend import Precision
 from weft.core.graph.graph import Graph

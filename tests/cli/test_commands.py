@@ -21,6 +21,7 @@ from tests.helpers.cli import Cli, double, write_model
 from weft import OptimizationViews, SubgraphView, models
 from weft.backends.cpu.backend import CpuBackend
 from weft.backends.opencl import pip_driver
+from weft.backends.vulkan.spirv import ShippedSet
 from weft.cli import checks, trial_run
 from weft.cli.app import app_of
 from weft.core.host.disk_cache import DiskCache
@@ -148,10 +149,10 @@ def test_what_is_not_installed_is_no_failure(cli: Cli, monkeypatch: pytest.Monke
 
 def test_a_missing_compiler_matters_only_without_shipped_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_NO_COMPILER", "1")
-    monkeypatch.setattr(checks, "shipped_kernels", lambda: 0)
+    monkeypatch.setattr(ShippedSet, "count", lambda self: 0)
     assert checks.compiler_check(needed=True).status == "FAIL"
     assert checks.compiler_check(needed=False).status == "absent"
-    monkeypatch.setattr(checks, "shipped_kernels", lambda: 17)
+    monkeypatch.setattr(ShippedSet, "count", lambda self: 17)
     check = checks.compiler_check(needed=True)
     assert check.status == "absent" and "17 compiled kernels" in check.found and "slangpy" in check.fix
 

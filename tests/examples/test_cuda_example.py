@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import weft
+from scripts.standard_kernels import standard_requests
 from tests.core.session import test_steady_state as steady
 from tests.helpers import op_rows as rows
 from tests.helpers.examples import EXAMPLES, load_example
@@ -29,7 +30,6 @@ from tests.ops import test_ops_devices as ops
 from tests.ops import test_ops_layouts as layouts
 from tests.ops.gpu import test_conv_tiles as conv_tiles
 from weft.backends.gpu.device.device import Binding, LaunchCommand, MemoryKind
-from weft.backends.vulkan.prebuild import standard_requests
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array

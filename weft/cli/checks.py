@@ -14,7 +14,7 @@ from weft import config
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.tuning import rate_store
 from weft.backends.vulkan import glslang
-from weft.backends.vulkan.prebuild import shipped_kernels
+from weft.backends.vulkan.spirv import shipped
 from weft.cli.devices import device_name
 from weft.cli.probe import told_rates
 from weft.cli.trial_run import trial_run
@@ -147,10 +147,10 @@ def _skipped() -> Iterator[Check]:
 
 def compiler_check(needed: bool) -> Check:
     """Return whether a GLSL compiler works; where Vulkan is `needed`, none and no compiled kernels is a failure."""
-    name, shipped = "GLSL compiler", shipped_kernels()
+    name, count = "GLSL compiler", shipped.count()
     brought = (
-        f"this installation brings {shipped} compiled kernels"
-        if shipped
+        f"this installation brings {count} compiled kernels"
+        if count
         else "this installation brings no compiled kernels"
     )
     try:
@@ -160,7 +160,7 @@ def compiler_check(needed: bool) -> Check:
             return Check(name, PASS, f"{compiler.description}; {brought}")
     except WeftError as e:
         return Check(name, FAIL, e.what, e.fix)
-    if shipped:
+    if count:
         return Check(name, ABSENT, brought, f"for kernels beyond those: {glslang.advice()}")
     return Check(name, FAIL if needed else ABSENT, f"none; {brought}", f"for Vulkan: {glslang.advice()}")
 

@@ -1,4 +1,4 @@
-"""Networks that ship with Weft, trained by us on pictures drawn by weft.models.scenes.
+"""Networks that ship with Weft, trained by us on pictures that scripts/scenes.py draws.
 
 shapes.onnx (134 kB, 31 376 numbers, 0.25 GFLOP a picture) tells which class every second pixel of a
 128x128 picture belongs to: see SHAPES_CLASSES.  It takes "image", float32 (n, 3, 128, 128) in 0..1, and
@@ -14,9 +14,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.errors import ModelError
-from weft.models.scenes import CLASSES
 
-SHAPES_CLASSES: tuple[str, ...] = CLASSES
+SHAPES_CLASSES = ("background", "circle", "square", "triangle", "ring")
 """The classes of the shapes network's channels, in order."""
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import weft
+from scripts import scenes
 from tests.helpers.op_rows import ROWS, SAMPLE, assert_agree, reference, refusal, run
 from tests.helpers.rows_together import by_family
 from weft import models
@@ -24,7 +25,6 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Layout, to_storage
 from weft.core.graph.tensor import Tensor
 from weft.core.registry.backend_registry import registry
-from weft.models import scenes
 from weft.ops.elementwise import Elementwise
 from weft_conformance import Case
 from weft_conformance import run as run_kit

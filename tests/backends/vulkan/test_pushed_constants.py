@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from scripts import standard_kernels
 from tests.helpers.run_length import is_long
 from tests.helpers.vulkan_kernels import CONSTANTS, HEAD, SCALE, host, launch, run, values, whole
 from weft.backends.gpu.device.device import LaunchCommand, MemoryKind
-from weft.backends.vulkan import prebuild
 from weft.backends.vulkan.device import VulkanDevice
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.backends.vulkan.pipeline_builder import Kernel
@@ -143,7 +143,7 @@ def test_what_is_no_spirv_has_nothing_to_push() -> None:
 
 
 def test_every_standard_kernel_can_take_all_of_its_sizes(device: VulkanDevice) -> None:
-    kernels = {r.template: r for r in prebuild.standard_requests()}
+    kernels = {r.template: r for r in standard_kernels.standard_requests()}
     # In the short run llvmpipe compiles every third; the constants of each are found in any case.
     compiled = list(kernels)[:: 1 if is_long() else 3]
     for template, request in kernels.items():

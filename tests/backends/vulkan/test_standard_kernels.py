@@ -16,6 +16,7 @@ import pytest
 
 import weft
 from scripts.plan_kernels import plan_kernels
+from scripts.standard_kernels import MANIFEST, build, standard_requests, write_requests
 from scripts.update_standard_kernels import (
     CASES,
     LIGHT,
@@ -27,7 +28,6 @@ from scripts.update_standard_kernels import (
 )
 from tests.helpers.run_length import is_long
 from weft.backends.vulkan.dialect import GlslDialect
-from weft.backends.vulkan.prebuild import MANIFEST, build, standard_requests, write_requests
 from weft.backends.vulkan.spirv import ShippedSet
 from weft.core.contract.backend import Precision
 from weft.errors import CompileError
@@ -147,7 +147,6 @@ def test_the_wheel_holds_all_that_is_needed(installed: Path) -> None:
         "py.typed",
         "spirv.zip",
         "models/shapes.onnx",
-        "backends/vulkan/standard.json",
         "shaders/conv_gemm.mako",
     ):
         assert (installed / "weft" / name).is_file(), name

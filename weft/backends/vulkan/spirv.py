@@ -52,6 +52,14 @@ class ShippedSet:
             log.warning("the shipped SPIR-V of kernel %s is damaged or belongs to another kernel", digest)
         return found
 
+    def count(self) -> int:
+        """Return how many kernels there are; a damaged set counts as none."""
+        archive = self._open()
+        if archive is None:
+            return 0
+        with archive:
+            return len(archive.namelist())
+
     def _open(self) -> zipfile.ZipFile | None:
         path = self._path or Path(str(resources.files("weft"))) / "spirv.zip"
         try:

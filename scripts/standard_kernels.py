@@ -1,6 +1,6 @@
 """The compiled kernels of a wheel, so that common networks run without a GLSL compiler.
 
-`standard.json` lists them as requests, one a line; scripts/update_standard_kernels.py writes it. Building a
+`standard_kernels.json` lists them as requests, one a line; update_standard_kernels.py writes it. Building a
 wheel renders and compiles each into `weft/spirv.zip`, where `weft.backends.vulkan.spirv` looks
 first. It finds a kernel there by the hash of its text, so an outdated list ships kernels that
 nothing requests, but never wrong ones. Each entry is sealed with that hash, as blobs of the cache are with
@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Iterable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ from weft.errors import CompileError
 from weft.kernels.source import Arg, ArgKind, Through
 from weft.kernels.template import KernelRequest, Operand, StepText, render
 
-MANIFEST = Path(__file__).with_name("standard.json")
-SPIRV = "spirv.zip"
+MANIFEST = Path(__file__).with_suffix(".json")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _PLAIN_FILE = 0o100644 << 16
 
@@ -47,15 +45,6 @@ def build(target: Path, requests: Iterable[KernelRequest] | None = None) -> int:
             entry.external_attr, entry.compress_type = _PLAIN_FILE, zipfile.ZIP_DEFLATED
             archive.writestr(entry, seal(digest, compiler.compile(sources[digest].text, sources[digest].entry)))
     return len(sources)
-
-
-def shipped_kernels() -> int:
-    """Return how many compiled kernels this installation has; a damaged set counts as none."""
-    try:
-        with zipfile.ZipFile(Path(str(resources.files("weft"))) / SPIRV) as archive:
-            return len(archive.namelist())
-    except (OSError, zipfile.BadZipFile):
-        return 0
 
 
 def standard_requests(path: Path = MANIFEST) -> list[KernelRequest]:

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.models import SHAPES_CLASSES
+
 SIZE = 128
 """Width and height of a scene in pixels, as the network expects them."""
 
 STRIDE = 2
 """Pixels of the picture per pixel of the network's output, along each side."""
-
-CLASSES = ("background", "circle", "square", "triangle", "ring")
-"""The classes by number, as in `labels` and in the channels of the network's output."""
 
 Floats = NDArray[np.float32]
 
@@ -38,7 +37,7 @@ class Shape:
         """Return each pixel's distance outside the shape's edge; inside it is negative."""
         across = np.arange(size, dtype=np.float32)
         dx, dy = across[None, :] - np.float32(self.x), across[:, None] - np.float32(self.y)
-        name = CLASSES[self.kind]
+        name = SHAPES_CLASSES[self.kind]
         if name in ("circle", "ring"):
             away = np.hypot(dx, dy)
             outer = away - np.float32(self.radius)
@@ -108,7 +107,7 @@ def _layout(rng: np.random.Generator, size: int) -> list[Shape]:
     for _ in range(int(rng.integers(3, 10))):
         radius = rng.uniform(0.09, 0.22) * size
         x, y = rng.uniform(0.6 * radius, size - 0.6 * radius, 2)
-        kind = int(rng.integers(1, len(CLASSES)))
+        kind = int(rng.integers(1, len(SHAPES_CLASSES)))
         shape = Shape(kind, x, y, radius, rng.uniform(0, 2 * np.pi), rng.uniform(0.45, 0.7))
         if all(np.hypot(x - s.x, y - s.y) > 0.85 * (radius + s.radius) for s in shapes):
             shapes.append(shape)
