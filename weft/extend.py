@@ -6,9 +6,7 @@
     memory of a backend      BufferManager, Slot, ArenaPlan, convert, copy_tensor
     a backend on the host    HostBackend (tensors are numpy arrays), CpuBackend (which runs every op)
     a device with kernels    GpuDevice, GpuBackend, GpuCreator, DeviceCaps, the commands, KernelSource, DiskCache;
-                             raw_device (pyopencl's); Launch and Lowered, which say what it launches;
-                             PlanAgain, for `lower` on a device that turns out to do less; TakesLong and Wait, for
-                             parts that take long to prepare
+                             raw_device (pyopencl's)
     a kernel language        OpenCLDialect, GlslDialect, or your own Dialect, with View and the words for bits and
                              coded numbers: to_bits, from_bits, is_coded, cut_to_bits, extended, with_suffix
     an op on GPUs            GpuOp, gpu_op, KernelBuilder, WantedLayout, add_shader_folder; launch_move and
@@ -39,8 +37,7 @@ from weft.backends.gpu.device.device import (
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.backends.opencl.discovery import raw_device
 from weft.backends.vulkan.dialect import GlslDialect
-from weft.core.contract.backend import API_VERSION, ExecutionCreator, ExplainsRefusal, Wait, is_compatible
-from weft.core.contract.lowered import Launch, Lowered, PlanAgain, TakesLong
+from weft.core.contract.backend import API_VERSION, ExecutionCreator, ExplainsRefusal, is_compatible
 from weft.core.contract.profile import Profiled, ProfilingContext
 from weft.core.contract.views import FailedPart, Substitution, subgraph
 from weft.core.graph.graph import Names, infer_node
@@ -115,9 +112,7 @@ __all__ = [
     "KernelBuilder",
     "KernelParts",
     "KernelSource",
-    "Launch",
     "LaunchCommand",
-    "Lowered",
     "MemoryKind",
     "ModelError",
     "Names",
@@ -128,7 +123,6 @@ __all__ = [
     "Pass",
     "PassContext",
     "PassGroup",
-    "PlanAgain",
     "Profiled",
     "ProfilingContext",
     "Property",
@@ -139,9 +133,7 @@ __all__ = [
     "Slot",
     "Strides",
     "Substitution",
-    "TakesLong",
     "View",
-    "Wait",
     "WantedLayout",
     "add_shader_folder",
     "convert",

@@ -46,7 +46,7 @@ extern "C" {
  * whose minor number is not above its own. Backends in Python and in C share the number, and an addition may be for
  * one of them: 1.2 and 1.4 added nothing to this file. */
 #define WEFT_API_MAJOR 1u
-#define WEFT_API_MINOR 4u
+#define WEFT_API_MINOR 5u
 
 #if defined(__GNUC__)
 #define WEFT_EXPORT __attribute__((visibility("default")))

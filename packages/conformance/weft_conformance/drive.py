@@ -10,7 +10,8 @@ from typing import TypeVar
 import numpy as np
 
 from weft.core.contract import check_answers
-from weft.core.contract.backend import Backend, Execution, StorageType
+from weft.core.contract.backend import Backend, Execution, ExplainsRefusal, StorageType
+from weft.core.contract.engine import Engine
 from weft.core.graph.described import describe, described
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
@@ -39,6 +40,14 @@ def ask(backend: Backend, graph: Graph) -> object:
         if reason is not None:
             return reason
     return None
+
+
+def decides_late(backend: Backend, op_type: str) -> bool:
+    """Tell whether only `onCreate` refuses nodes of this type: neither class nor creator has a `why_not` for it."""
+    creator = backend.find_creator(op_type)
+    if creator is None:
+        return type(backend).why_not is Backend.why_not
+    return not isinstance(creator, ExplainsRefusal)
 
 
 def acquired(backend: Backend, shape: Shape, storage: StorageType, dtype: DType = DType.FLOAT32,
@@ -87,6 +96,7 @@ class Drive:
             part = Part(self.backend.info.device, self.graph)
             lowered = until_settled(lambda: lower_part(part, self.backend)).lowered
             if lowered is not None:
+                assert isinstance(self.backend, Engine)
                 self.backend.onLowered(lowered)
                 self.graph = lowered.graph
             self._create()

@@ -10,12 +10,12 @@ from types import TracebackType
 from typing import Any
 
 from weft.core.contract.backend import Backend, BackendCreator, BackendInfo, Execution, StorageType
+from weft.core.contract.engine import Engine
 
 CALLBACKS = (
     "onCreate", "onAcquireBuffer", "onReleaseBuffer", "onImportBuffer", "onClearBuffer", "onCopyBuffer",
     "onExecuteBegin", "onExecuteEnd", "onResizeBegin", "onResizeEnd", "onAllocateBuffer", "onWaitFinish",
-    "onMapInput", "onFillInput", "onMapOutput", "onLendInput", "onLendOutput", "onStoreOutput", "onReachMemory",
-    "onRepeatRun", "why_not", "OptimizeSubgraph", "lower", "canImport", "statistics", "notes", "close",
+    "why_not", "OptimizeSubgraph", "lower", "canImport", "statistics", "notes", "close",
 )
 OF_EXECUTIONS = ("onResize", "onExecute", "close")
 CLEANING = frozenset({"onReleaseBuffer", "onClearBuffer", "onWaitFinish", "close", "Execution.close"})
@@ -113,6 +113,8 @@ class Watch:
         if self.record:
             self.backends.append(weakref.ref(backend))
         for name in CALLBACKS:
+            if name == "lower" and not isinstance(backend, Engine):
+                continue
             vars(backend)[name] = self._wrapped(index, name, getattr(backend, name))
         return backend
 

@@ -24,6 +24,7 @@ from tests.helpers.nets import Net, branching, chain, feeds
 from tests.helpers.null_gpu import CAPS, NullDevice, null_gpu
 from tests.helpers.random_nets import SLOW, networks
 from tests.helpers.saved_networks import content, refusal, rewritten
+from weft.backends.cpu.pipeline import CpuPipeline
 from weft.backends.gpu.device.device import BarrierCommand, Command, GpuDevice, LaunchCommand
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.launches.micro_batches import MicroBatchFigures
@@ -37,7 +38,7 @@ from weft.core.graph.graph import Graph, bind
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Layout
 from weft.core.graph.tensor import TensorSpec
-from weft.core.placement.optimized_network import OptimizedNetwork
+from weft.core.placement.optimized_network import OptimizedNetwork, Part
 from weft.core.registry.backend_registry import registry
 from weft.errors import ExecutionError
 from weft.extend import GpuOp
@@ -392,24 +393,28 @@ def test_a_backend_may_list_launches_and_gets_back_what_it_lowered() -> None:
             np.testing.assert_array_equal(got, want)
 
 
-def test_a_backend_may_see_what_other_sizes_change_once() -> None:
-    class Curious(Mock):
+def test_a_pipeline_may_see_what_other_sizes_change_once() -> None:
+    class Curious(CpuPipeline):
         wants_other_sizes = True
         shown: list[object] = []
         broken = True
 
+        def show(self, other: Part) -> None:
+            assert other.lowered is not None
+            self.shown.append(other.lowered.plan)
+            if self.broken:
+                raise ExecutionError("something of its own")
+
+    class Planning(Mock):
+        pipeline_type = Curious
+
         def lower(self, graph: Graph) -> Lowered:
             return Lowered(graph, (), plan=graph.specs[graph.inputs[0]].shape)
 
-        def onOtherSizes(self, lowered: Lowered) -> None:
-            self.shown.append(lowered.plan)
-            if self.broken:
-                raise ValueError("something of its own")
-
     net = Net()
     graph = net.finish(net.add("Relu", net.input("x", "n", 3), name="y"))
-    with registered(Creator(Curious)), weft.load(graph, "acme", shapes={"x": (2, 3)}) as session:
-        with pytest.raises(ExecutionError, match="onOtherSizes"):
+    with registered(Creator(Planning)), weft.load(graph, "acme", shapes={"x": (2, 3)}) as session:
+        with pytest.raises(ExecutionError, match="of its own"):
             session.resize({"x": (5, 3)})
         Curious.broken = False
         for n in (5, 6, 7):

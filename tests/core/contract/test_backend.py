@@ -13,6 +13,7 @@ from tests.helpers.fakes import Creator, Inputs, Outputs, registered
 from tests.helpers.nets import Net, feeds, op
 from weft.backends.cpu.backend import CpuBackend
 from weft.core.contract.backend import Backend, BackendInfo, Execution, ForwardType, StorageType
+from weft.core.contract.lowered import Lowered
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.tensor import Tensor
@@ -387,11 +388,24 @@ def test_M4_a_refusal_is_for_those_shapes_only() -> None:
     assert where == [{"cpu": 1}, {"acme": 1}]
 
 
+OF_THE_CONTRACT = {
+    "onCreate", "onAcquireBuffer", "onReleaseBuffer", "onClearBuffer", "onCopyBuffer", "onExecuteBegin", "onExecuteEnd",
+    "onResizeBegin", "onResizeEnd", "onAllocateBuffer", "onWaitFinish",
+}
+OF_NETWORKS = {"why_not", "why_not_optimized", "OptimizeSubgraph", "canImport", "onImportBuffer"}
+OF_THE_CLASS = {"addCreator", "creator", "find_creator", "missing", "statistics", "notes", "close"}
+
+
+def test_M2_the_public_class_has_the_callbacks_of_the_contract_and_what_networks_and_reports_need() -> None:
+    methods = {name for name in vars(Backend) if name[0] != "_" and callable(getattr(Backend, name))}
+    assert methods == OF_THE_CONTRACT | OF_NETWORKS | OF_THE_CLASS
+
+
 def test_M4_a_node_that_a_backend_made_and_does_not_take_is_an_error_not_a_loop() -> None:
     class Confused(CpuBackend):
-        def lower(self, graph: Graph) -> Graph:
+        def lower(self, graph: Graph) -> Lowered:
             graph.nodes = [Node("mine", op("Tanh"), tuple(graph.inputs), tuple(graph.outputs))]
-            return graph
+            return Lowered(graph)
 
         def onCreate(self, inputs: Inputs, outputs: Outputs, op: Any) -> Execution | None:
             return None

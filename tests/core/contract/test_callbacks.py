@@ -13,12 +13,14 @@ import weft
 from tests.helpers.fakes import Creator, Inputs, Outputs, registered
 from tests.helpers.nets import Net
 from weft.core.contract.backend import Backend, Execution
+from weft.core.contract.engine import Engine
 from weft.core.contract.lowered import Launch, Lowered, ValueView
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Layout
 from weft.core.graph.tensor import TensorSpec
 from weft.core.host.host_backend import HostBackend
+from weft.core.session.pipeline import Pipeline
 from weft.errors import BackendError, DeviceError, ExecutionError, WeftError
 
 X = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)
@@ -50,8 +52,9 @@ def sums() -> Graph:
 
 
 def adding(**callbacks: Any) -> type[Backend]:
-    """Return a class of host backends that add, with these callbacks."""
-    made: Any = type("Acme", (HostBackend,), {})
+    """Return a class of host backends that add, with these callbacks; one with `lower` is an engine."""
+    own = {"pipeline_type": Pipeline}
+    made: Any = type("Acme", (HostBackend, Engine), own) if "lower" in callbacks else type("Acme", (HostBackend,), {})
     made.creator("Add")(type("Summing", (Sum,), {}))
     for name, value in callbacks.items():
         setattr(made, name, value)
@@ -65,8 +68,7 @@ def failed(*_: object) -> Any:
 
 CALLBACKS = (
     "why_not", "OptimizeSubgraph", "lower", "onCreate", "onAcquireBuffer", "onReleaseBuffer", "onCopyBuffer",
-    "onResizeBegin", "onMapInput", "onMapOutput", "onAllocateBuffer", "onResizeEnd", "onExecuteBegin",
-    "onExecuteEnd", "onWaitFinish",
+    "onResizeBegin", "onAllocateBuffer", "onResizeEnd", "onExecuteBegin", "onExecuteEnd", "onWaitFinish",
 )
 
 
@@ -111,94 +113,25 @@ RETURN = "end it with 'return True'"
 @pytest.mark.parametrize(
     ("callback", "answer", "what", "why", "fix"),
     [
-        ("lower", None, "lower returned None", "it must return the graph that the backend runs", "return the graph"),
+        ("lower", False, "lower returned False (of type bool)", "it must return a Lowered, or None", ""),
         ("onCreate", False, "onCreate returned False (of type bool)", "an Execution, or None", "return None to refuse"),
         ("onCreate", Sum, "onCreate returned <class", "an Execution, or None", "return None to refuse"),
         ("onAcquireBuffer", None, "onAcquireBuffer returned None", "or False where memory is lacking", RETURN),
         ("onAllocateBuffer", None, "onAllocateBuffer returned None", "or False where memory is lacking", RETURN),
         ("onWaitFinish", None, "onWaitFinish returned None", "or False if the run failed", RETURN),
-        ("onMapInput", 3, "onMapInput returned 3 (of type int) for 'x'", "a float32 array of shape (2, 3), or", ""),
-        ("onMapInput", np.zeros(6, "f4"), "a float32 array of shape (6,) for 'x'", "array of shape (2, 3)", ""),
-        ("onFillInput", None, "onFillInput returned None", "or False where it leaves the copy to the session", RETURN),
-        ("onMapOutput", np.zeros((2, 3)), "a float64 array of shape (2, 3) for 'y'", "a float32 array", ""),
     ],
 )
 def test_4_what_a_callback_returns_is_shown_with_what_it_must_be(
     callback: str, answer: object, what: str, why: str, fix: str
 ) -> None:
-    mapping = {"onMapInput": lambda self, tensor: np.zeros(tensor.shape, "f4")} if callback == "onFillInput" else {}
-    error = failing(adding(**mapping, **{callback: lambda *_: answer}), graph=sums())
+    error = failing(adding(**{callback: lambda *_: answer}), graph=sums())
     assert what in error.what and why in error.why and error.fix.startswith(fix), str(error)
     assert error.where.endswith(f"Acme.{callback}")
 
 
-def test_4_what_onFillInput_raises_names_it_and_the_input() -> None:
-    made = adding(onMapInput=lambda self, tensor: np.zeros(tensor.shape, "f4"), onFillInput=failed)
-    caught = failing(made, kind=ExecutionError, graph=sums())
-    assert caught.where.endswith(": Acme.onFillInput") and caught.what == "'x' could not be copied to the device"
-
-
-@pytest.mark.parametrize(("answer", "copied"), [(True, 0), (False, 1)])
-def test_4_the_session_copies_an_input_that_onFillInput_leaves_to_it(answer: bool, copied: float) -> None:
-    mapped = np.zeros((2, 3), np.float32)
-
-    def fill(_: Backend, tensor: Any, source: np.ndarray) -> bool:
-        tensor.memory[...] = source
-        return answer
-
-    made = adding(onMapInput=lambda self, tensor: mapped, onFillInput=fill)
-    with registered(Creator(made)), weft.load(sums(), "acme") as session:
-        session.run(X)
-    np.testing.assert_array_equal(mapped, X * copied)
-
-
-@pytest.mark.parametrize(("callback", "name"), [("onLendInput", "x"), ("onLendOutput", "y")])
-def test_4_an_array_that_is_lent_fits_the_tensor(callback: str, name: str) -> None:
-    made = adding(**{callback: lambda *_: np.zeros(6, np.float32)})
-    with registered(Creator(made)), weft.load(sums(), "acme") as session:
-        with pytest.raises(BackendError) as caught:
-            session.input_arrays() if name == "x" else session.output_arrays()
-        assert caught.value.what == f"{callback} returned a float32 array of shape (6,) for {name!r}"
-        assert "acme:0" in caught.value.where and caught.value.where.endswith(f"Acme.{callback}")
-
-
-@pytest.mark.parametrize("takes", [True, False])
-def test_4_what_a_backend_lends_comes_back_and_is_copied_where_it_says_no(takes: bool) -> None:
-    lent: list[Any] = []
-    came: list[bool] = []
-
-    def lend(_: Backend, tensor: Any) -> np.ndarray:
-        lent.append(np.zeros(tensor.shape, tensor.dtype.numpy))
-        return lent[-1]  # type: ignore[no-any-return]
-
-    def fill(_: Backend, tensor: Any, source: np.ndarray) -> bool:
-        came.append(any(source is array for array in lent))
-        if takes:
-            tensor.memory[...] = source
-        return takes
-
-    def store(_: Backend, tensor: Any, target: np.ndarray) -> bool:
-        came.append(any(target is array for array in lent))
-        if takes:
-            tensor.memory = target
-        return takes
-
-    made = adding(onLendInput=lend, onLendOutput=lend, onFillInput=fill, onStoreOutput=store)
-    with registered(Creator(made)), weft.load(sums(), "acme") as session:
-        session.run(X)
-        assert not came
-        arrays, out = session.input_arrays(), session.output_arrays()
-        arrays["x"][...] = X
-        (y,) = session.run(arrays, outputs=out)
-        assert y is out["y"] and came == [True, True]
-        np.testing.assert_array_equal(y, X + 1)
-        session.run(X, outputs=[np.empty_like(X)])
-        assert came[2:] == [False, False]
-
-
 def test_4_a_lowered_graph_keeps_the_inputs_and_outputs() -> None:
-    def lower(self: Backend, graph: Graph) -> Graph:
-        return replace(graph, outputs=[])
+    def lower(self: Backend, graph: Graph) -> Lowered:
+        return Lowered(replace(graph, outputs=[]))
 
     assert "were ['x'] -> ['y'] and are ['x'] -> []" in failing(adding(lower=lower), graph=sums()).why
 
@@ -241,7 +174,11 @@ def _without_spec(graph: Graph) -> Graph:
 def test_4_a_lowered_graph_can_run_in_the_place_of_its_part(
     made: Callable[[Graph], Graph | Lowered], why: str
 ) -> None:
-    error = failing(adding(lower=lambda self, graph: made(graph)), graph=sums())
+    def lower(self: Backend, graph: Graph) -> Lowered:
+        lowered = made(graph)
+        return Lowered(lowered) if isinstance(lowered, Graph) else lowered
+
+    error = failing(adding(lower=lower), graph=sums())
     assert error.what == "the backend lowered its part to a graph that cannot run in its place"
     assert why in error.why
 

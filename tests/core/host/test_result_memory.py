@@ -14,11 +14,11 @@ import pytest
 import weft
 from tests.helpers.nets import Net
 from tests.helpers.opened import opened
+from weft.backends.gpu.pipeline import GpuPipeline
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.core.host import result_memory
 from weft.core.host.result_memory import KEPT
-from weft.core.session.pipeline import Pipeline
 from weft.errors import DeviceError
 
 SHAPE = (3, 1 << 18)
@@ -116,15 +116,15 @@ def check(results: Sequence[Array], x: Array) -> None:
 @pytest.fixture
 def reached(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Offer memory as soon as it was dropped; return the addresses of what devices took."""
-    took, reach = list[int](), Pipeline.reach
+    took, reach = list[int](), GpuPipeline.reach
 
-    def noted(pipeline: Pipeline, memory: Array) -> object:
+    def noted(pipeline: GpuPipeline, memory: Array) -> object:
         hold = reach(pipeline, memory)
         took.extend([address(memory)] * (hold is not None))
         return hold
 
     monkeypatch.setattr(result_memory, "PATIENCE", 0)
-    monkeypatch.setattr(Pipeline, "reach", noted)
+    monkeypatch.setattr(GpuPipeline, "reach", noted)
     return took
 
 

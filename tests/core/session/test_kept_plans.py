@@ -13,13 +13,13 @@ import pytest
 import weft
 from tests.helpers.nets import Net, feeds, op
 from weft.backends.cpu.backend import CpuBackend
+from weft.backends.cpu.pipeline import CpuPipeline
 from weft.core.contract.backend import BackendInfo, StorageType
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.optimized_network import Part
-from weft.core.session.pipeline import Pipeline
 from weft.core.session.session import Session
 from weft.errors import OutOfMemory
 from weft.extend import PassContext, graph_pass
@@ -173,7 +173,7 @@ def test_a_pipeline_whose_node_becomes_another_op_computes_that(other: str, firs
     changed = graph.copy()
     changed.nodes = [replace(n, op=op(other)) if n.op.type == "Flatten" else n for n in graph]
     graphs = [graph, changed] if first else [changed, graph]
-    pipeline = Pipeline(Part("cpu", graphs[0]), CpuBackend(BackendInfo("cpu", 0)))
+    pipeline = CpuPipeline(Part("cpu", graphs[0]), CpuBackend(BackendInfo("cpu", 0)))
     given = feeds(graph)
     for k, now in enumerate(graphs):
         pipeline.resize(Part("cpu", now), {}, now.outputs, first=k == 0)
@@ -193,7 +193,7 @@ def test_after_a_resize_that_failed_there_is_a_new_plan(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(CpuBackend, "_allocate", allocate)
     shapes = [cached(rows) for rows in (40, 41, 42)]
-    pipeline = Pipeline(Part("cpu", shapes[0]), CpuBackend(BackendInfo("cpu", 0)))
+    pipeline = CpuPipeline(Part("cpu", shapes[0]), CpuBackend(BackendInfo("cpu", 0)))
     for k, graph in enumerate(shapes[:2]):
         pipeline.resize(Part("cpu", graph), {}, graph.outputs, first=k == 0)
     full[0] = True

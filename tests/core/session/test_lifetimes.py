@@ -50,7 +50,7 @@ class Counting(Mock):
         self.calls["OptimizeSubgraph"] += 1
         return OptimizationViews().keep_rest(view)
 
-    def lower(self, graph: Graph) -> Graph | Lowered:
+    def lower(self, graph: Graph) -> Lowered | None:
         self.calls["lower"] += 1
         return super().lower(graph)
 

@@ -297,7 +297,7 @@ def test_an_upload_beside_the_device_s_work_waits_for_the_run_before(
     with weft.load(network(), direct, fallback="error") as session:
         session.run(random(0), random(1))
         (pipeline,) = session.pipelines
-        backend, a, device = pipeline.backend, pipeline.tensor("a"), opened(direct)
+        backend, device = pipeline.backend, opened(direct)
         calls = list[str]()
         for name in ("submit", "wait", "upload_beside"):
             real = getattr(device, name)
@@ -308,7 +308,7 @@ def test_an_upload_beside_the_device_s_work_waits_for_the_run_before(
 
             monkeypatch.setattr(device, name, noting)
         for _ in range(2):
-            assert backend.onFillInput(a, random(2))
+            pipeline.fill("a", random(2))
             backend.onExecuteBegin()
             backend.onExecuteEnd()
         assert backend.onWaitFinish()
@@ -421,16 +421,29 @@ def test_a_run_that_is_refused_leaves_the_types_of_the_plan(device: str) -> None
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_backends_take_lent_arrays_of_the_tensors_type_and_shape_only(device: str) -> None:
+def test_runs_store_to_lent_arrays_of_the_tensors_type_and_shape_only(device: str) -> None:
     with weft.load(network(), device, fallback="error") as session:
-        (pipeline,) = session.pipelines
-        backend, (array, out) = pipeline.backend, (session.input_arrays()["a"], session.output_arrays()["y"])
-        a, y = pipeline.tensor("a"), pipeline.tensor("y")
-        assert backend.onFillInput(a, array) and backend.onStoreOutput(y, out)
-        for kind in (np.int32, HALF):
-            assert not backend.onFillInput(a, array.view(kind)) and not backend.onStoreOutput(y, out.view(kind))
-        assert not backend.onFillInput(a, array[:1]) and not backend.onStoreOutput(y, out[:1])
+        session.run(random(0), random(1))
+        (pipeline,), out = session.pipelines, session.output_arrays()["y"]
+        for array in (out, out.view(np.int32), out.view(HALF), out[:1]):
+            assert pipeline.execute({"y": array}) == (["y"] if array is out else [])
+            pipeline.wait()
         check(dict(zip("yz", session.run(random(2), random(3)), strict=True)), random(2), random(3))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_runs_read_lent_arrays_of_the_tensors_type_and_shape_in_place(device: str) -> None:
+    with weft.load(network(), device, fallback="error") as session:
+        array, out = session.input_arrays()["a"], session.output_arrays()
+        (pipeline,) = session.pipelines
+        pipeline.fill("b", random(1))
+        for lent in (array, random(2)):
+            array[...] = random(2)
+            pipeline.fill("a", lent)
+            array[...] = random(3)
+            assert pipeline.execute(out) == ["y", "z"]
+            pipeline.wait()
+            check(out, random(3 if lent is array else 2), random(1))
 
 
 def test_fp16_arrays_are_converted_where_the_network_stores_fp32() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from tests.helpers.faults.listing import LOADS, Inputs, Outputs, Wrapped, fault
 from weft.backends.cpu.backend import CpuBackend, ReferenceExecution
 from weft.core.contract.backend import Backend, BackendInfo, Execution
+from weft.core.contract.lowered import Lowered
 from weft.core.contract.views import OptimizationViews, SubgraphView
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Layout
@@ -235,16 +236,16 @@ class OptimizesToNothing(CpuBackend):
 
 @fault("order", "lowered its part to a graph that cannot run in its place", LOADS)
 class LowersOutOfOrder(CpuBackend):
-    def lower(self, graph: Graph) -> Graph:
+    def lower(self, graph: Graph) -> Lowered:
         graph.nodes.reverse()
-        return graph
+        return Lowered(graph)
 
 
 @fault("order", "was float32", LOADS)
 class LowersToAnotherLayout(CpuBackend):
-    def lower(self, graph: Graph) -> Graph:
+    def lower(self, graph: Graph) -> Lowered:
         graph.layouts = dict.fromkeys(graph.inputs, Layout.NHWC)
-        return graph
+        return Lowered(graph)
 
 
 # -- notes and statistics ------------------------------------------------------------------------------------

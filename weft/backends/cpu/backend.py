@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from weakref import WeakValueDictionary
 
 import numpy as np
 
+from weft.backends.cpu.pipeline import CpuPipeline
 from weft.core.contract.backend import (
     Backend,
     BackendCreator,
@@ -16,17 +16,14 @@ from weft.core.contract.backend import (
     ForwardType,
     Recorded,
 )
+from weft.core.contract.engine import Engine
 from weft.core.graph.interpreter import evaluate
-from weft.core.graph.layout import Array, Layout
+from weft.core.graph.layout import Layout
 from weft.core.graph.op import Op, WritingOp
 from weft.core.graph.tensor import Tensor
 from weft.core.host.host_backend import HostBackend
 from weft.core.passes.moves import RESHAPES
 from weft.core.placement.optimized_network import PreCompiled
-
-_LENT_INPUTS: WeakValueDictionary[int, Array] = WeakValueDictionary()
-_LENT_OUTPUTS: WeakValueDictionary[int, Array] = WeakValueDictionary()
-"""The arrays that callers hold, by address: a session's backends for other shapes know them, too."""
 
 
 class ReshapeExecution(Recorded):
@@ -94,9 +91,10 @@ class WritingExecution(Execution):
         self.op.write(result, *(t.memory if t is not None else None for t in inputs[1:]))
 
 
-class CpuBackend(HostBackend):
+class CpuBackend(HostBackend, Engine):
     """Numpy on the host. Constants are the model's own arrays, so that all sessions of a model have one copy."""
 
+    pipeline_type = CpuPipeline
     takes_open_sizes = True
     keeps_state = True
     copies_constants = False
@@ -106,11 +104,6 @@ class CpuBackend(HostBackend):
         super().__init_subclass__(**named)
         if "copies_constants" not in vars(cls):
             cls.copies_constants = True
-
-    def __init__(self, info: BackendInfo) -> None:
-        super().__init__(info)
-        self._planned: dict[Tensor, Array] = {}
-        """The planned memory of the inputs and outputs that lie in callers' arrays."""
 
     def why_not(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
         """Return None: every op has a reference, but for what another backend compiled."""
@@ -135,74 +128,10 @@ class CpuBackend(HostBackend):
             return WritingExecution(op)
         return ReshapeExecution() if op.type in RESHAPES else ReferenceExecution(op)
 
-    # -- arrays of callers -------------------------------------------------------------------------------
-
-    def onLendInput(self, tensor: Tensor) -> Array | None:
-        """Return an array that nodes read where it is; None if there are executions that may know other addresses."""
-        return self._lent_array(tensor, _LENT_INPUTS)
-
-    def onLendOutput(self, tensor: Tensor) -> Array | None:
-        """Return an array that nodes write, or None; see `onLendInput`."""
-        return self._lent_array(tensor, _LENT_OUTPUTS)
-
-    def onFillInput(self, tensor: Tensor, source: Array) -> bool:
-        """Have nodes read a lent array where it is; False for others, and for an input that a node only reshapes."""
-        return self._lies_in(tensor, source, _LENT_INPUTS)
-
-    def onStoreOutput(self, tensor: Tensor, target: Array) -> bool:
-        """Have nodes write to a lent array; False for others, and for an output that a node only reshapes."""
-        return self._lies_in(tensor, target, _LENT_OUTPUTS)
-
-    def onExecuteBegin(self) -> None:
-        """Let the outputs lie where they were planned, until `onStoreOutput` is called."""
-        for tensor in [t for t, planned in self._planned.items() if _address(t.memory) in _LENT_OUTPUTS]:
-            tensor.memory = self._planned.pop(tensor)
-
-    def onClearBuffer(self) -> bool:
-        """Free everything except STATIC memory."""
-        self._planned.clear()
-        return super().onClearBuffer()
-
     @property
-    def keeps_plan(self) -> bool:
-        """Tell that all executions are ours."""
-        return self._reads_late
-
-    def onSizesChanged(self, tensors: Sequence[Tensor]) -> bool:
-        """Let tensors grow or shrink in their places, if there is room."""
-        for tensor in [*self._planned]:
-            tensor.memory = self._planned.pop(tensor)  # not by way of a variable, which would keep the old buffer
-        return self._refitted(tensors)
-
-    @property
-    def _reads_late(self) -> bool:
-        """Whether all executions ask their tensors for the memory in each run, as ours do."""
+    def reads_late(self) -> bool:
+        """Tell whether all executions ask their tensors for the memory in each run, as ours do."""
         return type(self) is CpuBackend and not CpuBackend._creators
-
-    def _lent_array(self, tensor: Tensor, lent: WeakValueDictionary[int, Array]) -> Array | None:
-        if not self._reads_late or not tensor.nbytes:
-            return None
-        array: Array = np.zeros(tensor.shape, tensor.dtype.numpy)
-        lent[_address(array)] = array
-        return array
-
-    def _lies_in(self, tensor: Tensor, array: Array, lent: WeakValueDictionary[int, Array]) -> bool:
-        """Let a tensor lie in an array that was lent; if it was not, where it was planned.
-
-        A tensor that shares its memory stays: the node between the two does not run, and other pipelines may read them.
-        """
-        if tensor in self._planned:
-            tensor.memory = self._planned.pop(tensor)
-        if _address(array) not in lent or not array.flags.c_contiguous or not self._reads_late:
-            return False
-        if self.shares(tensor) or array.dtype != tensor.dtype.numpy or array.shape != tensor.shape:
-            return False
-        self._planned[tensor], tensor.memory = tensor.memory, array
-        return True
-
-
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 class CpuCreator(BackendCreator):

@@ -6,14 +6,14 @@ its outputs. `onResizeEnd` records it; a run submits it once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import numpy as np
 
 from weft import config
-from weft.backends.gpu.device.device import Binding, CopyCommand, MemoryKind
+from weft.backends.gpu.device.device import Binding, CopyCommand
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.device.varying import sizes_of
 from weft.backends.gpu.execution import GpuExecution, PipelineContext
@@ -24,15 +24,17 @@ from weft.backends.gpu.lowering.lower import GpuPlan, label_of, lower, prefetch,
 from weft.backends.gpu.lowering.rewrites.order import FUSE_EPILOGUES, OF_PARTS, Rewrite, explain, rewritten
 from weft.backends.gpu.lowering.support import why_not
 from weft.backends.gpu.lowering.target import Target
-from weft.backends.gpu.memory.slots import SMALLEST, Region, Slots
-from weft.backends.gpu.recording.chunked_upload import worthwhile
+from weft.backends.gpu.memory.slots import Region, Slots
+from weft.backends.gpu.pipeline import GpuPipeline
 from weft.backends.gpu.recording.launches import BoundChain, BoundLaunch, PlannedChain, PlannedLaunch
 from weft.backends.gpu.recording.pipeline_recording import PipelineRecording, access, run_once
 from weft.backends.gpu.recording.schedule import Access
 from weft.backends.gpu.runtime import GpuRuntime
-from weft.core.contract.backend import Backend, BackendInfo, Execution, MemoryMode, StorageType, Wait
+from weft.core.contract.backend import Backend, BackendInfo, Execution, StorageType, Wait
+from weft.core.contract.engine import Engine
 from weft.core.contract.error_context import at_node, blame
 from weft.core.contract.lowered import Lowered, PlanAgain, TakesLong
+from weft.core.contract.session_config import not_granted
 from weft.core.contract.views import OptimizationViews, SubgraphView
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused
@@ -51,21 +53,18 @@ from weft.kernels.launch import FOR_SHAPES
 from weft.kernels.special import READS_SIZES
 from weft.ops.relayout import Relayout
 
-SMALL_OUTPUT = 1 << 18
-"""Most bytes of an output that kernels write to host memory themselves, which saves a copy and a barrier. It is a
-guess: nobody measured from which size on a copy is faster."""
-
 MANY = 4
 """Kernels to be built for which a session that wants its first run soon is given other ones."""
 
 
-class GpuBackend(Backend):
+class GpuBackend(Engine):
     """Run a pipeline on a GPU device.
 
     Each API has a subclass, so that `addCreator` reaches only one of them. Custom executions get tensors in NCHW whose
     memory is a `Region`; nothing is fused into their nodes.
     """
 
+    pipeline_type = GpuPipeline
     copies_constants = False
     tests_kernels = True
     """Whether kernels are tested before their first use; a test itself says no."""
@@ -103,12 +102,8 @@ class GpuBackend(Backend):
         """By which the work-groups of each chain wait for each other."""
         self._refused: tuple[str, ...] = ()
         """Notes on chains that do not run as planned."""
-        self._makers: dict[str, Node] = {}
+        self.makers: dict[str, Node] = {}
         """The nodes of this part, by their first outputs."""
-        self._read: frozenset[str] = frozenset()
-        """The values of this part that kernels read."""
-        self._written: frozenset[str] = frozenset()
-        """The inputs in whose memory outputs lie."""
 
     # -- support and rewriting -----------------------------------------------------------------------------
 
@@ -218,8 +213,7 @@ class GpuBackend(Backend):
         """Take over the views for the memory plan, and the launches for the executions."""
         plan = lowered.plan
         assert isinstance(plan, GpuPlan)
-        self._makers = {label_of(node): node for node in lowered.graph.nodes}
-        self._read, self._written = plan.read, frozenset(lowered.graph.aliases.values())
+        self.makers = {label_of(node): node for node in lowered.graph.nodes}
         self._shared.take(plan)
         sizes = sizes_of(lowered.graph)
         self._builds.note(plan.launches, sizes)
@@ -234,14 +228,10 @@ class GpuBackend(Backend):
         if self.recording.submissions.longest:
             self.recording.expected = plan.expected(lowered.graph, self.device.caps)
 
-    def onOtherSizes(self, lowered: Lowered) -> None:
-        """Learn which constants of kernels vary."""
+    def compare(self, lowered: Lowered) -> None:
+        """Learn which constants of kernels vary from the part for a shape with other sizes."""
         assert isinstance(lowered.plan, GpuPlan)
         self._builds.compare(lowered.plan.launches, sizes_of(lowered.graph))
-
-    def faster_arithmetic(self) -> bool:
-        """Tell whether matrix units may multiply fp32 as sums of halves."""
-        return self._target.split_products
 
     def _can_fuse(self, graph: Graph, base: Node, step: Node, inside: frozenset[int]) -> bool:
         most = self.device.caps.max_buffers
@@ -308,68 +298,6 @@ class GpuBackend(Backend):
             self.slots.release(counter, StorageType.STATIC)
         self._counters = []
 
-    def onMapInput(self, tensor: Tensor) -> Array | None:
-        """Return host memory that kernels read, or that each run uploads; None in memory mode LIMIT."""
-        if not self._may_stage(tensor):
-            return None
-        direct = self.device.computes_on_uploads and not worthwhile(self.device, tensor.nbytes)
-        direct = direct and tensor.name not in self._written  # kernels must not write to what the caller lent
-        if direct and self.slots.is_whole(tensor):
-            return self._in_place(tensor, MemoryKind.UPLOAD)
-        return self.recording.stage(tensor, MemoryKind.UPLOAD)
-
-    def onFillInput(self, tensor: Tensor, source: Array) -> bool:
-        """Upload a lent array from where it is; copy and upload a large input in chunks, if that is faster here."""
-        return self.recording.fill(tensor, source)
-
-    def onStoreOutput(self, tensor: Tensor, target: Array) -> bool:
-        """Have this run leave an output in a lent array."""
-        return self.recording.store(tensor, target)
-
-    def onLendInput(self, tensor: Tensor) -> Array | None:
-        """Return an array in pinned memory from which runs upload; None in memory mode LIMIT."""
-        return self._lent_array(tensor, MemoryKind.STREAM)
-
-    def onLendOutput(self, tensor: Tensor) -> Array | None:
-        """Return an array in pinned memory to which runs download; None in memory mode LIMIT."""
-        return self._lent_array(tensor, MemoryKind.DOWNLOAD)
-
-    def onReachMemory(self, memory: Array) -> object:
-        """Have runs download to the session's memory itself, if the device can."""
-        return self.runtime.heap.adopt(memory)
-
-    def _lent_array(self, tensor: Tensor, kind: MemoryKind) -> Array | None:
-        if not self._may_stage(tensor):
-            return None
-        array = self.runtime.heap.lend(max(tensor.nbytes, SMALLEST), kind)[: tensor.nbytes]
-        return array.view(tensor.dtype.numpy).reshape(tensor.shape)
-
-    def onMapOutput(self, tensor: Tensor) -> Array | None:
-        """Return host memory that kernels write, or to which each run downloads; None in memory mode LIMIT."""
-        if not self._may_stage(tensor):
-            return None
-        if self.device.stores_to_host and tensor.nbytes <= SMALL_OUTPUT and self._only_written(tensor):
-            return self._in_place(tensor, MemoryKind.DOWNLOAD)
-        return self.recording.stage(tensor, MemoryKind.DOWNLOAD)
-
-    def _only_written(self, tensor: Tensor) -> bool:
-        """Tell whether kernels write a value in memory of its own, and no kernel reads it."""
-        slot = tensor.memory.slot
-        made_here = tensor.name in self._makers and slot.storage is StorageType.DYNAMIC and slot.buffer is None
-        return made_here and self.slots.is_whole(tensor) and tensor.name not in self._read
-
-    def _in_place(self, tensor: Tensor, kind: MemoryKind) -> Array:
-        array, buffer = self.recording.map_in_place(tensor, kind, SMALLEST)
-        self.slots.settle(tensor, buffer)
-        return array
-
-    @property
-    def _may_keep(self) -> bool:
-        return self.info.config.memory is not MemoryMode.LIMIT
-
-    def _may_stage(self, tensor: Tensor) -> bool:
-        return self._may_keep and tensor.nbytes > 0 and tensor.layout is Layout.NCHW
-
     def onResizeEnd(self) -> None:
         """Wait for the kernels, then record everything, now that addresses are known."""
         self._shared.forget_plans()
@@ -424,7 +352,7 @@ class GpuBackend(Backend):
         return BoundChain(chain, self._builds.build(chain), reads, (counter, *writes), tuple(levels))
 
     def _blame(self, label: str) -> AbstractContextManager[None]:
-        return blame(at_node(self._makers[label], self.info.device))
+        return blame(at_node(self.makers[label], self.info.device))
 
     # -- run -------------------------------------------------------------------------------------------------
 
@@ -443,20 +371,17 @@ class GpuBackend(Backend):
         self.recording.wait()
         return True
 
-    def onRepeatRun(self, show: Callable[[Iterable[Tensor], Iterable[Tensor]], None], suspect: bool) -> bool:
-        """Repeat the run launch by launch, and show what each one stores.
+    def repeat(self, suspect: bool) -> Iterator[BoundLaunch]:
+        """Repeat the run launch by launch, and yield each when it has ended.
 
         Chains need more kernels for that, so a run with chains is only repeated if it is suspect.
         """
         if self.recording.chains:
             if not suspect:
-                return False
+                return
             self._build_alone([level for chain in self.recording.chains for level in chain.levels])
             self._builds.finish(self._blame)
-        for launch in self.recording.repeat():
-            read, written = launch.accessed
-            show(read, self.recording.stored(written))
-        return True
+        yield from self.recording.repeat()
 
     # -- copies ----------------------------------------------------------------------------------------------
 
@@ -539,7 +464,8 @@ class GpuBackend(Backend):
             "divided further, so a driver's watchdog may end it; give it a smaller batch"
             for label, seconds in self.recording.too_long
         ]
-        return [*super().notes(), *self.runtime.notes, *disk_cache.remarks(), *chosen, *self._refused, *long]
+        granted = not_granted(self.info.config, faster_arithmetic=self._target.split_products)
+        return [*granted, *self.runtime.notes, *disk_cache.remarks(), *chosen, *self._refused, *long]
 
     def close(self) -> None:
         """Free everything of this pipeline; the device stays open."""

@@ -9,21 +9,22 @@ tensors, and is called when a pipeline is resized and run. The camelCase names a
       -> onAllocateBuffer -> onResizeEnd
     per run: onExecuteBegin -> Execution.onExecute per node -> onExecuteEnd
 
-A changed shape repeats the order from `onResizeBegin`, after `onClearBuffer`; before that, `onLowered` hands over the
-new launches, and `onCreate` is called again for executions that do not serve any shape. The `onExecute` of a `Recorded`
-execution does nothing, so runs skip it: a part that is one recording makes as many calls for 10,000 nodes as for 10.
+A changed shape repeats the order from `onResizeBegin`, after `onClearBuffer`; before that, `onCreate` is called again
+for executions that do not serve any shape. The `onExecute` of a `Recorded` execution does nothing, so runs skip it: a
+part that is one recording makes as many calls for 10,000 nodes as for 10.
+
+A `Pipeline` makes these calls, for any backend. What Weft's own devices do beyond them is in `Engine`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from weft.core.contract.backend_options import NO_OPTIONS, BackendOption, Options
 from weft.core.contract.contexts import BackendContext, MemoryManager
-from weft.core.contract.lowered import Lowered
 from weft.core.contract.profile import ProfilingContext
 from weft.core.contract.session_config import (
     BackendConfig,
@@ -34,10 +35,9 @@ from weft.core.contract.session_config import (
     Precision,
     StorageType,
     Wait,
+    not_granted,
 )
 from weft.core.contract.views import OptimizationViews, SubgraphView
-from weft.core.graph.graph import Graph
-from weft.core.graph.layout import Array
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.errors import BackendError
@@ -62,20 +62,22 @@ __all__ = [
     "is_compatible",
 ]
 
-API_VERSION = (1, 4)
+API_VERSION = (1, 5)
 """(major, minor) of the interface in this file. A backend written for another major or a newer minor
-cannot be used (A20). A change that breaks backends raises the major, an addition the minor.
+cannot be used (A20). From the first release on, a change that breaks backends raises the major; an addition raises the
+minor.
 
-1.1 added options (`BackendCreator.options`, `BackendInfo.options`, `BackendContext.options`),
-`BackendInfo.forward_type` and `Backend.onLowered`. `Backend.lower` is called when a network is optimised, on any object
-of the device, and may return a `Lowered`.
+1.1 added options (`BackendCreator.options`, `BackendInfo.options`, `BackendContext.options`) and
+`BackendInfo.forward_type`.
 
-1.2 added `Backend.onLendInput`, `onLendOutput`, `onStoreOutput`, `onReachMemory`, `wants_other_sizes` and
-`onOtherSizes`, and `BackendInfo.same_nodes`.
+1.2 added `BackendInfo.same_nodes`.
 
 1.3 added `DeviceInfo.uuid` and `pci`, `BackendInfo.named`, `BackendCreator.hidden` and `Execution.any_constant`.
 
-1.4 added `StorageType.STATE`, `Backend.keeps_state`, `BackendInfo.wait`, `BackendCreator.sooner` and `TakesLong`."""
+1.4 added `StorageType.STATE`, `Backend.keeps_state`, `BackendInfo.wait` and `BackendCreator.sooner`.
+
+1.5 took from `Backend` what Weft's own devices alone had, such as `lower` and `onMapInput`; see `Engine`. A backend
+that has such methods works, but nothing calls them."""
 
 
 def is_compatible(backend: tuple[int, int], ours: tuple[int, int] = API_VERSION) -> bool:
@@ -202,24 +204,14 @@ class _FromCallable:
 
     def __init__(self, make: Callable[..., Execution | None]) -> None:
         self._make = make
-        self._why_not = getattr(make, "why_not", None)
+        if hasattr(make, "why_not"):
+            self.why_not: Callable[..., Any] = make.why_not
 
     def onCreate(
         self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Any, backend: Any
     ) -> Execution | None:
         """Call the decorated class or function."""
         return self._make(inputs, outputs, op, backend)
-
-    def why_not(
-        self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Any, backend: Any
-    ) -> str | None:
-        reason = self._why_not(inputs, outputs, op, backend) if self._why_not else None
-        return str(reason) if reason is not None else None
-
-    @property
-    def explains(self) -> bool:
-        """Tell whether the decorated class or function has a `why_not`."""
-        return self._why_not is not None
 
 
 class Backend(ABC):
@@ -244,8 +236,6 @@ class Backend(ABC):
     copies_constants: ClassVar[bool] = True
     """Whether Weft puts constant inputs into this backend's STATIC memory before `onCreate`. If False, executions take
     what they need from `Tensor.constant`; with `host_memory`, the model's own arrays, read-only, are their memory."""
-    wants_other_sizes: bool = False
-    """Whether `onOtherSizes` is to be called; planning for the first new shape then takes about twice as long."""
     takes_open_sizes: ClassVar[bool] = False
     """Whether `why_not` and `OptimizeSubgraph` compute with each size as it comes: as an int, or a `SymbolicInt` that
     stands for many. Then they are asked once for all sizes, and not at each resize. A subclass does not inherit it."""
@@ -351,14 +341,6 @@ class Backend(ABC):
         """
         return None if op.from_optimizing else self.why_not(inputs, outputs, op)
 
-    @classmethod
-    def decides_late(cls, op_type: str) -> bool:
-        """Tell whether only `onCreate` refuses nodes of this type: neither class nor creator has a `why_not` for it."""
-        creator = cls.find_creator(op_type)
-        if creator is None:
-            return cls.why_not is Backend.why_not
-        return not (creator.explains if isinstance(creator, _FromCallable) else isinstance(creator, ExplainsRefusal))
-
     def OptimizeSubgraph(self, view: SubgraphView) -> OptimizationViews:
         """Return what this backend makes of a part of the network; by default all of it stays untouched.
 
@@ -366,27 +348,6 @@ class Backend(ABC):
         own what is made here (see `PreCompiled`), never the backend object.
         """
         return OptimizationViews().keep_rest(view)
-
-    def lower(self, graph: Graph) -> Graph | Lowered:
-        """Return the part as it will run, with layouts chosen for it; unchanged by default.
-
-        The last step of optimising, done anew for each shape; the graph is a copy. A `Lowered` also lists the launches,
-        which `print(network)`, `weft inspect` and the report then show. Inputs and outputs keep their names, shapes,
-        types and the NCHW layout. The object that is asked need not be the one that runs the part, which gets what is
-        returned here in `onLowered`.
-        """
-        return graph
-
-    def onLowered(self, lowered: Lowered) -> None:
-        """Take over what `lower` made of the part that this object runs, before its executions are made."""
-        return None
-
-    def onOtherSizes(self, lowered: Lowered) -> None:
-        """Learn from what `lower` made of this object's part for a shape with another size in every open dimension.
-
-        Called once, before the second shape of a network is loaded, if `wants_other_sizes`; nothing runs for them.
-        """
-        return None
 
     def canImport(self, source: Backend) -> bool:
         """Tell whether this backend's tensors can use the memory of `source`'s tensors without a copy."""
@@ -445,29 +406,6 @@ class Backend(ABC):
         """Allocate what was recorded; called after the last acquire of a resize."""
         return True
 
-    @property
-    def keeps_plan(self) -> bool:
-        """Tell whether a resize may call `onSizesChanged` in place of a new memory plan; False by default.
-
-        It does not where an input or output is mapped, an input imported, or the part lowered, or in memory mode LIMIT.
-        """
-        return False
-
-    def onSizesChanged(self, tensors: Sequence[Tensor]) -> bool:
-        """Give memory to the tensors whose shape, type or layout changed since the last resize; there may be none.
-
-        Called only if `keeps_plan`, in place of `onClearBuffer`, for nodes with the names, types of ops, inputs and
-        outputs of the last resize. Before it, constants that changed are acquired, copied and released, and executions
-        that do not serve closed and made anew: an attribute that changes who shares memory must be answered with False.
-
-        Answer True if all other tensors stay where they are: then no buffer is cleared, acquired or released, nothing
-        is mapped, and only executions that are new or have a tensor that changed get an `onResize`, outside of
-        `onResizeBegin` and `onResizeEnd`. False, with no memory planned anew, asks for a new plan: `onClearBuffer`,
-        `onResizeBegin` and the rest of a resize follow. An execution of the last plan may still be asked for its place,
-        so a backend with executions of others does not keep its plan.
-        """
-        return False
-
     def onWaitFinish(self) -> bool:
         """Wait until the device is done; raise its errors here at the latest."""
         return True
@@ -480,88 +418,13 @@ class Backend(ABC):
         """
         return False
 
-    # -- optional, for speed -------------------------------------------------------------------------------
-
-    def onMapInput(self, tensor: Tensor) -> Array | None:
-        """Return a lasting host array that every run uploads into `tensor`, or None to have inputs copied.
-
-        Called between `onResizeBegin` and `onAllocateBuffer`, like `onMapOutput`.
-        """
-        return None
-
-    def onFillInput(self, tensor: Tensor, source: Array) -> bool:
-        """Copy an array of the same shape and type into the array of `onMapInput`, or into the tensor if there is none.
-
-        It is the user's, or memory on the host in which another device has left the value. An array of `onLendInput`
-        need not be copied: this run may read it where it is. False leaves the copy to the session.
-
-        The backend may start the upload at once: the previous run is done, and the same thread starts the next
-        one, unless something fails first.
-        """
-        return False
-
-    def onMapOutput(self, tensor: Tensor) -> Array | None:
-        """Return a lasting host array that holds `tensor` after `onWaitFinish`, or None to have it copied."""
-        return None
-
-    def onLendInput(self, tensor: Tensor) -> Array | None:
-        """Return a new host array of the tensor's shape and type from which runs upload without a copy on the host.
-
-        The user fills it and passes it to runs; it then comes as the `source` of `onFillInput`, which is from then on
-        called for this input. Its memory must stay valid as long as the array or a view of it lives, also after
-        `close`. The type may be another than that of the plan: the session plans anew when it gets such an array. By
-        default None: the user gets an array of numpy's, which is copied in each run.
-        """
-        return None
-
-    def onLendOutput(self, tensor: Tensor) -> Array | None:
-        """Return a new host array to which runs download without a copy on the host, or None; see `onLendInput`."""
-        return None
-
-    def onStoreOutput(self, tensor: Tensor, target: Array) -> bool:
-        """Have this run leave an output in an array of the user's by the end of `onWaitFinish`.
-
-        Called after `onExecuteBegin` for outputs for which the user gave an array, which need not be a lent one, or
-        for which the session has one in memory that `onReachMemory` took. False leaves the copy to the session, which
-        then reads the output as always.
-        """
-        return False
-
-    def onRepeatRun(self, show: Callable[[Iterable[Tensor], Iterable[Tensor]], None], suspect: bool) -> bool:
-        """Repeat the run that has ended, and show what each step of it reads and stores.
-
-        Called at precision LOW, after the first run or one whose outputs are not finite, so that values beyond float16
-        are found; the arrays of `onMapInput` hold the inputs. What is stored is shown as host tensors of the same names
-        with all numbers that the device has for them. Unless something overflowed (`suspect`), it should take no
-        longer than a few runs. False, as by default, if the backend does not repeat runs.
-        """
-        return False
-
-    def onReachMemory(self, memory: Array) -> object:
-        """Put memory of the session's in the device's reach, so that `onStoreOutput` may take arrays that begin there.
-
-        `memory` is whole pages of bytes, in which large results will lie. Return an object that keeps it in reach as
-        long as the object lives, also after `close`; None, as by default, if the device reaches no such memory.
-        Called between runs.
-        """
-        return None
-
-    def faster_arithmetic(self) -> bool:
-        """Tell whether precision NORMAL uses faster arithmetic of fp32-class accuracy; False by default."""
-        return False
-
     def statistics(self) -> Mapping[str, int]:
         """Return the backend's own counters (bytes, kernels, launches ...) for the report."""
         return {}
 
     def notes(self) -> Sequence[str]:
         """Return which parts of the configuration this backend does not grant, as sentences for the report."""
-        config, out = self.info.config, []
-        if config.precision is Precision.NORMAL and not self.faster_arithmetic():
-            out.append("precision NORMAL was computed as HIGH: there is no faster arithmetic of fp32 accuracy")
-        if config.power is not Power.NORMAL:
-            out.append(f"power {config.power.name} was not granted: clocks cannot be set from here")
-        return out
+        return not_granted(self.info.config)
 
     def close(self) -> None:
         """Free what is left of this pipeline, including STATIC memory; the device stays open for others.

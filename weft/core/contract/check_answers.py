@@ -15,8 +15,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from weft.core.graph.layout import Array
-from weft.core.graph.tensor import Tensor
 from weft.errors import BackendError, ExecutionError, brief
 
 T = TypeVar("T")
@@ -122,22 +120,6 @@ def done(answer: object, where: str, what: str) -> None:
     if not why:
         raise broken(answer, where, "None; to report a failure raise an error, or return a sentence", "return nothing")
     raise ExecutionError(what, where=where, why=why, fix="" if isinstance(answer, str) else SAY_WHY)
-
-
-def host_array(answer: object, tensor: Tensor, where: str) -> Array | None:
-    """Return a tensor's lasting host array, or None; BackendError if its shape or type is wrong."""
-    if answer is None:
-        return None
-    shape, dtype = tensor.storage_shape, tensor.dtype.numpy
-    if isinstance(answer, np.ndarray) and (answer.shape, answer.dtype) == (shape, dtype):
-        return answer
-    got = f"a {answer.dtype} array of shape {answer.shape}" if isinstance(answer, np.ndarray) else shown(answer)
-    raise BackendError(
-        f"{where.rpartition('.')[2]} returned {got} for {tensor.name!r}",
-        where=where,
-        why=f"it must return a {dtype} array of shape {shape}, or None",
-        fix="return None to be copied to and from",
-    )
 
 
 def reported(where: str, name: object, value: object, least: float | None = 0) -> None:

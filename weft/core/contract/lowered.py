@@ -21,11 +21,11 @@ Size3 = tuple[int, int, int]
 
 
 class PlanAgain(BackendError):
-    """Raised by `Backend.lower` if the device can do less than the backend said: the network is planned anew."""
+    """Raised by `Engine.lower` if the device can do less than the backend said: the network is planned anew."""
 
 
 class TakesLong(BackendError):
-    """Raised by `Backend.lower`, once, if a session that wants its first run soon should run otherwise until then."""
+    """Raised by `Engine.lower`, once, if a session that wants its first run soon should run otherwise until then."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def root_of(views: Mapping[str, ValueView], name: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """A part of a network as one backend runs it; what `Backend.lower` returns.
+    """A part of a network as one backend runs it; what `Engine.lower` returns.
 
     `graph` has the nodes in the order of execution, with the layouts of their values (`Graph.layouts`), and the
     inputs and outputs of the part. `launches` are in the order in which the device gets them; it may start launches
@@ -98,7 +98,7 @@ class Lowered:
     launches: tuple[Launch, ...] = ()
     views: Mapping[str, ValueView] = field(default_factory=dict)
     plan: object = None
-    """Whatever else the backend needs to run the part: handed to `Backend.onLowered`, never saved."""
+    """Whatever else the backend needs to run the part: handed to `Engine.onLowered`, never saved."""
     decisions: Mapping[str, Sequence[object]] = field(default_factory=dict)
     """By the name of a node, what was chosen between kernels for it, and why; each is printed with `str`."""
     steps: tuple[Step, ...] = ()

@@ -122,6 +122,19 @@ class BackendConfig:
         return tuple(name for name in ("fusing", "winograd") if not getattr(self, name))
 
 
+def not_granted(config: BackendConfig, *, faster_arithmetic: bool = False) -> list[str]:
+    """Return what a configuration asks of a device in vain, as sentences for the report.
+
+    `faster_arithmetic` says whether the device has arithmetic for precision NORMAL that is faster than that for HIGH.
+    """
+    out = []
+    if config.precision is Precision.NORMAL and not faster_arithmetic:
+        out.append("precision NORMAL was computed as HIGH: there is no faster arithmetic of fp32 accuracy")
+    if config.power is not Power.NORMAL:
+        out.append(f"power {config.power.name} was not granted: clocks cannot be set from here")
+    return out
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """One device that a backend found."""

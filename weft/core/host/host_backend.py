@@ -61,8 +61,8 @@ class HostBackend(Backend):
         """Tell whether another tensor of this plan lies where this one does, after `share`."""
         return self._slots.get(tensor) in self._sharing
 
-    def _refitted(self, tensors: Sequence[Tensor]) -> bool:
-        """Do what `onSizesChanged` asks for, if the last plan has room for the tensors; no other one moves."""
+    def refit(self, tensors: Sequence[Tensor]) -> bool:
+        """Give the tensors, whose sizes have changed, places in the last plan if it has room; no other one moves."""
         sizes: dict[Slot, int] = {}
         for tensor in tensors:
             slot = self._slots.get(tensor)

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend
+from weft.core.contract.engine import Engine
 from weft.core.contract.error_context import blame, callback_of
 from weft.core.contract.lowered import Lowered, PlanAgain, difference
 from weft.core.graph.graph import Graph
@@ -61,14 +62,14 @@ def lower_part(part: Part, backend: Backend) -> Part:
 
     PlanAgain if the backend has learned meanwhile that its device can do less.
     """
-    if type(backend).lower is Backend.lower:
+    if not isinstance(backend, Engine) or type(backend).lower is Engine.lower:
         return replace(part, lowered=None, told=None)
     graph, at = part.graph, f"{part.device}: {callback_of(backend, 'lower')}"
     with blame(part.device, "the backend failed in lower", callback=callback_of(backend, "lower")):
         made: object = backend.lower(graph.copy())
-    lowered = Lowered(made) if isinstance(made, Graph) else made
-    what, fix = "the graph that the backend runs, or a Lowered", "return the graph as it came"
-    lowered = check_answers.of_kind(lowered, Lowered, at, what, fix)
+    lowered = check_answers.optional(made, Lowered, at, "a Lowered")
+    if lowered is None:
+        return replace(part, lowered=None, told=None)
     problems = _other_interface(graph, lowered.graph) or [
         *graph_problems(lowered.graph),
         *_unknown_names(lowered),

@@ -33,7 +33,7 @@ from weft.core.placement.optimized_network import OptimizedNetwork, Part
 from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.notices import Notices
 from weft.core.session.overflow import OverflowWatch, are_finite
-from weft.core.session.pipeline import Pipeline, Progress
+from weft.core.session.pipeline import Pipeline, Progress, open_pipeline
 from weft.core.session.report import CopyRecord, Report, make_report
 from weft.errors import BackendError, Refusal
 
@@ -130,8 +130,6 @@ class LoadedNetwork:
         """The key under which that may stay loaded."""
         self._idle: dict[Hashable, Loaded] = {}
         """What is loaded for other shapes, by key; the least recently used is first."""
-        self._lent: set[str] = set()
-        """The inputs for which backends lent arrays."""
         self.notices: Notices | None = None
         """The id and the notices to contexts; None before the first load."""
         self.is_closed = False
@@ -257,7 +255,6 @@ class LoadedNetwork:
         now.report = now.reported()
         now.network = network
         self._key = key
-        self._note_lent()
         for name, note in misdeclared(network.graph).items():
             if name not in self._warned:
                 self._warned.add(name)
@@ -326,12 +323,6 @@ class LoadedNetwork:
         else:
             self._idle[self._key] = self.now
         self.now, self._key = self._idle.pop(key), key
-        self._note_lent()
-
-    def _note_lent(self) -> None:
-        """Have pipelines ask their backends to take inputs from arrays that others lent."""
-        for pipeline in self.now.pipelines if self._lent else ():
-            pipeline.lends |= self._lent.intersection(pipeline.graph.inputs)
 
     def _make_room(self) -> None:
         """Close what was not used for long, until the rest of what stays loaded is little."""
@@ -367,11 +358,11 @@ class LoadedNetwork:
 
     @property
     def wants_other_sizes(self) -> bool:
-        """Tell whether a backend wants to hear, before the second shape, what other sizes change."""
-        return any(pipeline.backend.wants_other_sizes for pipeline in self.now.pipelines)
+        """Tell whether a pipeline wants to be shown, before the second shape, what other sizes change."""
+        return any(pipeline.wants_other_sizes for pipeline in self.now.pipelines)
 
     def show(self, other: OptimizedNetwork) -> None:
-        """Show the backends of the pipelines their parts of the network for other sizes."""
+        """Show the pipelines their parts of the network for other sizes."""
         held = {(p.device, tuple(p.graph.outputs)): p for p in self.now.pipelines}
         for part in other.parts:
             graph = part.graph if part.lowered is None else part.lowered.graph
@@ -395,7 +386,7 @@ class LoadedNetwork:
         else:
             backend = self._spare.pop(part.device, None) or self._open(part.device)
             thrifty = self.config.memory is MemoryMode.LIMIT
-            pipeline = Pipeline(part, backend, thrifty=thrifty, progress=self._progress)
+            pipeline = open_pipeline(part, backend, thrifty=thrifty, progress=self._progress)
         try:
             shared = self._connect(part, pipeline, copies)
             shared |= {name: tensor for name, tensor in state.items() if name in part.graph.inputs}
@@ -430,13 +421,11 @@ class LoadedNetwork:
     # -- running ---------------------------------------------------------------------------------------
 
     def lend(self, name: str, spec: TensorSpec, *, is_input: bool) -> Array:
-        """Return a new array for an input or output: of the backend that reads or makes it, or else of numpy."""
+        """Return a new array for an input or output: of the pipeline that reads or makes it, or else of numpy."""
         pipelines = [p for p in self.now.pipelines if name in (p.graph.inputs if is_input else p.graph.outputs)]
         for pipeline in pipelines:
             array = pipeline.lend(Tensor(name, spec.dims, spec.dtype), is_input=is_input)
             if array is not None:
-                if is_input:
-                    self._lent.add(name)
                 return array
         return np.zeros(spec.dims, spec.dtype.numpy)
 

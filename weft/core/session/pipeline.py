@@ -1,4 +1,8 @@
-"""A pipeline: the consecutive nodes of one backend object, resized and run in the contract's order (M11)."""
+"""A pipeline: the consecutive nodes of one backend object, resized and run in the contract's order (M11).
+
+`Pipeline` runs any `Backend`, node by node. The pipelines of Weft's own devices (`Engine.pipeline_type`) are subclasses
+that know shorter ways for what goes in and comes out.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ import numpy as np
 
 from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend, Execution, Recorded, StorageType
+from weft.core.contract.engine import Engine
 from weft.core.contract.error_context import at_node, at_nodes, blame, callback_of, do_all, is_error
 from weft.core.contract.profile import Work
 from weft.core.graph.described import describe
@@ -20,9 +25,8 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Layout, Shape, to_storage
 from weft.core.graph.tensor import Tensor, same_value
-from weft.core.host.parallel_copy import copy_into
 from weft.core.host.shared_arrays import is_lasting
-from weft.core.host.tensor_copy import copy_tensor, is_host
+from weft.core.host.tensor_copy import copy_tensor
 from weft.core.placement.optimized_network import Part
 from weft.core.session.overflow import OverflowWatch
 from weft.errors import LESS_MEMORY, BackendError, ExecutionError, OutOfMemory
@@ -128,14 +132,17 @@ def _executed(answer: object, task: Task) -> None:
     _done(answer, task.execution, "onExecute")
 
 
-def _show(watch: OverflowWatch, inputs: Iterable[Tensor | None], outputs: Iterable[Tensor]) -> None:
+def show_stored(watch: OverflowWatch, outputs: Iterable[Tensor]) -> None:
+    """Let a watch see what was stored, as far as it is on the host."""
     for tensor in outputs:
         if isinstance(tensor.memory, np.ndarray):
             watch.see(tensor.name, tensor.memory)
 
 
 class Pipeline:
-    """Owns a backend object, its executions and its tensors.
+    """Owns a backend object, its executions and its tensors: all that a session asks of a part that is loaded.
+
+    Of the backend it needs the contract's callbacks only.
 
     A `thrifty` one (memory mode LIMIT) keeps one copy of the weights: host backends read the model's own arrays, other
     backends' weights are dropped on the host, and a resize frees before it allocates.
@@ -153,15 +160,9 @@ class Pipeline:
         self.tensors: dict[str, Tensor] = {}
         self.constants: dict[str, Tensor] = {}
         self.mapped: dict[str, Array] = {}
-        """The backend's lasting host arrays of inputs and outputs, by value name."""
-        self.lends: set[str] = set()
-        """The inputs for which the backend lent arrays, so that it is asked to take them from there."""
-        self._stores = False
-        """Whether outputs of the last run were left in arrays of the caller's."""
+        """Lasting host arrays of inputs and outputs, by value name: from and to them runs copy themselves."""
         self.running = False
         self._names: _Names | None = None
-        self._has_plan = False
-        """Whether there is a memory plan that the backend may be asked to keep."""
 
     # -- resize ----------------------------------------------------------------------------------------
 
@@ -176,9 +177,7 @@ class Pipeline:
         with an input in STATE memory goes the output that lies there (`Graph.aliases`). `fetched` are the values that
         the host reads, of this part and of others.
         """
-        can_keep = self.backend.keeps_plan and not (self.thrifty or imports or part.lowered is not None)
-        keeps = can_keep and self._has_plan and self._planned(part, imports)
-        self._has_plan = False  # if this resize fails, tensors do not lie where the plan says
+        keeps = self._may_keep_plan(part, imports)
         if not first:
             self.wait()
             if not keeps:
@@ -193,42 +192,25 @@ class Pipeline:
         changed, touched = self._create(names)
         if keeps:
             if self._keep_plan(changed, touched):
-                self._has_plan = True
                 return
             self._drop_plan()
         self.mapped = {}
-        self.lends &= {*part.graph.inputs}  # arrays that were lent before the resize still come
-        self._stores = False
         self._do("onResizeBegin")
         shared = {**imports, **{o: imports[i] for o, i in self.graph.aliases.items() if i in imports}}
         self._map(part.graph.inputs, part.graph.outputs, shared, fetched, names)
         self._do("onResizeEnd")
         self._hold_memory(shared)
         self._called = [task for task in self.tasks if Recorded.is_called(task.execution)]
-        self._has_plan = can_keep and not self.mapped
         if self.thrifty:
             self._forget_constants()
 
-    def _planned(self, part: Part, imports: Collection[str]) -> bool:
-        """Tell whether the last part had the nodes and values of this one."""
-        graph = part.graph
-        return self._names is not None and self._names.hold(graph, graph.inputs, graph.outputs, imports)
+    def _may_keep_plan(self, part: Part, imports: Collection[str]) -> bool:
+        """Tell whether the resize that begins may keep the memory plan of the last one."""
+        return False
 
     def _keep_plan(self, changed: Mapping[str, TensorForm], touched: Collection[int]) -> bool:
-        """Have the backend keep its plan, if it can: only nodes that are new or have a changed tensor are resized."""
-        self._forget_memory()
-        answer = self._call("onSizesChanged", [self.tensors[name] for name in changed])
-        if not self._granted(answer, "onSizesChanged", "where it needs a new plan"):
-            return False
-        for k, task in enumerate(self.tasks):
-            if k in touched:
-                self._resize_task(task)
-            if self._progress is not None:
-                self._progress(k + 1, len(self.tasks))
-        self._stores = False
-        self._note_memory()
-        self._called = [task for task in self.tasks if Recorded.is_called(task.execution)]
-        return True
+        """Keep the plan, and resize the nodes that are `touched`; False if it has no room for the `changed` tensors."""
+        return False
 
     def _call(self, name: str, *arguments: object, node: Node | None = None) -> Any:
         """Return the answer of a backend's callback; errors name the backend and the callback."""
@@ -252,10 +234,13 @@ class Pipeline:
         copied = 0 if self._borrows else sum(t.nbytes for t in self.constants.values())
         return values + told.get("staging_bytes", 0) + copied
 
+    @property
+    def wants_other_sizes(self) -> bool:
+        """Tell whether `show` is of use before the second shape."""
+        return False
+
     def show(self, other: Part) -> None:
-        """Show the backend, if it wants that, its part for a shape in which every open dimension has another size."""
-        if other.lowered is not None and self.backend.wants_other_sizes:
-            self._do("onOtherSizes", other.lowered)
+        """Learn from the part for a shape in which every open dimension has another size; it does not run."""
 
     def _do(self, name: str, *arguments: object) -> None:
         """Call a callback that answers success or failure; ExecutionError if it failed."""
@@ -445,7 +430,7 @@ class Pipeline:
                 self._import(name, imports[name])
                 continue
             self._acquire(self.tensor(name), StorageType.DYNAMIC_SEPERATE)
-            self._remember(name, "onMapInput")
+            self._stage(self.tensor(name), is_input=True)
         dying = names.dying
         for k, task in enumerate(self.tasks):
             for tensor in task.outputs:
@@ -460,7 +445,7 @@ class Pipeline:
                 if name in self.tensors:
                     self._release(self.tensors[name], storage)
         for name in (o for o in outputs if o in fetched):
-            self._remember(name, "onMapOutput")
+            self._stage(self.tensor(name), is_input=False)
         self._allocate()
 
     def _resize_task(self, task: Task) -> None:
@@ -513,13 +498,8 @@ class Pipeline:
                 fix="answer both alike, or leave canImport out: then the value is copied",
             )
 
-    def _remember(self, name: str, callback: str) -> None:
-        tensor = self.tensor(name)
-        answer = self._call(callback, tensor)
-        if answer is not None:
-            array = check_answers.host_array(answer, tensor, self._at(callback))
-            assert array is not None
-            self.mapped[name] = array
+    def _stage(self, tensor: Tensor, *, is_input: bool) -> None:
+        """Put a lasting host array of an input or output into `mapped`, where runs copy themselves."""
 
     def _acquire(self, tensor: Tensor, storage: StorageType, node: Node | None = None) -> None:
         try:
@@ -558,27 +538,19 @@ class Pipeline:
     def execute(self, targets: Mapping[str, Array] = NO_TARGETS, watch: OverflowWatch | None = None) -> list[str]:
         """Start one run; an asynchronous backend may still be at work afterwards.
 
-        Return the outputs that the backend itself leaves in the arrays of `targets`. A `watch` sees what a host's
-        backend stores; for others see `repeat`.
+        Return the outputs that the run itself leaves in the arrays of `targets`, by the end of `wait`. A `watch` sees
+        what a host's backend stores; for others see `repeat`.
         """
         answer: object
-        stored = list[str]()
         backend, task, callback = self.backend, None, "onExecuteBegin"
         try:
             _done(backend.onExecuteBegin(), backend, callback)
-            callback = "onStoreOutput"
-            for name, target in targets.items():
-                answer = backend.onStoreOutput(self.tensor(name), target)
-                if self._granted(answer, callback, "where it leaves the copy to the session"):
-                    stored.append(name)
-            if backend.host_memory and (stored or self._stores):
-                self._note_memory()
-            self._stores = bool(stored)
+            stored = self._store(targets)
             if backend.host_memory:
                 for task in self._called:
                     self._run(task)
                     if watch is not None:
-                        _show(watch, task.inputs, task.outputs)
+                        show_stored(watch, task.outputs)
             else:  # which only enqueue: so many calls of ours as well would take longer than a small network
                 for task in self._called:
                     answer = task.execution.onExecute(task.inputs, task.outputs)
@@ -595,14 +567,19 @@ class Pipeline:
                 raise
         return stored
 
-    def repeat(self, watch: OverflowWatch, *, suspect: bool) -> None:
-        """Have a device's backend repeat the run that has ended, if it can, so that a watch sees what it stores.
+    def _store(self, targets: Mapping[str, Array]) -> list[str]:
+        """Have the run that has begun leave outputs in arrays, and return which; the session copies the others."""
+        return []
 
-        `give` must have given the inputs again.
+    def give(self, name: str, source: Tensor) -> None:
+        """Put an input where `repeat` takes it from."""
+
+    def repeat(self, watch: OverflowWatch, *, suspect: bool) -> None:
+        """Repeat the run that has ended, where that shows more than the run, so that a watch sees what it stores.
+
+        `give` must have given the inputs again. Unless something overflowed (`suspect`), it should take no longer than
+        a few runs.
         """
-        if not self.backend.host_memory:
-            answer = self._call("onRepeatRun", partial(_show, watch), suspect)
-            self._granted(answer, "onRepeatRun", "where it does not repeat runs")
 
     def _run(self, task: Task) -> None:
         """Run one node on the host, report its time to the profile, and check that its outputs kept their memory."""
@@ -630,54 +607,30 @@ class Pipeline:
         )
 
     def fill(self, name: str, array: Array) -> None:
-        """Hand over an input: where the backend lent or maps host memory, it may take it from there itself."""
-        if name not in self.mapped and name not in self.lends:
-            self._copy_in(name, array)
-            return
-        try:
-            filled = self.backend.onFillInput(self.tensor(name), array)
-        except Exception:
-            what = f"{name!r} could not be copied to the device"
-            with blame(self.device, what, callback=callback_of(self.backend, "onFillInput")):
-                raise
-        if not self._granted(filled, "onFillInput", "where it leaves the copy to the session"):
-            self._copy_in(name, array)
-
-    def take(self, name: str, source: Tensor) -> None:
-        """Copy an input from a tensor of another pipeline; on the host it may lie as the device wants it."""
-        tensor = self.tensor(name)
-        as_wanted = source.dtype is tensor.dtype and source.layout is tensor.layout is Layout.NCHW
-        if name in self.mapped and as_wanted and is_host(source):
-            self.fill(name, source.memory)
-        else:
-            copy_tensor(source, self.port(name))
-
-    def give(self, name: str, source: Tensor) -> None:
-        """Put an input where `repeat` takes it from: in the lasting host array, or else on the device."""
-        with self.copying(name):
-            copy_tensor(source, self.port(name))
-
-    def _copy_in(self, name: str, array: Array) -> None:
-        if name in self.mapped:
-            copy_into(self.mapped[name], array)
-            return
+        """Hand over an input, of the same shape and type, of the next run; what is not lent is copied by its end."""
         with self.copying(name):
             copy_tensor(Tensor.from_numpy(array, name=name), self.tensor(name))
 
+    def take(self, name: str, source: Tensor) -> None:
+        """Copy an input from a tensor of another pipeline; on the host it may lie as the device wants it."""
+        copy_tensor(source, self.tensor(name))
+
     def lend(self, tensor: Tensor, *, is_input: bool) -> Array | None:
-        """Return a new array of the backend's for an input or an output, or None if it has none."""
-        callback = "onLendInput" if is_input else "onLendOutput"
-        array = check_answers.host_array(self._call(callback, tensor), tensor, self._at(callback))
-        if is_input and array is not None:
-            self.lends.add(tensor.name)
-        return array
+        """Return a new host array for an input or output that needs no copy on the host; None if there is no such.
+
+        The user fills it and passes it to runs, or has runs store there. Its memory stays valid as long as the array or
+        a view of it lives, also after `close`. The type may be another than that of the plan: the session plans anew
+        when it gets such an array.
+        """
+        return None
 
     def reach(self, memory: Array) -> object:
-        """Ask the backend to put the session's memory in the device's reach; see `Backend.onReachMemory`."""
-        answer = self._call("onReachMemory", memory)
-        if isinstance(answer, bool):  # an answer of other callbacks, which would keep nothing in reach
-            raise check_answers.broken(answer, self._at("onReachMemory"), "what keeps the memory in reach, or None")
-        return answer
+        """Put whole pages of the session's memory in the device's reach, so that runs may leave outputs there.
+
+        Return an object that keeps them in reach as long as it lives, also after `close`; None if the device reaches no
+        such memory. Called between runs.
+        """
+        return None
 
     def wait(self) -> None:
         """Wait for a run that was started; the backend's errors are raised here at the latest."""
@@ -703,11 +656,8 @@ class Pipeline:
         return at_nodes([t.node for t in self.tasks], self.device)
 
     def port(self, name: str) -> Tensor:
-        """Return the tensor that the host writes (an input) or reads (an output): in its lasting host array, if any."""
-        tensor = self.tensor(name)
-        if name not in self.mapped:
-            return tensor
-        return Tensor(name, tensor.shape, tensor.dtype, tensor.layout, self.mapped[name])
+        """Return the tensor that the host writes (an input) or reads (an output) before and after a run."""
+        return self.tensor(name)
 
     def copying(self, name: str) -> AbstractContextManager[None]:
         """Return a context that turns errors into failures to copy this value between the host and the device."""
@@ -746,3 +696,11 @@ class Pipeline:
 
     def _drop_tensors(self) -> None:
         self.tensors, self.mapped = {}, {}
+
+
+def open_pipeline(
+    part: Part, backend: Backend, *, thrifty: bool = False, progress: Progress | None = None
+) -> Pipeline:
+    """Return a pipeline of the kind that the backend runs in; it is to be resized before it runs."""
+    kind = backend.pipeline_type if isinstance(backend, Engine) else Pipeline
+    return kind(part, backend, thrifty=thrifty, progress=progress)

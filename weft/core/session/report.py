@@ -58,7 +58,7 @@ class Report:
     final: bool = True
     """Whether further runs have the same kernels; if not, better ones are being prepared (`Session.wait_all`)."""
     launches: tuple[tuple[str, Launch], ...] = ()
-    """The launches of every run, each with its device, for backends that plan launches (`Backend.lower`)."""
+    """The launches of every run, each with its device, for backends that plan launches (`Engine.lower`)."""
 
     @property
     def memory_bytes(self) -> int:

@@ -15,7 +15,7 @@ from weft.core.graph.graph import Graph
 from weft_conformance.cases.table import Case
 from weft_conformance.checks.optimizing import optimized
 from weft_conformance.checks.table import all_rows, graph_of
-from weft_conformance.drive import Drive, NotCreated
+from weft_conformance.drive import Drive, NotCreated, decides_late
 from weft_conformance.kit import Kit, check, explain
 from weft_conformance.report import Finding, Verdict
 from weft_conformance.traces import changes, traces
@@ -71,7 +71,7 @@ def _created(kit: Kit, row: Case) -> Finding:
     try:
         graph: Graph = optimized(kit, graph_of(row))
         backend = kit.choice.open(kit.config)
-        late = backend.decides_late(row.make_op().type)
+        late = decides_late(backend, row.make_op().type)
         with _Creates(backend, graph) as made:
             strange = [e for _, e in made.tasks if not isinstance(e, Execution)]
     except NotCreated as e:

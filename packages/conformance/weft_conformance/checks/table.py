@@ -17,7 +17,7 @@ from weft.core.graph.layout import Array, Shape
 from weft.core.passes.wide_values import makes_wide
 from weft.errors import UnsupportedOps
 from weft_conformance.cases.table import Case, all_cases, tolerance
-from weft_conformance.drive import ask
+from weft_conformance.drive import ask, decides_late
 from weft_conformance.kit import Check, Kit, check
 from weft_conformance.networks import difference, rearranged
 from weft_conformance.report import Finding, is_sentence
@@ -67,7 +67,7 @@ def _raised(kit: Kit, row: Case, e: BaseException, *, declined: bool) -> Finding
     try:
         with kit.opened() as backend:
             reason = ask(backend, graph_of(row))
-            declined = declined and not backend.decides_late(row.make_op().type)
+            declined = declined and not decides_late(backend, row.make_op().type)
     except BaseException as other:
         if ends_program(other):
             raise

@@ -5,7 +5,7 @@ the shape changes, kernels read the constants that its open dimensions change, a
 (`GpuDevice.compile_for_shapes`). Shapes that follow need no new kernels.
 
 What changes shows when the launches of two shapes are compared. One dimension may be alike in both, so a session also
-plans one in which every open dimension has another size, at the first new shape (`Backend.onOtherSizes`).
+plans one in which every open dimension has another size, at the first new shape (`GpuPipeline.show`).
 
 What is known holds for the nodes of one network, and is shared by the pipelines that run the same nodes for other sizes
 (`SameNodes`). Other networks on the device do not share it: one that never changes its shape would get slower kernels

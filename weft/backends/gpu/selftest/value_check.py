@@ -13,6 +13,7 @@ from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.device.kernel_builds import thread_count
 from weft.backends.gpu.lowering.layout.layouts import packed_layout
 from weft.backends.gpu.lowering.target import Target
+from weft.backends.gpu.pipeline import GpuPipeline
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.tuning.node_bench import NodeBench
 from weft.core.contract.backend import BackendConfig, BackendInfo
@@ -26,7 +27,6 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.host.background import Background
 from weft.core.placement.lower_network import lower_part
 from weft.core.placement.optimized_network import Part
-from weft.core.session.pipeline import Pipeline
 from weft.errors import ClosedError, CompileError, DeviceError, OutOfMemory, WeftError
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, WantedLayout, find_gpu_op
@@ -192,7 +192,7 @@ class ReadyGraph:
         backend = GpuBackend(loads, runtime)
         backend.tests_kernels = False
         shapes = [self._graph] if case.before is None else [_graph(replace(case, inputs=case.before)), self._graph]
-        self._pipeline = Pipeline(Part(backend.info.device, shapes[0]), backend)
+        self._pipeline = GpuPipeline(Part(backend.info.device, shapes[0]), backend)
         try:
             for graph in shapes:
                 part = lower_part(Part(backend.info.device, graph), backend)
