@@ -171,3 +171,8 @@ def unsavable(network: OptimizedNetwork, folder: Path) -> str:
 
 def compiled(payload: object) -> OptimizedNetwork:
     return whole(of_ops(PreCompiled("acme", payload, (F32,))).graph, "acme:0")
+
+
+def as_saved(network: OptimizedNetwork) -> OptimizedNetwork:
+    """Return a network without what no file has: what its devices launch."""
+    return replace(network, parts=tuple(replace(part, lowered=None) for part in network.parts))

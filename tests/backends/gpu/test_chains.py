@@ -338,13 +338,13 @@ def test_a_shape_that_changes_has_launches_of_its_own() -> None:
         assert not chains(session)
 
 
-def test_chains_are_saved_and_shown(tmp_path: Path) -> None:
+def test_a_saved_network_runs_in_the_chains_that_it_shows(tmp_path: Path) -> None:
     with chaining():
         optimized = weft.optimize(block(), "null")
         optimized.save(tmp_path / "net.weft")
-        found = weft.OptimizedNetwork.load(tmp_path / "net.weft")
-    assert [x.facts for x in listing(found).launches] == [x.facts for x in listing(optimized).launches]
-    text = str(listing(found))
+        with weft.load(tmp_path / "net.weft") as session:
+            assert listing(session.optimized).launches == listing(optimized).launches
+    text = str(listing(optimized))
     assert "its levels are conv_gemm for" in text
     assert "in the chain of" in text
 

@@ -251,7 +251,7 @@ def test_where_a_moved_value_lies_is_told() -> None:
     assert "needs no memory of its own" in told and "size:step" in told
 
 
-def test_a_file_tells_where_moved_values_lie(tmp_path: Path) -> None:
+def test_a_network_from_a_file_moves_as_little(tmp_path: Path) -> None:
     net = Net()
     network = weft.optimize(net.finish(_shifted_windows(net)), "opencl")
     network.save(tmp_path / "windows.weft")

@@ -23,7 +23,7 @@ from tests.helpers.fakes import Creator, Mock, registered
 from tests.helpers.nets import Net, branching, chain, feeds
 from tests.helpers.null_gpu import CAPS, NullDevice, null_gpu
 from tests.helpers.random_nets import SLOW, networks
-from tests.helpers.saved_networks import content, refusal, rewritten
+from tests.helpers.saved_networks import as_saved
 from weft.backends.cpu.pipeline import CpuPipeline
 from weft.backends.gpu.device.device import BarrierCommand, Command, GpuDevice, LaunchCommand
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
@@ -190,7 +190,7 @@ def test_on_devices_also_after_a_resize_and_a_save(gpu: str, tmp_path: Path, mon
         before, network = session.report.launches, session.optimized
         network.save(tmp_path / "n.weft")
     read = OptimizedNetwork.load(tmp_path / "n.weft")
-    assert str(read) == str(network), "a saved file tells what runs"
+    assert str(read) == str(as_saved(network)), "a saved file tells all but the launches"
     with noting(device, monkeypatch) as noted, weft.load(read) as session:
         assert_listed(noted, session)
         assert [x.facts for _, x in session.report.launches] == [x.facts for _, x in before]
@@ -316,24 +316,7 @@ def test_a_part_of_a_batch_is_listed_for_each_part(monkeypatch: pytest.MonkeyPat
         assert kernels.count(kernels[0]) == 2, "the first nodes run in halves"
 
 
-# -- what a file says ----------------------------------------------------------------------------------------
-
-
-def test_a_listing_that_is_not_what_runs_is_noted_and_not_heeded(tmp_path: Path) -> None:
-    def forge(manifest: Any) -> None:
-        launch = manifest["parts"][0]["listing"]["launches"][0]
-        launch[1], launch[2] = "nothing", [1, 1, 1]
-
-    graph = branching(8)
-    with null_gpu():
-        saved = content(weft.optimize(graph, "null"), tmp_path)
-        (tmp_path / "n.weft").write_bytes(rewritten(saved, forge))
-        assert "nothing: 1x1x1 groups" in str(OptimizedNetwork.load(tmp_path / "n.weft"))
-        with weft.load(tmp_path / "n.weft") as session, weft.load(graph, "null") as other:
-            (note,) = (n for n in session.report.notes if "does not launch what the optimised network lists" in n)
-            assert "and not nothing: 1x1x1" in note
-            assert [x.facts for _, x in session.report.launches] == [x.facts for _, x in other.report.launches]
-            assert "nothing: " not in str(session.optimized).replace(note, "")
+# -- what another device runs --------------------------------------------------------------------------------
 
 
 def test_another_device_says_that_it_launches_something_else(tmp_path: Path) -> None:
@@ -342,26 +325,6 @@ def test_another_device_says_that_it_launches_something_else(tmp_path: Path) -> 
         device.caps = replace(LARGE_GPU, matrices=())
         with weft.load(network) as session:
             assert any("does not launch what the optimised network lists" in n for n in session.report.notes)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda listing: listing.__setitem__("launches", 3),
-        lambda listing: listing["launches"][0].pop(),
-        lambda listing: listing["launches"][0].__setitem__(2, [1, 1]),
-        lambda listing: listing["launches"][0].__setitem__(4, "many"),
-        lambda listing: listing["nodes"][0].__setitem__(0, None),
-        lambda listing: listing["nodes"][0][3][0].__setitem__(2, "NOWHERE"),
-        lambda listing: listing["nodes"][0][3][0].__setitem__(3, ["root"]),
-        lambda listing: listing.clear(),
-    ],
-)
-def test_a_damaged_listing_is_refused(change: Callable[[Any], object], tmp_path: Path) -> None:
-    with null_gpu():
-        saved = content(weft.optimize(branching(8), "null"), tmp_path)
-        damaged = rewritten(saved, lambda manifest: change(manifest["parts"][0]["listing"]))
-        assert "network.json is not what Weft writes" in refusal(damaged, tmp_path)
 
 
 # -- backends of users ---------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from tests.helpers.saved_networks import (
     Color,
     Holder,
     again,
+    as_saved,
     content,
     manifest_of,
     of_ops,
@@ -95,10 +96,10 @@ def test_F8_an_optimised_model_gives_the_same_results_after_it_was_loaded(
 ) -> None:
     network = weft.optimize(SHAPES, device, shapes={"image": (1, 3, 128, 128)}, **options)
     loaded = again(network, tmp_path)
-    assert str(loaded) == str(network)
+    assert str(loaded) == str(as_saved(network))
     assert loaded.config == network.config
     assert (loaded.notes, loaded.passes, loaded.refusals) == (network.notes, network.passes, network.refusals)
-    assert loaded.journal == network.journal and loaded.why("stem/relu") == network.why("stem/relu")
+    assert loaded.journal == network.journal and loaded.why("stem/relu") == as_saved(network).why("stem/relu")
     image = np.random.default_rng(8).random((1, 3, 128, 128), np.float32)
     with weft.Runtime() as runtime:
         first, second = (runtime.run(runtime.load(n), image) for n in (network, loaded))
@@ -139,7 +140,7 @@ def test_F8_the_optimised_rows_of_the_table_come_back(tmp_path: Path) -> None:
     rows = all_cases() if is_long() else {row.op: row for row in all_cases()}.values()
     network = weft.optimize(joined(rows), ["opencl", "cpu"])
     loaded = again(network, tmp_path)
-    assert str(loaded) == str(network)
+    assert str(loaded) == str(as_saved(network))
     assert len(network.parts) > 1
 
 

@@ -108,7 +108,7 @@ class Lowered:
 
     @cached_property
     def listing(self) -> Listing:
-        """Return what can be shown and saved of it."""
+        """Return what can be shown of it."""
         return Listing(tuple(map(self._listed, self.graph.nodes)), self.launches)
 
     def _listed(self, node: Node) -> ListedNode:
@@ -152,7 +152,7 @@ class ListedNode:
 
 @dataclass(frozen=True)
 class Listing:
-    """What a lowered part launches, to be shown and saved; nothing is run by it."""
+    """What a lowered part launches, to be shown; nothing is run by it."""
 
     nodes: tuple[ListedNode, ...]
     launches: tuple[Launch, ...]

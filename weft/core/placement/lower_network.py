@@ -44,8 +44,8 @@ def until_settled(plan: Callable[[], T]) -> T:
 def lower_network(network: OptimizedNetwork, backends: Mapping[str, Backend]) -> OptimizedNetwork:
     """Return the network with each part lowered by a backend of its device.
 
-    A part whose device has no backend here stays as it is: debug nodes on the host. If the network listed other
-    launches before, as a file from another device does, a note says so; so does one if outputs are declared otherwise.
+    A part whose device has no backend here stays as it is: debug nodes on the host. If the network was lowered to other
+    launches before, a note says so; so does one if outputs are declared otherwise.
     """
     parts = tuple(
         lower_part(part, backends[part.device]) if part.device in backends else part for part in network.parts
@@ -63,13 +63,13 @@ def lower_part(part: Part, backend: Backend) -> Part:
     PlanAgain if the backend has learned meanwhile that its device can do less.
     """
     if not isinstance(backend, Engine) or type(backend).lower is Engine.lower:
-        return replace(part, lowered=None, told=None)
+        return replace(part, lowered=None)
     graph, at = part.graph, f"{part.device}: {callback_of(backend, 'lower')}"
     with blame(part.device, "the backend failed in lower", callback=callback_of(backend, "lower")):
         made: object = backend.lower(graph.copy())
     lowered = check_answers.optional(made, Lowered, at, "a Lowered")
     if lowered is None:
-        return replace(part, lowered=None, told=None)
+        return replace(part, lowered=None)
     problems = _other_interface(graph, lowered.graph) or [
         *graph_problems(lowered.graph),
         *_unknown_names(lowered),
@@ -81,7 +81,7 @@ def lower_part(part: Part, backend: Backend) -> Part:
             why=listing(problems),
             fix="keep the part's inputs and outputs as they are; a value needs a spec, and is made before it is read",
         )
-    return replace(part, lowered=lowered, told=None)
+    return replace(part, lowered=lowered)
 
 
 def _other_interface(part: Graph, lowered: Graph) -> list[str]:

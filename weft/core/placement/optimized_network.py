@@ -104,13 +104,11 @@ class Part:
     graph: Graph
     lowered: Lowered | None = None
     """What its backend lowered it to, for these shapes and this device; None if the backend runs the graph as it is."""
-    told: Listing | None = None
-    """The listing that a saved network holds."""
 
     @property
     def listing(self) -> Listing | None:
         """Return the launches of its device, if they are known."""
-        return self.told if self.lowered is None else self.lowered.listing
+        return None if self.lowered is None else self.lowered.listing
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,7 +337,7 @@ class OptimizedNetwork:
         results = set(self.graph.outputs)
         graph.constants = {o: c for o, c in self.graph.constants.items() if o in results}
         kept = self.weights and len(graph.constants) == len(self.graph.constants)
-        parts = tuple(Part(p.device, _named(p.graph), _bare(p.lowered), p.told) for p in self.parts)
+        parts = tuple(Part(p.device, _named(p.graph), _bare(p.lowered)) for p in self.parts)
         tail = self.tail and replace(
             self.tail,
             rest=_named(self.tail.rest),

@@ -33,11 +33,9 @@ from typing import (
 
 import numpy as np
 
-from weft.core.contract.lowered import Launch, ListedNode, ListedValue, Listing, Size3, ValueView
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Step
 from weft.core.graph.graph import Declared, Graph, Node
-from weft.core.graph.index_map import Axis, Digits, IndexMap
 from weft.core.graph.layout import Array, Layout
 from weft.core.graph.op import Op, find_op
 from weft.core.graph.tensor import SequenceSpec, TensorSpec
@@ -264,8 +262,8 @@ def _declared_json(declared: Declared) -> Json:
 
 
 @cache
-def hints_of(cls: type[Op]) -> dict[str, Any]:
-    """Return the types of an op's attributes; none if they name types that are imported for type checking only."""
+def hints_of(cls: type) -> dict[str, Any]:
+    """Return the types of a class's attributes; none if they name types that are imported for type checking only."""
     try:
         return get_type_hints(cls)
     except (NameError, TypeError):
@@ -432,6 +430,15 @@ def texts(value: Json) -> tuple[str, ...]:
     return tuple(expect(v, str) for v in expect(value, list))
 
 
+def record(cls: type[T], value: Json) -> T:
+    """Return the dataclass whose fields are the values of a list, in order; Damaged if these are of other types."""
+    held = [tuple(v) if type(v) is list else v for v in expect(value, list)]
+    hints = hints_of(cls)  # type: ignore[arg-type]  # mypy does not see that any class has a hash
+    if len(held) != len(hints) or not all(map(fits, held, hints.values())):
+        raise Damaged(f"{str(value)[:80]} is not a {cls.__name__}")
+    return cls(*held)
+
+
 def parse_spec(value: Json) -> TensorSpec:
     """Return a spec from its JSON."""
     dims = expect(value["shape"], list)
@@ -453,71 +460,3 @@ def parse_input_spec(value: Json) -> TensorSpec:
 def _declared(dtype: Json, shape: Json) -> Declared:
     sizes = None if shape is None else tuple(None if d is None else expect(d, int) for d in expect(shape, list))
     return Declared(None if dtype is None else DType[dtype], sizes)
-
-
-# -- what a device launches ----------------------------------------------------------------------------------
-
-
-def listing_json(listing: Listing) -> Json:
-    """Return the JSON of a listing."""
-    return {
-        "nodes": [[n.name, n.kind, n.flops, [_listed_json(v) for v in n.outputs]] for n in listing.nodes],
-        "launches": [_launch_json(x) for x in listing.launches],
-    }
-
-
-def _launch_json(launch: Launch) -> Json:
-    held = [launch.node, launch.kernel, [*launch.grid], [*launch.local], launch.read, launch.written]
-    return held if not launch.levels else [*held, *([node, kernel] for node, kernel in launch.levels)]
-
-
-def _listed_json(value: ListedValue) -> Json:
-    view = value.view and [value.view.root, value.view.first, value.view.blocks, *_places_json(value.view.places)]
-    return [value.name, spec_json(value.spec), value.layout.name, view]
-
-
-def _places_json(places: IndexMap) -> list[Json]:
-    """Return the JSON of the stages of a map."""
-    return [[stage.offset, *([a.size, a.step, a.shift] for a in stage.axes)] for stage in places.stages]
-
-
-def parse_listing(value: Json) -> Listing:
-    """Return a listing from its JSON."""
-    return Listing(
-        tuple(_listed_node(*each) for each in expect(value["nodes"], list)),
-        tuple(_launch(*each) for each in expect(value["launches"], list)),
-    )
-
-
-def _listed_node(name: Json, kind: Json, flops: Json, outputs: Json) -> ListedNode:
-    values = tuple(_listed_value(*each) for each in expect(outputs, list))
-    return ListedNode(expect(name, str), expect(kind, str), expect(flops, int), values)
-
-
-def _listed_value(name: Json, spec: Json, layout: Json, view: Json) -> ListedValue:
-    return ListedValue(expect(name, str), parse_spec(spec), Layout[layout], None if view is None else _view(*view))
-
-
-def _view(root: Json, first: Json, blocks: Json, *stages: Json) -> ValueView:
-    places = IndexMap(tuple(_digits(*expect(stage, list)) for stage in stages))
-    return ValueView(expect(root, str), expect(first, int), expect(blocks, int), places)
-
-
-def _digits(offset: Json, *axes: Json) -> Digits:
-    return Digits(tuple(Axis(*ints(axis)) for axis in axes), expect(offset, int))
-
-
-def _launch(node: Json, kernel: Json, grid: Json, local: Json, read: Json, written: Json, *levels: Json) -> Launch:
-    return Launch(
-        expect(node, str), expect(kernel, str), _size(grid), _size(local), expect(read, int), expect(written, int),
-        levels=tuple(_level(*expect(each, list)) for each in levels),
-    )
-
-
-def _level(node: Json, kernel: Json) -> tuple[str, str]:
-    return expect(node, str), expect(kernel, str)
-
-
-def _size(value: Json) -> Size3:
-    x, y, z = ints(value)
-    return x, y, z

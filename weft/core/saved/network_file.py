@@ -5,9 +5,8 @@ backends compiled; `network.json` has their checksums. Each later stage has a se
 the graph that this computes, and of all nodes, constants and bytes. So a plan that was changed, or put in another's
 place, is refused. It is no signature: whoever writes a file decides what it computes.
 
-A file lists the launches of devices for readers: a load plans them again, and a note says where they differ. It holds
-no Python objects, paths or dates, so equal networks give equal files. It serves only the versions of the backends that
-it was made for.
+A file says nothing of launches, which a load plans for its device. It holds no Python objects, paths or dates, so equal
+networks give equal files. It serves only the versions of the backends that it was made for.
 """
 
 from __future__ import annotations
@@ -19,22 +18,21 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar, get_args
+from typing import TypeVar
 
 import numpy as np
 
 from weft.core.contract.backend import BackendConfig, MemoryMode, Power, Precision
 from weft.core.contract.backend_options import Options, Value
-from weft.core.contract.lowered import Listing
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Layout
 from weft.core.graph.limits import Limits
 from weft.core.passes import PassRecord
-from weft.core.passes.journal import Change, Journal, Kind, Step
+from weft.core.passes.journal import Change, Journal, Step
 from weft.core.placement.check_network import OPTIMIZE_AGAIN, check_network
 from weft.core.placement.optimized_network import LaterStage, OptimizedNetwork, Part, Tail
 from weft.core.placement.optimizer import OptimizerOptions
@@ -58,12 +56,11 @@ from weft.core.saved.codec import (
     UnknownOp,
     Unsavable,
     expect,
-    listing_json,
     npy_header,
     parse_input_spec,
-    parse_listing,
     parse_npy,
     parse_spec,
+    record,
     spec_json,
     texts,
 )
@@ -79,7 +76,7 @@ from weft.errors import (
 )
 
 T = TypeVar("T")
-FORMAT = 6
+FORMAT = 7
 """It rises with every change after which an older Weft could not read a file, or would misread it."""
 
 
@@ -148,14 +145,11 @@ def _network_json(network: OptimizedNetwork, nodes: _NodeTable) -> dict[str, Jso
     """Return what a file holds of each stage."""
     return {
         "graph": _graph_json(network.graph, nodes),
-        "parts": [
-            {"device": p.device, "graph": _graph_json(p.graph, nodes), "listing": p.listing and listing_json(p.listing)}
-            for p in network.parts
-        ],
-        "refusals": [[r.node, r.op, r.device, r.reason] for r in network.refusals],
+        "parts": [{"device": p.device, "graph": _graph_json(p.graph, nodes)} for p in network.parts],
+        "refusals": list(map(astuple, network.refusals)),
         "notes": list(network.notes),
-        "passes": [[p.name, p.before, p.after, p.changed] for p in network.passes],
-        "journal": [_step_json(step) for step in network.journal.steps],
+        "passes": list(map(astuple, network.passes)),
+        "journal": [[s.by, s.purpose, s.lowering, list(map(astuple, s.changes))] for s in network.journal.steps],
     }
 
 
@@ -171,11 +165,10 @@ def _tail_json(tail: Tail, nodes: _NodeTable) -> Json:
     except Unsavable as e:
         nodes.problems.append(f"what comes after the first stage: {e}")
         rest = None
-    corners = {v: [c.room, c.sizes, c.begin, c.rank, c.axis] for v, c in tail.corners.items()}
     return {
         "inputs": [[name, spec_json(spec)] for name, spec in tail.inputs.items()],  # in order, which a dict would lose
         "outputs": list(tail.outputs),
-        "corners": corners,
+        "corners": {value: astuple(corner) for value, corner in tail.corners.items()},
         "rest": rest,
         "hints": dict(tail.options.hints),
         "fallback": tail.options.fallback,
@@ -375,14 +368,13 @@ class _Reader:
             OptimizedNetwork(
                 graph=self._graph(stage["graph"], nodes),
                 parts=tuple(
-                    Part(_device(p["device"]), self._graph(p["graph"], nodes), told=_listing(p["listing"]))
-                    for p in expect(stage["parts"], list)
+                    Part(_device(p["device"]), self._graph(p["graph"], nodes)) for p in expect(stage["parts"], list)
                 ),
                 devices=devices,
                 config=config,
-                refusals=tuple(Refusal(*_four(texts(r))) for r in expect(stage["refusals"], list)),
+                refusals=tuple(record(Refusal, r) for r in expect(stage["refusals"], list)),
                 notes=texts(stage["notes"]),
-                passes=tuple(_pass(p) for p in expect(stage["passes"], list)),
+                passes=tuple(record(PassRecord, p) for p in expect(stage["passes"], list)),
                 versions=versions,
                 backend_options=options,
                 named=named,
@@ -403,7 +395,7 @@ class _Reader:
         inputs = dict(given)
         if len(inputs) < len(given):
             raise Damaged(f"of {len(given)} inputs, some have one name")
-        corners = {name: _corner(*each) for name, each in expect(value["corners"], dict).items()}
+        corners = {name: record(Corner, each) for name, each in expect(value["corners"], dict).items()}
         made = [*inputs, *first.graph.outputs, *corners]
         hints = {name: expect(device, str) for name, device in expect(value["hints"], dict).items()}
         unknown = set(hints.values()).difference(first.devices)
@@ -522,10 +514,6 @@ class _Reader:
         )
 
 
-def _listing(value: Json) -> Listing | None:
-    return None if value is None else parse_listing(value)
-
-
 def _device(name: str) -> str:
     """Return the name of a device; Damaged unless it is an id and a number, as networks write it."""
     if not re.fullmatch(r"[^:,]+:(0|[1-9]\d{0,8})", name):
@@ -539,37 +527,10 @@ def _at(values: Sequence[T], index: Json) -> T:
     return values[index]
 
 
-def _corner(room: Json, sizes: Json, begin: Json, rank: Json, axis: Json) -> Corner:
-    at = None if axis is None else expect(axis, int)
-    return Corner(expect(room, str), expect(sizes, str), expect(begin, int), expect(rank, int), at)
-
-
-def _four(values: tuple[str, ...]) -> tuple[str, str, str, str]:
-    node, op, device, reason = values
-    return node, op, device, reason
-
-
-def _pass(value: Json) -> PassRecord:
-    name, before, after, changed = value
-    return PassRecord(expect(name, str), expect(before, int), expect(after, int), expect(changed, bool))
-
-
-def _step_json(step: Step) -> Json:
-    changes = [[c.kind, c.node, c.text, c.before, list(c.values), list(c.into)] for c in step.changes]
-    return [step.by, step.purpose, step.lowering, changes]
-
-
 def _step(value: Json) -> Step:
     by, purpose, lowering, changes = value
-    made = map(_change, expect(changes, list))
+    made = [record(Change, each) for each in expect(changes, list)]
     return Step.of_changes(expect(by, str), expect(purpose, str), made, expect(lowering, bool))
-
-
-def _change(value: Json) -> Change:
-    kind, node, text, before, values, into = value
-    if kind not in get_args(Kind):
-        raise Damaged(f"{kind!r:.40} is nothing that becomes of a node")
-    return Change(kind, expect(node, str), expect(text, str), expect(before, str), texts(values), texts(into))
 
 
 def _value(value: Json) -> Value:
