@@ -95,6 +95,8 @@ class CpuPipeline(Pipeline):
 
     def _store(self, targets: Mapping[str, Array]) -> list[str]:
         """Have nodes write to lent arrays, but for an output that a node only reshapes; others lie where planned."""
+        if not (targets or self._planned):
+            return []
         for tensor in [t for t, planned in self._planned.items() if _address(t.memory) in _LENT_OUTPUTS]:
             tensor.memory = self._planned.pop(tensor)
         stored = [name for name, array in targets.items() if self._lies_in(self.tensor(name), array, _LENT_OUTPUTS)]

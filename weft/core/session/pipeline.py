@@ -608,8 +608,11 @@ class Pipeline:
 
     def fill(self, name: str, array: Array) -> None:
         """Hand over an input, of the same shape and type, of the next run; what is not lent is copied by its end."""
-        with self.copying(name):
+        try:
             copy_tensor(Tensor.from_numpy(array, name=name), self.tensor(name))
+        except Exception:
+            with self.copying(name):
+                raise
 
     def take(self, name: str, source: Tensor) -> None:
         """Copy an input from a tensor of another pipeline; on the host it may lie as the device wants it."""
