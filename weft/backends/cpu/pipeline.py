@@ -67,16 +67,20 @@ class CpuPipeline(Pipeline):
             return False
         for k, task in enumerate(self.tasks):
             if k in touched:
-                self._resize_task(task)
+                self._callbacks.resize(task.node, task.execution, task.inputs, task.outputs)
             if self._progress is not None:
                 self._progress(k + 1, len(self.tasks))
         self._note_memory()
         self._called = [task for task in self.tasks if Recorded.is_called(task.execution)]
         return True
 
-    def _clear(self) -> None:
+    def _drop_plan(self) -> None:
         self._planned.clear()
-        super()._clear()
+        super()._drop_plan()
+
+    def _drop_tensors(self) -> None:
+        self._planned.clear()
+        super()._drop_tensors()
 
     # -- run -------------------------------------------------------------------------------------------
 

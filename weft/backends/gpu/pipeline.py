@@ -93,7 +93,7 @@ class GpuPipeline(Pipeline):
     def show(self, other: Part) -> None:
         """Learn which constants of kernels vary."""
         if self.wants_other_sizes and other.lowered is not None:
-            with self._blamed("compare"):
+            with self._callbacks.blamed("compare"):
                 self.backend.compare(other.lowered)
 
     # -- run -------------------------------------------------------------------------------------------

@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
 from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend, Execution, Recorded, StorageType
+from weft.core.contract.callbacks import Callbacks, done, executed
 from weft.core.contract.engine import Engine
 from weft.core.contract.error_context import at_node, at_nodes, blame, callback_of, do_all, is_error
 from weft.core.contract.profile import Work
@@ -29,9 +29,8 @@ from weft.core.host.shared_arrays import is_lasting
 from weft.core.host.tensor_copy import copy_tensor
 from weft.core.placement.optimized_network import Part
 from weft.core.session.overflow import OverflowWatch
-from weft.errors import LESS_MEMORY, BackendError, ExecutionError, OutOfMemory
+from weft.errors import BackendError, ExecutionError
 
-REFUSE_LATE = "return None to refuse the node"
 Progress = Callable[[int, int], None]
 """Called after each node with the number of prepared nodes and of all nodes of the part."""
 NO_TARGETS: Mapping[str, Array] = {}
@@ -117,21 +116,6 @@ def _form(tensor: Tensor) -> TensorForm:
     return tensor.shape, tensor.dtype, tensor.layout
 
 
-def _done(answer: object, owner: object, name: str) -> None:
-    """Raise unless a callback answers that it succeeded; the caller adds the node or the device to the error."""
-    if answer is not None:
-        check_answers.done(answer, callback_of(owner, name), f"{name} failed")
-
-
-def _executed(answer: object, task: Task) -> None:
-    """Raise unless an execution answers that it ran; an execution that returns its result did not write it."""
-    if isinstance(answer, (np.ndarray, tuple, list)):
-        raise check_answers.broken(
-            answer, callback_of(task.execution, "onExecute"), "None", "write the result into outputs[0].memory"
-        )
-    _done(answer, task.execution, "onExecute")
-
-
 def show_stored(watch: OverflowWatch, outputs: Iterable[Tensor]) -> None:
     """Let a watch see what was stored, as far as it is on the host."""
     for tensor in outputs:
@@ -152,6 +136,7 @@ class Pipeline:
         self, part: Part, backend: Backend, *, thrifty: bool = False, progress: Progress | None = None
     ) -> None:
         self.device, self.backend, self.thrifty = part.device, backend, thrifty
+        self._callbacks = Callbacks(backend, part.device)
         self._progress = progress
         self.graph: Graph = part.graph
         self.tasks: list[Task] = []
@@ -184,10 +169,10 @@ class Pipeline:
                 self._drop_plan()
         if self.thrifty:
             self._drop_tasks()
-        self.graph = part.graph
+        self.graph = part.graph if part.lowered is None else part.lowered.graph
+        self._callbacks.part = self.graph.name
         if part.lowered is not None:
-            self.graph = part.lowered.graph
-            self._do("onLowered", part.lowered)
+            self._callbacks.do("onLowered", part.lowered)
         names = self._named(part.graph.inputs, part.graph.outputs, imports)
         changed, touched = self._create(names)
         if keeps:
@@ -195,10 +180,10 @@ class Pipeline:
                 return
             self._drop_plan()
         self.mapped = {}
-        self._do("onResizeBegin")
+        self._callbacks.do("onResizeBegin")
         shared = {**imports, **{o: imports[i] for o, i in self.graph.aliases.items() if i in imports}}
         self._map(part.graph.inputs, part.graph.outputs, shared, fetched, names)
-        self._do("onResizeEnd")
+        self._callbacks.do("onResizeEnd")
         self._hold_memory(shared)
         self._called = [task for task in self.tasks if Recorded.is_called(task.execution)]
         if self.thrifty:
@@ -211,18 +196,6 @@ class Pipeline:
     def _keep_plan(self, changed: Mapping[str, TensorForm], touched: Collection[int]) -> bool:
         """Keep the plan, and resize the nodes that are `touched`; False if it has no room for the `changed` tensors."""
         return False
-
-    def _call(self, name: str, *arguments: object, node: Node | None = None) -> Any:
-        """Return the answer of a backend's callback; errors name the backend and the callback."""
-        try:
-            return getattr(self.backend, name)(*arguments)
-        except Exception:
-            with self._blamed(name, node):
-                raise
-
-    def _blamed(self, name: str, node: Node | None = None) -> AbstractContextManager[None]:
-        """Return a context that names the backend and the callback in errors."""
-        return blame(self._place(node), f"the backend failed in {name}", callback=callback_of(self.backend, name))
 
     @property
     def nbytes(self) -> int:
@@ -242,17 +215,10 @@ class Pipeline:
     def show(self, other: Part) -> None:
         """Learn from the part for a shape in which every open dimension has another size; it does not run."""
 
-    def _do(self, name: str, *arguments: object) -> None:
-        """Call a callback that answers success or failure; ExecutionError if it failed."""
-        answer = self._call(name, *arguments)
-        if answer is not None:
-            what = f"the backend failed in {name} of network part {self.graph.name!r}"
-            check_answers.done(answer, self._at(name), what)
-
     def _drop_plan(self) -> None:
         """Have the backend free all memory that is not STATIC, and hold no array of it, before there is a new plan."""
         self._forget_memory()
-        self._clear()
+        self._callbacks.clear()
         for tensor in self.tensors.values():
             tensor.memory = None
 
@@ -260,43 +226,6 @@ class Pipeline:
         """Hold no array of outputs: the last one who does frees its buffer."""
         for task in self.tasks:
             task.memory = ()
-
-    def _clear(self) -> None:
-        """Have the backend free all memory that is not STATIC."""
-        if not self._granted(self._call("onClearBuffer"), "onClearBuffer", "where it cannot free its memory"):
-            raise BackendError(
-                f"{self.device} did not free the memory of network part {self.graph.name!r}",
-                where=self._at("onClearBuffer"),
-                why="it returned False",
-                fix=check_answers.SAY_WHY,
-            )
-
-    def _release(self, tensor: Tensor, storage: StorageType) -> None:
-        """Have the backend take back the memory of a tensor."""
-        try:
-            answer = self.backend.onReleaseBuffer(tensor, storage)
-        except Exception:
-            with self._blamed("onReleaseBuffer"):
-                raise
-        if answer is not True and not self._granted(answer, "onReleaseBuffer", "where it does not know the tensor"):
-            raise BackendError(
-                f"{self.device} did not take back the memory of {tensor.name!r}",
-                where=self._at("onReleaseBuffer"),
-                why=f"it returned False for {storage.name} memory that it had given",
-                fix=check_answers.SAY_WHY,
-            )
-
-    def _place(self, node: Node | None) -> str:
-        return at_node(node, self.device) if node else self.device
-
-    def _at(self, callback: str, node: Node | None = None) -> str:
-        return f"{self._place(node)}: {callback_of(self.backend, callback)}"
-
-    def _granted(self, answer: object, callback: str, otherwise: str, node: Node | None = None) -> bool:
-        """Return whether a callback succeeded; its name is put together only for an error, to save time."""
-        if answer is True or answer is False:
-            return answer
-        return check_answers.granted(answer, self._at(callback, node), otherwise)
 
     def _create(self, names: _Names) -> tuple[Mapping[str, TensorForm], Collection[int]]:
         """Have the backend make an execution for each node that no existing one serves.
@@ -331,15 +260,12 @@ class Pipeline:
                 continue
             touched.add(k)
             inputs, outputs = self._operands(node)
-            answer = self._call("onCreate", inputs, outputs, node.op, node=node)
-            if isinstance(answer, Execution):
-                made[node.name] = Task(node, answer, inputs, outputs)
-                self.tasks.append(made[node.name])
-            elif answer is None:
+            execution = self._callbacks.create(node, inputs, outputs)
+            if execution is None:
                 refused.append(node)
             else:
-                at = self._at("onCreate", node)
-                raise check_answers.broken(answer, at, "an Execution, or None", REFUSE_LATE)
+                made[node.name] = Task(node, execution, inputs, outputs)
+                self.tasks.append(made[node.name])
         if refused:
             raise NodeRefused(refused, self.device)
         self.tasks = [made[node.name] for node in self.graph.nodes]
@@ -407,8 +333,8 @@ class Pipeline:
             borrowed = self.thrifty or is_lasting(value)
             tensor.memory = to_storage(value if borrowed else value.copy(), tensor.layout)
         else:
-            self._acquire(tensor, StorageType.STATIC)
-            self._do("onCopyBuffer", Tensor.from_numpy(value, tensor.layout, name), tensor)
+            self._callbacks.acquire(tensor, StorageType.STATIC)
+            self._callbacks.do("onCopyBuffer", Tensor.from_numpy(value, tensor.layout, name), tensor)
         return tensor
 
     @property
@@ -425,37 +351,29 @@ class Pipeline:
         names: _Names,
     ) -> None:
         """Acquire, resize and release in the order of the nodes, then allocate."""
+        callbacks = self._callbacks
         for name in inputs:
             if name in imports:
-                self._import(name, imports[name])
+                callbacks.import_buffer(self.tensor(name), imports[name])
                 continue
-            self._acquire(self.tensor(name), StorageType.DYNAMIC_SEPERATE)
+            callbacks.acquire(self.tensor(name), StorageType.DYNAMIC_SEPERATE)
             self._stage(self.tensor(name), is_input=True)
         dying = names.dying
         for k, task in enumerate(self.tasks):
             for tensor in task.outputs:
                 if tensor.name in imports:
-                    self._import(tensor.name, imports[tensor.name])
+                    callbacks.import_buffer(tensor, imports[tensor.name])
                 else:
-                    self._acquire(tensor, StorageType.DYNAMIC, task.node)
-            self._resize_task(task)
+                    callbacks.acquire(tensor, StorageType.DYNAMIC, task.node)
+            callbacks.resize(task.node, task.execution, task.inputs, task.outputs)
             if self._progress is not None:
                 self._progress(k + 1, len(self.tasks))
             for name, storage in dying[k]:
                 if name in self.tensors:
-                    self._release(self.tensors[name], storage)
+                    callbacks.release(self.tensors[name], storage)
         for name in (o for o in outputs if o in fetched):
             self._stage(self.tensor(name), is_input=False)
-        self._allocate()
-
-    def _resize_task(self, task: Task) -> None:
-        try:
-            answer: object = task.execution.onResize(task.inputs, task.outputs)  # type: ignore[func-returns-value]
-            if answer is not None:
-                _done(answer, task.execution, "onResize")
-        except Exception:
-            with blame(self._place(task.node), callback=callback_of(task.execution, "onResize")):
-                raise
+        callbacks.allocate(lambda: sum(t.nbytes for t in self.tensors.values() if t.constant is None))
 
     def _named(self, inputs: Sequence[str], outputs: Sequence[str], imports: Collection[str]) -> _Names:
         """Return what follows from the names of the part, which most resizes leave as they were."""
@@ -477,43 +395,8 @@ class Pipeline:
             )
         return self._names
 
-    def _allocate(self) -> None:
-        answer = self._call("onAllocateBuffer")
-        if not self._granted(answer, "onAllocateBuffer", "where memory is lacking"):
-            total = sum(t.nbytes for t in self.tensors.values() if t.constant is None)
-            raise OutOfMemory(
-                f"{self.device} could not allocate what the network needs",
-                where=self.graph.name,
-                why=f"its tensors take up to {total:,} bytes and onAllocateBuffer returned False",
-                fix=f"{LESS_MEMORY}, or another device",
-            )
-
-    def _import(self, name: str, source: Tensor) -> None:
-        answer = self._call("onImportBuffer", self.tensor(name), source)
-        if not self._granted(answer, "onImportBuffer", "where it cannot import"):
-            raise BackendError(
-                f"{self.device} did not import {name!r}",
-                where=self._at("onImportBuffer"),
-                why="it returned False, and canImport had returned True",
-                fix="answer both alike, or leave canImport out: then the value is copied",
-            )
-
     def _stage(self, tensor: Tensor, *, is_input: bool) -> None:
         """Put a lasting host array of an input or output into `mapped`, where runs copy themselves."""
-
-    def _acquire(self, tensor: Tensor, storage: StorageType, node: Node | None = None) -> None:
-        try:
-            answer = self.backend.onAcquireBuffer(tensor, storage)
-        except Exception:
-            with self._blamed("onAcquireBuffer", node):
-                raise
-        if answer is not True and not self._granted(answer, "onAcquireBuffer", "where memory is lacking", node):
-            raise OutOfMemory(
-                f"{self.device} has no memory for {tensor.name!r}",
-                where=self._place(node),
-                why=f"{tensor.nbytes:,} bytes of {storage.name} memory were refused",
-                fix=f"{LESS_MEMORY}, or another device",
-            )
 
     def _hold_memory(self, imports: Collection[str]) -> None:
         """Note where the outputs of nodes are on the host, which runs must not change; BackendError if nowhere."""
@@ -523,7 +406,7 @@ class Pipeline:
             if tensor.backend is not None and not isinstance(tensor.memory, np.ndarray):
                 raise BackendError(
                     f"{self.device} gave {tensor.name!r} no memory",
-                    where=self._at("onImportBuffer" if tensor.name in imports else "onAcquireBuffer"),
+                    where=self._callbacks.at("onImportBuffer" if tensor.name in imports else "onAcquireBuffer"),
                     why=f"Tensor.memory is {check_answers.shown(tensor.memory)} after onAllocateBuffer and onResizeEnd",
                     fix="host_memory promises numpy arrays: set Tensor.memory by then, or leave it to HostBackend",
                 )
@@ -544,7 +427,7 @@ class Pipeline:
         answer: object
         backend, task, callback = self.backend, None, "onExecuteBegin"
         try:
-            _done(backend.onExecuteBegin(), backend, callback)
+            done(backend.onExecuteBegin(), backend, callback)
             stored = self._store(targets)
             if backend.host_memory:
                 for task in self._called:
@@ -555,10 +438,10 @@ class Pipeline:
                 for task in self._called:
                     answer = task.execution.onExecute(task.inputs, task.outputs)
                     if answer is not None:
-                        _executed(answer, task)
+                        executed(answer, task.execution)
             task, callback = None, "onExecuteEnd"
             self.running = True  # before the call: an interrupt during it must not leave the run without a wait
-            _done(backend.onExecuteEnd(), backend, callback)
+            done(backend.onExecuteEnd(), backend, callback)
         except BaseException as e:
             # Nodes that were queued so far must be waited for; after a begin or an end that failed there are none.
             self.running = task is not None or not is_error(e)
@@ -587,7 +470,7 @@ class Pipeline:
         begun = perf_counter() if profiling is not None else 0.0
         answer = task.execution.onExecute(task.inputs, task.outputs)
         if answer is not None:
-            _executed(answer, task)
+            executed(answer, task.execution)
         if profiling is not None:
             seconds, node = perf_counter() - begun, task.node
             profiling.event(node.name, seconds, Work.of(node.name, node.op, task.inputs, task.outputs))
@@ -647,7 +530,7 @@ class Pipeline:
             with blame(self._everywhere(), "the device failed during a run", callback=callback):
                 raise
         self.running = False
-        if not self._granted(answer, "onWaitFinish", "if the run failed"):
+        if answer is not True and not self._callbacks.granted(answer, "onWaitFinish", "if the run failed"):
             raise ExecutionError(
                 "the device could not finish a run",
                 where=self._everywhere(),
@@ -675,16 +558,11 @@ class Pipeline:
         do_all([partial(self._close_tasks, tasks), partial(self._release_constants, constants.values())])
 
     def _close_tasks(self, tasks: Iterable[Task]) -> None:
-        do_all(partial(self._close_task, task) for task in tasks)
-
-    def _close_task(self, task: Task) -> None:
-        with blame(at_node(task.node, self.device), callback=callback_of(task.execution, "close")):
-            answer: object = task.execution.close()  # type: ignore[func-returns-value]
-            _done(answer, task.execution, "close")
+        do_all(partial(self._callbacks.close_execution, task.node, task.execution) for task in tasks)
 
     def _release_constants(self, tensors: Iterable[Tensor]) -> None:
         if not self._borrows:
-            do_all(partial(self._release, tensor, StorageType.STATIC) for tensor in tensors)
+            do_all(partial(self._callbacks.release, tensor, StorageType.STATIC) for tensor in tensors)
 
     def _forget_constants(self) -> None:
         self.graph = self.graph.copy()
@@ -695,7 +573,8 @@ class Pipeline:
 
     def close(self) -> None:
         """Wait, then free the executions, the constants, the rest of the memory, and the backend object."""
-        do_all([self.wait, self._drop_tasks, self._clear, partial(self._do, "close"), self._drop_tensors])
+        end = partial(self._callbacks.do, "close")
+        do_all([self.wait, self._drop_tasks, self._callbacks.clear, end, self._drop_tensors])
 
     def _drop_tensors(self) -> None:
         self.tensors, self.mapped = {}, {}
