@@ -22,7 +22,6 @@ PHASES: dict[tuple[str, str], str] = {
     ("vulkan/glslang.py", "find_compiler"): "find GLSL compiler",
     ("vulkan/pipeline_builder.py", "pipeline"): "Vulkan pipeline",
     ("vulkan/late_compiler.py", "compile"): "Vulkan pipeline",
-    ("vulkan/late_compiler.py", "settle"): "Vulkan pipeline",
     ("vulkan/ptx_kernels.py", "_assembled_from"): "load cubin",
     ("vulkan/device.py", "open_device"): "open device",
     ("vulkan/physical.py", "physical_devices"): "list devices",

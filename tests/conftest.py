@@ -171,20 +171,6 @@ def decide_anew() -> None:
         chooser.forget_decisions()
 
 
-@pytest.fixture(autouse=True)
-def kernels_one_at_a_time() -> Iterator[None]:
-    """In the short run, have llvmpipe compile on no further logical devices: other tests need the other cores.
-
-    On each of them it compiles what it then reads from its cache again, a tenth more work in all.
-    """
-    late_compiler = sys.modules.get("weft.backends.vulkan.late_compiler")
-    # Not with the fixture monkeypatch: tests count on its order among the fixtures that they ask for.
-    with pytest.MonkeyPatch.context() as patch:
-        if late_compiler is not None and not is_long():
-            patch.setattr(late_compiler, "LEAST", sys.maxsize)
-        yield
-
-
 @pytest.fixture
 def passes_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the short run, believe what each pass returns: for networks that another test has rewritten with checks."""

@@ -20,7 +20,7 @@ import weft
 from tests.helpers.nets import Net
 from weft.backends.gpu.tuning.tuner import tune_pipelines
 from weft.backends.opencl.native import NativeCalls
-from weft.backends.vulkan.late_compiler import _EmptyDispatches
+from weft.backends.vulkan.late_compiler import LateCompiler
 from weft.backends.vulkan.pipeline_builder import PipelineBuilder
 from weft.core.graph.graph import Graph
 from weft.core.host import background
@@ -29,7 +29,7 @@ DRIVERS: dict[str, tuple[type, str]] = {
     "opencl": (NativeCalls, "build"),
     "opencl:1": (NativeCalls, "build"),
     "vulkan": (PipelineBuilder, "pipeline"),
-    "vulkan:0": (_EmptyDispatches, "run"),
+    "vulkan:0": (LateCompiler, "compile"),
 }
 """What has the driver of a device compile: llvmpipe does so twice, when it makes a pipeline and at a dispatch."""
 PATIENCE = 60.0

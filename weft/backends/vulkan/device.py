@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import Any, TypeVar
 
 from weft.backends.gpu.device import fork_guard
@@ -185,12 +185,13 @@ class VulkanDevice(GpuDevice):
 
     @property
     def compiles_side_by_side(self) -> bool:
-        """Tell whether several threads compile faster than one: those of each logical device do."""
+        """Tell whether several threads compile faster than one."""
         return True
 
     def building(self) -> AbstractContextManager[None]:
-        """Let a driver that compiles one kernel at a time do so on several logical devices, or in child processes."""
-        return self.parts.builds.building()
+        """Let child processes compile to PTX, where kernels come from there."""
+        ptx = self.parts.ptx
+        return nullcontext() if ptx is None else ptx.building()
 
     def expect_building(self) -> None:
         """Start the processes that compile to PTX, which takes a second or two."""
@@ -211,7 +212,6 @@ class VulkanDevice(GpuDevice):
     def record_divided(self, commands: Sequence[Command], cuts: Sequence[int], profile: Profiled = False) -> Recording:
         """Return the commands as command buffers, of which one begins with each command in `cuts`."""
         parts = self.parts
-        parts.pipelines.settle()
         recording = Recording(parts.context, parts.memory, parts.ptx, self.caps, commands, profile, cuts)
         with parts.lock:
             parts.recordings.add(recording)

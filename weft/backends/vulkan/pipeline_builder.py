@@ -84,7 +84,7 @@ class PipelineBuilder:
         constants: bytes,
         spirv: bytes,
         pushed: Positions,
-        cache: Any = NULL,
+        cache: Any,
     ) -> Kernel:
         """Return the kernel with these constants, of which those at the positions `pushed` are given at each dispatch.
 

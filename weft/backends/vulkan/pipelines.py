@@ -14,7 +14,6 @@ import logging
 import struct
 import threading
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 
 from weft.backends.gpu.device.built_kernels import KERNELS_KEPT, Kept
 from weft.backends.vulkan import pushed_numbers
@@ -33,7 +32,6 @@ from weft.backends.vulkan.pipeline_builder import (
 from weft.backends.vulkan.pushed_constants import pushable
 from weft.backends.vulkan.pushed_numbers import MOST_BYTES
 from weft.backends.vulkan.spirv import has_spirv, spirv_for
-from weft.core.host.background import aside
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import DeviceError, DeviceLost, OutOfMemory
 from weft.kernels.source import LOCAL_SIZE, KernelSource
@@ -121,20 +119,6 @@ class Pipelines:
         found = {(source.digest, pack_constants(source, values), ()): source for source, values in kernels}
         return sum(self._kernels.find(key) is None and not has_spirv(source) for key, source in found.items())
 
-    def building(self) -> AbstractContextManager[None]:
-        """Compile several kernels at a time while a block runs, where that takes more than threads."""
-        return nullcontext() if self._late is None else self._late.hold()
-
-    def settle(self) -> None:
-        """Return once the driver has compiled every kernel for this device; Ctrl-C does not wait for it."""
-        if self._late is not None and self._late.is_unsettled:
-            aside(self._settle)
-
-    def _settle(self) -> None:
-        assert self._late is not None
-        with self._context.used():
-            self._late.settle()
-
     def hold(self, count: int) -> None:
         """Keep `count` pipelines besides those in use."""
         self._kernels.limit(count)
@@ -160,12 +144,11 @@ class Pipelines:
                 raise
             log.warning("the driver refused the cached SPIR-V of kernel %s; it is compiled again", source.entry)
             self._builder.forget_module(source, pushed)
-            spirv = anew
-            made = self._builder.pipeline(source, values, constants, spirv, pushed, cache.handle)
+            made = self._builder.pipeline(source, values, constants, anew, pushed, cache.handle)
         self._unsaved = True
         self._context.count(compiles=1)
         if self._late is not None:
-            self._late.compile(made, lambda builder: builder.pipeline(source, values, constants, spirv, pushed))
+            self._late.compile(made)
         return made
 
     def _open_cache(self) -> Owned:
