@@ -21,7 +21,7 @@ from weft.core.placement.optimizer import OptimizerOptions, optimize
 from weft.core.placement.prepare import PreparedNetwork, prepare_network
 from weft.core.registry.backend_registry import registry
 from weft.core.registry.device_choice import DeviceChoice
-from weft.core.session.loaded_network import opened
+from weft.core.session.loader import opened
 from weft.kernels.dialect import Dialect
 from weft.kernels.source import KernelSource
 from weft.kernels.template import KernelRequest, render

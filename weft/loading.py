@@ -41,7 +41,7 @@ from weft.core.placement.optimizer import OptimizerOptions
 from weft.core.registry.backend_registry import BackendRegistry, registry
 from weft.core.registry.device_choice import DeviceChoice, DeviceName
 from weft.core.registry.front_ends import ReadOptions, front_ends
-from weft.core.session.loaded_network import opened
+from weft.core.session.loader import opened
 from weft.core.session.pipeline import Progress
 from weft.core.session.prefetch import MOST_NODES_AT_ONCE, AtOnce, Prefetch
 from weft.core.session.runtime import Runtime, default_runtime, load_optimized

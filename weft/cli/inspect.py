@@ -43,7 +43,7 @@ from weft.core.placement.prepare import pass_context, prepare_network, steps
 from weft.core.placement.stage_split import split
 from weft.core.registry.backend_registry import registry
 from weft.core.registry.device_choice import DeviceChoice
-from weft.core.session.loaded_network import opened
+from weft.core.session.loader import opened
 from weft.core.session.runtime import default_runtime
 from weft.core.session.stages_ahead import optimize_stages
 from weft.errors import ConfigError, ModelError, UnsupportedOps, brief

@@ -17,8 +17,9 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Layout, Shape, to_storage
 from weft.core.graph.tensor import Tensor
-from weft.core.placement.lower_network import lower_part, until_settled
+from weft.core.placement.lower_network import lower_part
 from weft.core.placement.optimized_network import Part
+from weft.core.placement.replan import until_taken
 from weft.errors import BackendError
 
 Called = TypeVar("Called")
@@ -94,7 +95,7 @@ class Drive:
     def __enter__(self) -> Drive:
         try:
             part = Part(self.backend.info.device, self.graph)
-            lowered = until_settled(lambda: lower_part(part, self.backend)).lowered
+            lowered = until_taken(lambda before: lower_part(part, self.backend)).lowered
             if lowered is not None:
                 assert isinstance(self.backend, Engine)
                 self.backend.onLowered(lowered)

@@ -31,7 +31,7 @@ from weft.core.placement.optimizer import OptimizerOptions, divide
 from weft.core.placement.prepare import PreparedNetwork, prepare_network
 from weft.core.placement.stage_split import split
 from weft.core.registry.backend_registry import registry
-from weft.core.session.loaded_network import opened
+from weft.core.session.loader import opened
 from weft.errors import ModelError
 from weft.frontends.onnx import load as load_onnx
 from weft.frontends.onnx.reading import OLDEST_OPSET

@@ -14,8 +14,8 @@ from tests.helpers.fakes import Creator, mock, registered
 from tests.helpers.nets import Net, chain, feeds
 from tests.helpers.noting_contexts import NOTICES, Told, WithContext, network, said, two_backends
 from weft.core.graph.interpreter import outputs
-from weft.core.session import loaded_network
-from weft.core.session.loaded_network import close_forgotten
+from weft.core.session import loader
+from weft.core.session.loader import close_forgotten
 from weft.core.session.runtime import default_runtime
 from weft.errors import BackendError, ClosedError, InputError
 
@@ -195,7 +195,7 @@ def test_A10_the_end_of_a_session_that_nobody_closed_is_told_later(
     acme.heard.clear()
     del session
     gc.collect()
-    assert not acme.heard and loaded_network._forgotten.networks
+    assert not acme.heard and loader._forgotten.loaders
     with caplog.at_level(logging.WARNING, "weft.session"), weft.load(chain("Relu"), "cpu"):
         assert said(acme.heard) == [("before_unload", id_), ("after_unload", id_)]
     assert bool(caplog.records) is refuses, "its refusal comes too late, which is said"

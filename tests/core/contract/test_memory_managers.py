@@ -16,7 +16,7 @@ from weft.core.contract.backend import Backend, BackendInfo
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.op import Op
-from weft.core.session.loaded_network import close_forgotten
+from weft.core.session.loader import close_forgotten
 from weft.errors import ExecutionError
 
 Calls = list[tuple[str, int]]

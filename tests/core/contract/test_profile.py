@@ -274,7 +274,7 @@ def test_A13_a_copy_between_devices_is_not_the_time_of_the_device_that_it_waits_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("weft.core.session.loaded_network.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("weft.core.session.executable.perf_counter", lambda: clock[0])
 
     class Slow(AsynchronousBackend):
         def onWaitFinish(self) -> bool:

@@ -22,7 +22,7 @@ from weft.core.graph.interpreter import outputs
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.optimized_network import OptimizedNetwork
-from weft.core.session.loaded_network import PipelineCopy
+from weft.core.session.executable import PipelineCopy
 from weft.errors import BackendError
 
 DEVICE = {"V": "vulkan", "O": "opencl", "C": "cpu"}

@@ -336,13 +336,13 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     from weft.core.session import stage_loader
 
     planned: list[str] = []
-    optimize: Any = vars(stage_loader)["optimize"]
+    divide: Any = vars(stage_loader)["divide"]
 
     def noted(graph: Any, *arguments: Any, **named: Any) -> Any:
         planned.append(" ".join(n.op.type for n in graph.nodes))
-        return optimize(graph, *arguments, **named)
+        return divide(graph, *arguments, **named)
 
-    monkeypatch.setattr(stage_loader, "optimize", noted)
+    monkeypatch.setattr(stage_loader, "divide", noted)
     return planned
 
 
@@ -462,7 +462,7 @@ def test_sequences_and_optionals_come_in_and_go_out(precision: Literal["high", "
 
 def test_what_a_session_keeps_of_bodies_does_not_grow_with_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each change of the size plans anew, and so makes new constants for the body of the loop."""
-    monkeypatch.setattr(stage_runner, "KEPT", 2)
+    monkeypatch.setattr("weft.core.session.plans.MOST_PLANS", 2)
     monkeypatch.setattr(stage_runner, "MOST_RESTS", 4)
     monkeypatch.setattr(stage_runner, "MOST_BODIES", 4)
     body = helper.make_graph(

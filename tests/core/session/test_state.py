@@ -79,6 +79,7 @@ def test_a_text_keeps_its_caches_on_the_device(device: str, form: str, plans: Ca
             assert session.state.length == reference.length
             assert plans() == (1 if step < 2 else 0)  # a prompt, and one word
         assert {*session.report.nodes_by_device} == {device}
+        assert "past_sequence_length up to 256, sequence_length 1," in session.report.plan
         assert not any("copied" in note for note in session.report.notes)
         saved = session.state.save()
     wanted = reference.caches

@@ -25,8 +25,9 @@ from weft.core.graph.op import new_op
 from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.registry.backend_registry import registry
-from weft.core.session.loaded_network import LoadedNetwork
+from weft.core.session.loader import Loader
 from weft.core.session.overflow import OverflowWatch
+from weft.core.session.plans import Plan, Plans
 from weft.core.session.state_memory import StateMemory
 from weft.errors import BackendError, InputError
 
@@ -51,10 +52,10 @@ def decoder(rows: int | str, dtype: DType = DType.FLOAT32, *, aliased: bool = Tr
 @contextmanager
 def loaded(
     device: str, precision: Precision = Precision.HIGH, memory_mode: MemoryMode = MemoryMode.NORMAL
-) -> Iterator[tuple[LoadedNetwork, StateMemory]]:
+) -> Iterator[tuple[Loader, StateMemory]]:
     """Yield what loads networks on a device, and memory for state there."""
     (choice,), config = registry.choose([device]), BackendConfig(memory_mode, precision)
-    memory, made = StateMemory(choice.open(config)), LoadedNetwork([choice], config)
+    memory, made = StateMemory(choice.open(config)), Loader([choice], config)
     try:
         yield made, memory
     finally:
@@ -62,9 +63,9 @@ def loaded(
         memory.close()
 
 
-def run(network: LoadedNetwork, **inputs: Array) -> list[Array]:
-    network.start(inputs)
-    return network.finish([])
+def run(network: Loader, **inputs: Array) -> list[Array]:
+    network.now.start(inputs)
+    return network.now.finish([])
 
 
 def steps(*rows: int, dtype: Any = np.float32) -> Iterator[tuple[int, dict[str, Array]]]:
@@ -76,9 +77,9 @@ def steps(*rows: int, dtype: Any = np.float32) -> Iterator[tuple[int, dict[str, 
         at += count
 
 
-def staged(network: LoadedNetwork) -> int:
+def staged(network: Loader) -> int:
     """Return the bytes that runs copy to and from devices."""
-    return sum(pipeline.backend.statistics().get("staging_bytes", 0) for pipeline in network.pipelines)
+    return sum(pipeline.backend.statistics().get("staging_bytes", 0) for pipeline in network.now.pipelines)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -91,13 +92,15 @@ def test_M16_a_cache_stays_on_its_device(device: str) -> None:
         assert state.output == "present"
         assert state.device.startswith(device)
         cache, fed = memory.make("past", state.spec), np.zeros((1, ROWS, WIDTH), np.float32)
+        plans = Plans(network)
         for rows, inputs in steps(5, 1, 1, 5, 1):
-            if network.holds(rows):
-                network.turn_to(rows)
-            else:
-                network.load(networks[rows], rows, beside=True, state={"past": cache})
-            assert not network.unaliased
-            assert network.results == ["y"]
+            plan = plans.find(Plan, rows)
+            if plan is None:
+                plan = Plan(rows)
+                plans.load(plan, networks[rows], beside=True, state={"past": cache})
+            plans.turn_to(plan)
+            assert not plan.executable.unaliased
+            assert plan.executable.results == ["y"]
             (y,) = run(network, **inputs)
             wanted, fed = alone[rows].run({**inputs, "past": fed})
             np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
@@ -201,7 +204,7 @@ def test_group_query_attention_keeps_its_caches(device: str) -> None:
         end = -1
         for rows in (3, 1, 1):
             end += rows
-            runs.load(networks[rows], rows, state=state)
+            runs.load(networks[rows], state=state)
             inputs = {"x": rng.standard_normal((1, rows, 16)).astype(np.float32), "ends": np.array([end], np.int32)}
             (y,) = run(runs, **inputs)
             wanted, fed["past_k"], fed["past_v"] = alone[rows].run({**inputs, **fed})
@@ -224,8 +227,8 @@ def test_a_run_that_is_repeated_leaves_the_state_as_it_is(device: str) -> None:
         memory.write(cache, filled)
         runs.load(network, state={"past": cache})
         ((_, inputs),) = steps(1)
-        runs.start(inputs, watch=OverflowWatch(thorough=True))
-        runs.finish([])
+        runs.now.start(inputs, watch=OverflowWatch(thorough=True))
+        runs.now.finish([])
         np.testing.assert_array_equal(memory.read(cache)[0, 1:], filled[0, 1:])
         assert (memory.read(cache)[0, 0] != filled[0, 0]).all()
 
@@ -248,12 +251,12 @@ def test_another_device_reads_what_was_written() -> None:
     network = weft.optimize(decoder(1), ["opencl", "cpu"], hints=hints)
     choices = registry.choose(["opencl", "cpu"])
     assert [part.device for part in network.parts] == ["opencl:0", "cpu:0"]
-    memory, runs = StateMemory(choices[0].open(BackendConfig())), LoadedNetwork(choices, BackendConfig())
+    memory, runs = StateMemory(choices[0].open(BackendConfig())), Loader(choices, BackendConfig())
     cache, fed = memory.make("past", network.state["past"].spec), np.zeros((1, ROWS, WIDTH), np.float32)
     runs.load(network, state={"past": cache})
     with weft.load(decoder(1, aliased=False), "cpu") as alone:
         for _, inputs in steps(1, 1):
-            assert runs.results == ["y"]
+            assert runs.now.results == ["y"]
             (y,) = run(runs, **inputs)
             wanted, fed = alone.run({**inputs, "past": fed})
             np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
@@ -414,7 +417,7 @@ def test_of_two_outputs_one_lies_in_the_input(device: str) -> None:
         state = {name: memory.make(name, where.spec) for name, where in network.state.items()}
         runs.load(network, state=state)
         fed = {name: np.zeros((1, ROWS, WIDTH), np.float16) for name in network.graph.inputs if name not in state}
-        made = dict(zip(runs.results, run(runs, **{**fed, "x": x}), strict=True))
+        made = dict(zip(runs.now.results, run(runs, **{**fed, "x": x}), strict=True))
         assert {*made} == {"present", "other"} - {where.output for where in network.state.values()}
         for value in (*made.values(), *map(memory.read, state.values())):
             np.testing.assert_array_equal(value[0, :2], [[2] * WIDTH, [0] * WIDTH])
@@ -428,7 +431,7 @@ def test_tensors_that_do_not_fit_or_are_not_used() -> None:
         with loaded("opencl") as (_, elsewhere):
             state = {name: elsewhere.make(name, network.state["past"].spec) for name in ("past", "x")}
             runs.load(network, state=state)
-            assert runs.unaliased == {
+            assert runs.now.unaliased == {
                 "past": "cpu:0 cannot use its memory", "x": "no output lies in it",
             }
             ((_, inputs),) = steps(1)

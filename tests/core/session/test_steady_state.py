@@ -21,7 +21,7 @@ from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
-from weft.core.session.loaded_network import close_forgotten
+from weft.core.session.loader import close_forgotten
 from weft.core.session.pipeline import Pipeline
 
 DEVICES = ("cpu", "opencl", "vulkan")

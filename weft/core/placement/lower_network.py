@@ -6,39 +6,19 @@ at each resize, and when an optimised network is loaded.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
 
 from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend
 from weft.core.contract.engine import Engine
 from weft.core.contract.error_context import blame, callback_of
-from weft.core.contract.lowered import Lowered, PlanAgain, difference
+from weft.core.contract.lowered import Lowered, difference
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Layout
 from weft.core.graph.validate import graph_problems, misdeclared
 from weft.core.placement.optimized_network import OptimizedNetwork, Part
 from weft.errors import BackendError, listing
-
-T = TypeVar("T")
-log = logging.getLogger("weft.placement")
-MOST_PLANS = 16
-"""Plans of a network while a device turns out to do less and less."""
-
-
-def until_settled(plan: Callable[[], T]) -> T:
-    """Return what a function plans; call it again while a backend learns in `lower` that its device can do less.
-
-    PlanAgain if that does not end.
-    """
-    for _ in range(MOST_PLANS - 1):
-        try:
-            return plan()
-        except PlanAgain as e:
-            log.info("%s: planned anew: %s", e.where, e.why)
-    return plan()
 
 
 def lower_network(network: OptimizedNetwork, backends: Mapping[str, Backend]) -> OptimizedNetwork:

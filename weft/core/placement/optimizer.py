@@ -35,10 +35,11 @@ from weft.core.placement.debug_nodes import DebugSink, add_debug_nodes
 from weft.core.placement.decompose import decompose_refused
 from weft.core.placement.hints import Hints, lost_hints
 from weft.core.placement.in_place import settle, without_casts
-from weft.core.placement.lower_network import lower_network, until_settled
+from weft.core.placement.lower_network import lower_network
 from weft.core.placement.optimized_network import Copy, OptimizedNetwork, Part, PreCompiled, Tail
 from weft.core.placement.partition import CHOICES, partition
 from weft.core.placement.prepare import PreparedNetwork, prepare_network
+from weft.core.placement.replan import until_taken
 from weft.core.placement.stage_split import split
 from weft.errors import BackendError, ExecutionError, UnsupportedOps, ValueNeeded, listing
 
@@ -75,11 +76,11 @@ def optimize(
     an earlier result was loaded. `prepared` is the result of `prepare_network`, if it was called before.
     """
 
-    def plan() -> OptimizedNetwork:
+    def plan(before: Assignment) -> OptimizedNetwork:
         divided = divide(bound, backends, options, host=host, before=before, prepared=prepared)
         return lower_network(divided, backends)
 
-    return until_settled(plan)
+    return until_taken(plan, before=before)
 
 
 def divide_first(

@@ -3,12 +3,14 @@
 | who | owns |
 |---|---|
 | `Runtime` | its registry and options; the sessions of the networks that `load` returned and nobody closed |
-| `Session` | the model as it was given, its shapes, the networks of its last shapes, and whose turn it is |
-| `LoadedNetwork` | the loaded network, its pipelines, memory managers, report and notices, and whether it is closed |
+| `Session` | the model as it was given, its shapes, the plan that runs use, and whose turn it is |
+| `Plans` | the plans of the last sizes and stages, by key, and which of them stay loaded |
+| `Loader` | the backends that are asked, memory managers and notices; whether the network is closed |
+| `Executable` | what is loaded for a plan: its pipelines, copies and report, and the run under way |
 | `Pipeline` | one backend object, its executions, tensors and constants, whether it is running |
 | `Notifier`, `Notices` | the contexts of a runtime and the next id; the id of one network, and which contexts know it |
 | `StateStore` | the values that live from run to run, where they lie, and how many rows they have |
-| `Capacities` | the networks for sizes that grow, and which sizes grew in the last runs |
+| `Capacities` | which sizes grew in the last runs |
 | `Prefetch` | what another thread has made of a model so far: the graph, the bound graph, the prepared network |
 | `host.shutdown` | the objects that are closed when the process ends |
 """

@@ -1,4 +1,4 @@
-"""Chooses capacities for sizes that grow, and keeps the networks for them; see `weft.core.placement.capacity`.
+"""Chooses capacities for sizes that grow, and makes the networks for them; see `weft.core.placement.capacity`.
 
 A capacity is a power of two, so that a text of 2,000 words is planned for three times, and not for each word.
 """
@@ -93,11 +93,15 @@ class Capacities:
 
     def __init__(
         self, graph: Graph, precision: Precision, limits: Limits, state: Mapping[str, str],
-        find: Callable[[Graph], OpenNetwork | None],
+        find: Callable[[Graph], OpenNetwork | None], kept: Callable[[], Sequence[RoomyPlan]],
     ) -> None:
-        """Plan for a graph; `find` returns it prepared with open sizes, which hold for a bound one, if it can be."""
+        """Plan for a graph.
+
+        `find` returns it prepared with open sizes, which hold for a bound one, if it can be. `kept` returns what was
+        made here and kept by the session, what was used last first.
+        """
         self._graph, self._precision, self._limits, self._state, self._find = graph, precision, limits, state, find
-        self._plans: dict[tuple[tuple[str, int], ...], RoomyPlan] = {}
+        self._kept = kept
         self._before: Sizes = {}
         self._step: Sizes = {}
         self._steady = 0
@@ -118,8 +122,8 @@ class Capacities:
         return self._steady >= STEADY and not self.refused
 
     def known(self, sizes: Sizes) -> RoomyPlan | None:
-        """Return a plan that was made for others and holds for these sizes, the newest first."""
-        return next((p for p in reversed(self._plans.values()) if p.numbers(sizes) is not None), None)
+        """Return a plan that was made for others and holds for these sizes."""
+        return next((plan for plan in self._kept() if plan.numbers(sizes) is not None), None)
 
     def for_growth(self, arrays: Mapping[str, Array], values: Sizes) -> RoomyPlan | None:
         """Return a plan for the run that was noted last, if what grows is a cache; else None.
@@ -133,7 +137,6 @@ class Capacities:
             most = room(max(sizes[name] for name in self._step) + 1, LEAST_ROOM)
             plan = self._plan(prepared, opened, sizes, dict.fromkeys(self._step, most))
             if not plan.network.appends:
-                del self._plans[plan.key]
                 raise NoCapacity("no cache grows with them")
         except (NoCapacity, ModelError) as e:
             self.refused = str(e)
@@ -162,7 +165,7 @@ class Capacities:
             prepared, opened = self._open(sizes, arrays, values)
             return self._plan(prepared, opened, sizes, {})
         given = {**sizes, **values, grown: length}
-        for plan in reversed(self._plans.values()):  # the last one has the capacity that the state has now
+        for plan in self._kept():  # the last one has the capacity that the state has now
             if plan.new == _room_for(plan.new, given) and plan.numbers(given) is not None:
                 return plan
         told: NoCapacity | InputError | None = None
@@ -176,7 +179,7 @@ class Capacities:
             except ModelError as e:
                 told = told or _NotPrepared(str(e))
         assert told is not None
-        if isinstance(told, _NotPrepared) and self._plans:  # it could be prepared for other inputs
+        if isinstance(told, _NotPrepared) and self._kept():  # it could be prepared for other inputs
             raise self._unfit(length, f"with the {length} rows of the state, {told}")
         raise told
 
@@ -306,7 +309,8 @@ class Capacities:
     ) -> RoomyPlan:
         fixed = {name: size for name, size in sizes.items() if name not in capacities}
         key = tuple(sorted({**capacities, **fixed}.items()))
-        if key not in self._plans:
-            network = with_capacities(prepared.graph, opened, capacities, fixed, self._state)
-            self._plans[key] = RoomyPlan(key, network, fixed, prepared, new, rows)
-        return self._plans[key]
+        known = next((plan for plan in self._kept() if plan.key == key), None)
+        if known is not None:
+            return known
+        network = with_capacities(prepared.graph, opened, capacities, fixed, self._state)
+        return RoomyPlan(key, network, fixed, prepared, new, rows)

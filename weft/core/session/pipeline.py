@@ -28,20 +28,13 @@ from weft.core.graph.tensor import Tensor, same_value
 from weft.core.host.shared_arrays import is_lasting
 from weft.core.host.tensor_copy import copy_tensor
 from weft.core.placement.optimized_network import Part
+from weft.core.placement.replan import NodeRefused
 from weft.core.session.overflow import OverflowWatch
 from weft.errors import BackendError, ExecutionError
 
 Progress = Callable[[int, int], None]
 """Called after each node with the number of prepared nodes and of all nodes of the part."""
 NO_TARGETS: Mapping[str, Array] = {}
-
-
-class NodeRefused(Exception):
-    """`onCreate` returned None: the nodes must go to another backend."""
-
-    def __init__(self, nodes: Sequence[Node], device: str) -> None:
-        self.nodes, self.device = nodes, device
-        super().__init__(f"{', '.join(n.name for n in nodes)} on {device}")
 
 
 @dataclass

@@ -57,6 +57,8 @@ class Report:
     """Which pass made, changed, merged or removed which node; `Session.optimized.why(name)` tells about one."""
     final: bool = True
     """Whether further runs have the same kernels; if not, better ones are being prepared (`Session.wait_all`)."""
+    plan: str = ""
+    """For which sizes the plan was made that runs use, why, and how many plans the session keeps."""
     launches: tuple[tuple[str, Launch], ...] = ()
     """The launches of every run, each with its device, for backends that plan launches (`Engine.lower`)."""
 
@@ -71,6 +73,7 @@ class Report:
         lines += [f"{name}: off" for name in self.config.switched_off]
         lines += [f"{d}: {driver}" for d, driver in self.drivers.items()]
         lines += [f"  {d}: {', '.join(f'{k} {v}' for k, v in s.items())}" for d, s in self.statistics.items() if s]
+        lines += [f"plan: {self.plan}"] if self.plan else []
         lines += [f"note: {n}" for n in self.notes]
         lines += [str(c) for c in self.copies]
         for node, reasons in self.refusals.items():

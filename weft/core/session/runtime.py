@@ -25,7 +25,7 @@ from weft.core.registry.front_ends import ReadOptions, front_ends
 from weft.core.saved.network_file import check_backends
 from weft.core.session.arguments import Input, Outputs
 from weft.core.session.load_gate import Gate
-from weft.core.session.loaded_network import close_forgotten
+from weft.core.session.loader import close_forgotten
 from weft.core.session.notices import Notifier
 from weft.core.session.pipeline import Progress
 from weft.core.session.session import Session

@@ -40,6 +40,7 @@ from weft.core.placement.open_network import OpenNetwork, OpenNetworks
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions, divide, divide_first
 from weft.core.placement.prepare import PreparedNetwork
+from weft.core.placement.replan import NodeRefused, until_taken
 from weft.core.placement.stage_split import Corner
 from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.arguments import (
@@ -58,11 +59,9 @@ from weft.core.session.arguments import (
     take_shapes,
 )
 from weft.core.session.capacities import Capacities, RoomyPlan, sizes_of
-from weft.core.session.late_refusal import until_taken
 from weft.core.session.later import Later, in_turn
 from weft.core.session.left_weights import LeftWeights
-from weft.core.session.loaded_network import LoadedNetwork, close_forgotten, forget
-from weft.core.session.network_cache import NetworkCache
+from weft.core.session.loader import NO_STATE, Loader, close_forgotten, forget
 from weft.core.session.notices import Notices
 from weft.core.session.overflow import (
     MOST_IN_VAIN,
@@ -75,14 +74,24 @@ from weft.core.session.overflow import (
     in_model,
     masks_of,
 )
-from weft.core.session.pipeline import NodeRefused, Pipeline, Progress
+from weft.core.session.pipeline import Pipeline, Progress
+from weft.core.session.plans import Plan, Plans
 from weft.core.session.prefetch import Prefetch, Ready
 from weft.core.session.report import Report, joined
 from weft.core.session.stage_loader import LoadedStages
 from weft.core.session.stage_runner import Rest, Rows, StageRunner, tensor
 from weft.core.session.stages_ahead import foresee
 from weft.core.session.state import State, StateStore
-from weft.errors import BackendError, ClosedError, ConfigError, InputError, OutOfMemory, WeftError, grouped
+from weft.errors import (
+    BackendError,
+    ClosedError,
+    ConfigError,
+    InputError,
+    OutOfMemory,
+    WeftError,
+    brief,
+    grouped,
+)
 
 if TYPE_CHECKING:
     from weft.core.session.runtime import Runtime
@@ -130,10 +139,16 @@ class _Tail:
     rest: Rest
 
 
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """What a session knows of the network that is loaded, beside the network."""
+@dataclass(eq=False)
+class _Plan(Plan):
+    """How a whole network runs for certain sizes, or its first stage."""
 
+    shapes: Hashable = None
+    """The shapes of the inputs, and the values of those that decide shapes."""
+    divided: OptimizedNetwork | None = None
+    """The network before backends lower their parts; None if it is for capacities."""
+    bound: Graph | None = None
+    """The model with these sizes; None if they change from run to run."""
     tail: _Tail | None = None
     """The later stages, if the network is a first stage."""
     narrowable: frozenset[str] = frozenset()
@@ -152,16 +167,6 @@ class _Plan:
     """The inputs that decide shapes, with the values that it was made for."""
     roomy: RoomyPlan | None = None
     """The capacities that it was made for, if it holds for all sizes up to them."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Known:
-    """What a session keeps for shapes that may come back."""
-
-    divided: OptimizedNetwork
-    """The network before backends lower their parts."""
-    plan: _Plan
-    bound: Graph
 
 
 class Session(NotCopied):
@@ -231,7 +236,7 @@ class Session(NotCopied):
         self._profile = Profile.of(profile)
         every, thrifty = [*([host] if host else []), *choices], self.config.memory is MemoryMode.LIMIT
         waits = thrifty or self._profile is not None or self.options.debug is not None
-        self._loaded = LoadedNetwork(
+        self._loader = Loader(
             every, self.config, progress=in_turn(progress), profile=self._profile, same_nodes=SameNodes(),
             wait=Wait.ALL if waits or state else wait,
         )
@@ -243,11 +248,11 @@ class Session(NotCopied):
         """Why kernels that were there soon stay: others could not be prepared."""
         self._prepared: PreparedNetwork | None = None
         """The network that was prepared, if it is to be divided once more."""
-        self._cache: NetworkCache[_Known] = NetworkCache()
-        """By input shapes and the inputs and outputs that are fp16 though the model has fp32."""
+        self._plans = Plans(self._loader)
         self._progress = progress
         known = None if fixed is None else fixed.tail
-        self._stages = StageRunner(LoadedStages(choices, host, self.options, self._profile, known))
+        stages = LoadedStages(self._loader, [c.device for c in choices], self._host, self.options, known)
+        self._stages = StageRunner(stages, self._plans)
         self._open: OpenNetworks | None = None
         """Prepares the graph for one shape after the other; None where weights are not kept for a second one."""
         self._divides_alone = self.options.debug is not None
@@ -257,7 +262,7 @@ class Session(NotCopied):
         self._ran_stages = self._decided = False
         """Whether a run came to later stages, and whether that was looked at since."""
         self._plan = _Plan()
-        """The plan of the network that was loaded last; a run that is refused keeps it."""
+        """The plan that runs use; one that could not be loaded does not take its place."""
         self._submitted: tuple[Outputs | None, list[Array | None]] = None, []
         """The arrays for the outputs of the last `submit`: as they were given, and in order."""
         self._checks_range = overflow_check and self.config.precision is Precision.LOW
@@ -290,16 +295,15 @@ class Session(NotCopied):
         self._process = os.getpid()
         if fixed is None:
             check_hints(graph, self.options.hints, [c.device for c in choices])
-        self._ends: list[LoadedNetwork | Later[Session]] = [self._loaded]
+        self._ends: list[Loader | Later[Session]] = [self._loader]
         """What ends with the session if it is dropped without a close."""
         weakref.finalize(self, _forget_all, self._ends).atexit = False
-        weakref.finalize(self, self._stages.forget).atexit = False
         with self._lock:  # the end of the process waits for the lock
             if beside is None:
                 _sessions.add(self)
                 shutdown.note(self)
             else:
-                self._loaded.notices = beside.silent()
+                self._loader.notices = beside.silent()
             self._plan_capacities()
             if self._store is None:
                 self._prepare(self._bound, ahead=True)
@@ -313,13 +317,13 @@ class Session(NotCopied):
     @property
     def id(self) -> int | None:
         """Return the network's id in the runtime; None until it is loaded."""
-        notices = self._loaded.notices
+        notices = self._loader.notices
         return None if notices is None else notices.network
 
     @property
     def is_closed(self) -> bool:
         """Tell whether the session was closed."""
-        return self._loaded.is_closed
+        return self._loader.is_closed
 
     @property
     def inputs(self) -> dict[str, tuple[int | str, ...]]:
@@ -347,7 +351,7 @@ class Session(NotCopied):
         """
         self._check_open()
         later, general = self._later, self._general
-        report = self._loaded.report_now
+        report = self._plan.executable.report_now
         if report is None:
             open_dims = {i: s for i, s in self.inputs.items() if not all(isinstance(d, int) for d in s)}
             raise InputError(
@@ -357,6 +361,7 @@ class Session(NotCopied):
                 fix="pass shapes={name: shape} to weft.load, call resize, or run once; it will run on "
                 + ", ".join(c.why or c.device for c in self._choices),
             )
+        report = replace(report, plan=self._plans.line(self._plan))
         if later is not None:
             note = f"general kernels run until better ones are ready: {later.why}"
             report = replace(report, notes=(*report.notes, note), final=False)
@@ -384,7 +389,7 @@ class Session(NotCopied):
         Where sizes follow from values, the later stages that are loaded come after the first.
         """
         self._check_open()
-        return (*self._loaded.pipelines, *self._stages.pipelines)
+        return (*self._plan.executable.pipelines, *self._stages.pipelines)
 
     @property
     def profile(self) -> Profile:
@@ -411,7 +416,7 @@ class Session(NotCopied):
     def _first_stage(self) -> OptimizedNetwork:
         """Return the network that is loaded."""
         self._check_open()
-        network = self._loaded.now.network
+        network = self._plan.executable.network
         if network is None:
             open_sizes = ", ".join(map(repr, sorted(self._bound.symbols())))
             why = f"the sizes {open_sizes} of its inputs are open" if open_sizes else _NOT_RESIZED
@@ -451,12 +456,12 @@ class Session(NotCopied):
             self._start(arrays, given)
             # Most runs have one stage, and as few calls as can be.
             is_whole = plan.tail is None and plan.roomy is None
-            results = self._loaded.finish(given) if is_whole else self._finished(given, outputs)
+            results = plan.executable.finish(given) if is_whole else self._finished(given, outputs)
             if self._checks_range:
                 results = self._in_range(arrays, outputs, results)
             return results if own is outputs else as_given(self._asked, own, results)
         finally:
-            self._loaded.abandon()  # after an interrupt, too
+            self._plan.executable.abandon()  # after an interrupt, too
 
     def _may_repeat(self, given: Sequence[Array | None]) -> bool:
         """Tell whether a checked run with these arrays for its outputs may be repeated after an overflow."""
@@ -541,8 +546,7 @@ class Session(NotCopied):
         self._settle()
         self.graph = self.graph.copy()
         self.graph.overflowing = overflowing
-        self._loaded.forget_all()
-        self._cache.clear()
+        self._plans.forget_all()
         self._open = None
         self._stages.plan_again(overflowing)
         self._plan_capacities()
@@ -556,7 +560,7 @@ class Session(NotCopied):
 
         The arrays of `converted` are in the type of `output_arrays`, whatever the run gives.
         """
-        network = self._loaded.now.network
+        network = self._plan.executable.network
         assert network is not None
         if self._plan.tail is not None or outputs is None:
             return []
@@ -593,12 +597,12 @@ class Session(NotCopied):
         if self._plan.roomy is not None:
             return self._live(self._plan.roomy, outputs)
         tail = self._plan.tail
-        return self._loaded.finish(given) if tail is None else self._finish(tail, outputs)
+        return self._plan.executable.finish(given) if tail is None else self._finish(tail, outputs)
 
     def _live(self, plan: RoomyPlan, outputs: Outputs | None) -> list[Array]:
         """Wait for a run of a network for capacities, and return what is live of its outputs."""
-        numbers = self._numbers
-        made = dict(zip(self._loaded.results, self._loaded.finish([]), strict=True))
+        numbers, executable = self._numbers, self._plan.executable
+        made = dict(zip(executable.results, executable.finish([]), strict=True))
         if self._store is not None:
             self._store.take(made)
         live = {name: plan.network.cut(name, made[name], numbers) for name in self._asked.outputs}
@@ -615,27 +619,29 @@ class Session(NotCopied):
 
     def _start(self, arrays: dict[str, Array], given: Sequence[Array | None], *, keep: bool = False) -> None:
         """Start the first stage; `keep` what later ones read of the inputs, which the caller may change."""
-        self._stages.begin()
+        self._stages.begin(self._plan)
         self._fed, self._submitted = {}, (None, [])
         if self._plan.tail is not None:
             read = {*self._plan.tail.rest.graph.inputs, *self.graph.outputs}
             self._fed = {i: a.copy() if keep else a for i, a in arrays.items() if i in read}
-        if self._watch is not None and self._loaded.network is not None:
+        executable = self._plan.executable
+        if self._watch is not None and executable.network is not None:
             own = () if self._plan.roomy is None else self._plan.roomy.network.masks
-            self._watch.masks = masks_of(self._loaded.network.graph, own)
+            self._watch.masks = masks_of(executable.network.graph, own)
         self._stages.watch = self._watch
         if self._store is not None:
             self._state_before = self._store.arrays
-        self._loaded.start(arrays, given, watch=self._watch)
+        executable.start(arrays, given, watch=self._watch)
         if self._store is not None and self._plan.roomy is not None:
             self._store.rows = self._plan.roomy.network.rows(self._numbers)
             self._store.length += self._store.rows
 
     def _finish(self, tail: _Tail, outputs: Outputs | None) -> list[Array]:
         """Wait for the first stage, run the others, and return the outputs, in the given arrays where there are any."""
-        assert self._loaded.now.network is not None
-        names = self._loaded.now.network.graph.outputs
-        made = dict(zip(names, self._loaded.finish([None] * len(names)), strict=True))
+        network = self._plan.executable.network
+        assert network is not None
+        names = network.graph.outputs
+        made = dict(zip(names, self._plan.executable.finish([None] * len(names)), strict=True))
         rows: Rows = {}
         known, self._fed = {**self._fed, **made, **self._stages.corners(tail.corners, made, rows)}, {}
         values = self._stages.finish(tail.rest, known, rows)
@@ -680,7 +686,7 @@ class Session(NotCopied):
         run, or it failed; or if both calls give arrays for the outputs.
         """
         self._check_open()
-        if not self._loaded.started:
+        if not self._plan.executable.started:
             raise InputError(
                 "there is no run to wait for",
                 why="none was submitted since outputs were last taken, a run failed or the session was resized",
@@ -711,8 +717,8 @@ class Session(NotCopied):
         """Return what a function makes of the state, once no run is under way; `Session.state` calls this."""
         self._check_open()
         assert self._store is not None
-        if not self._loaded.started:
-            self._loaded.settle()
+        if not self._plan.executable.started:
+            self._plan.executable.settle()
         return use(self._store, {} if self._plan.roomy is None else self._plan.roomy.network.inputs)
 
     # -- arrays in the devices' reach ------------------------------------------------------------------
@@ -733,7 +739,7 @@ class Session(NotCopied):
         for name in self._asked.inputs:
             spec = self._bound.specs[name] if self._plan.roomy else graph.specs.get(name, self._bound.specs[name])
             if not isinstance(spec, SequenceSpec):
-                arrays[name] = self._loaded.lend(name, self._travelling(name, spec), is_input=True)
+                arrays[name] = self._plan.executable.lend(name, self._travelling(name, spec), is_input=True)
         return arrays
 
     @_alone
@@ -755,7 +761,7 @@ class Session(NotCopied):
                 fix="let run make the arrays, or give your own for outputs of known shapes (outputs={name: array})",
             )
         specs = {name: self._travelling(name, graph.specs[name]) for name in graph.outputs}
-        return {name: self._loaded.lend(name, spec, is_input=False) for name, spec in specs.items()}
+        return {name: self._plan.executable.lend(name, spec, is_input=False) for name, spec in specs.items()}
 
     def _travelling(self, name: str, spec: TensorSpec) -> TensorSpec:
         """Return the spec of an input or output in the smallest type in which it can travel."""
@@ -770,7 +776,7 @@ class Session(NotCopied):
         """
         if self._later is not None:
             self._later.give_up()
-        do_all([self._loaded.close, self._close_rest])
+        do_all([self._loader.close, self._close_rest])
 
     def _end_later(self, patience: float | None = None) -> bool:
         """Stop what is prepared for later, and what closes what it replaced; tell whether both have ended."""
@@ -779,12 +785,12 @@ class Session(NotCopied):
 
     def _close_rest(self) -> None:
         """Free all but the loaded network itself, if that is closed."""
-        if self._loaded.is_closed:
+        if self._loader.is_closed:
             self._end_later()
             if self._store is not None:
                 self._store.close()
             self._capacities = None
-            self._cache.clear()
+            self._plans.forget_all()
             self._open = self._fixed = self._prefetch = None
             self._plan, self._fed, self._submitted = _Plan(), {}, (None, [])
             self.graph, self._bound, self._asked = map(_interface, (self.graph, self._bound, self._asked))
@@ -800,8 +806,7 @@ class Session(NotCopied):
         if not self._lock.acquire(timeout=patience):
             return False
         ended = self._end_later(patience)
-        self._stages.close()
-        self._loaded.close_unheard()
+        self._loader.close_unheard()
         return ended
 
     def __enter__(self) -> Session:
@@ -837,7 +842,7 @@ class Session(NotCopied):
         self.graph, bound = self._weights.taken(self.graph, bound)
         self.graph.overflowing = bound.overflowing = overflowing
         if bound.symbols():
-            self._loaded.drop()
+            self._loader.drop()
         else:
             self._loading(lambda: self._place(bound, wanted, ahead=ahead))
         self._bound = bound
@@ -845,19 +850,19 @@ class Session(NotCopied):
         if follows is not None:
             self._later = follows()
             self._ends[1:] = [self._later]
-        if self._loaded.now.network is not None and self._plan.tail is None:
+        if self._plan.executable.is_loaded and self._plan.tail is None:
             self.graph, self._bound = self._weights.left(self.graph, bound)
 
     def _loading(self, place: Callable[[], None]) -> None:
         """Load by `place`; contexts hear of the first load. If a later one fails, nothing stays loaded."""
-        if self._loaded.notices is None:
-            with self.runtime.notifier.loading(self._choices) as notices, self._loaded.announced(notices):
+        if self._loader.notices is None:
+            with self.runtime.notifier.loading(self._choices) as notices, self._loader.announced(notices):
                 place()
             return
         try:
             place()
         except BaseException:
-            self._loaded.drop()
+            self._loader.drop()
             raise
 
     # -- sizes that grow, and state --------------------------------------------------------------------
@@ -869,7 +874,8 @@ class Session(NotCopied):
         plain = options.debug is None and not options.passes and OPEN_RANK not in self.graph.symbols()
         if self._fixed is None and plain and self.config.memory is not MemoryMode.LIMIT:
             self._capacities = Capacities(
-                self.graph, self.config.precision, options.limits, pairs, partial(_found_open, weakref.ref(self))
+                self.graph, self.config.precision, options.limits, pairs, partial(_found_open, weakref.ref(self)),
+                partial(_roomy, weakref.ref(self)),
             )
         elif self._store is not None:
             raise ConfigError(
@@ -894,7 +900,7 @@ class Session(NotCopied):
     def _take_state(self, arrays: dict[str, Array]) -> dict[str, Array]:
         """Return what a network for capacities takes, which is loaded for the length that the state has now."""
         assert self._store is not None and self._capacities is not None
-        plan = self._plan.roomy
+        plan = self._plan
         try:
             found = self._capacities.for_state(arrays, self._store.length)
         except NoCapacity as e:
@@ -904,9 +910,9 @@ class Session(NotCopied):
                 why=str(e),
                 fix="leave state out, and pass the values as inputs and outputs",
             ) from e
-        if found is not plan or self._loaded.now.network is None or self._store.has_pending:
+        if found is not plan.roomy or not plan.executable.is_loaded or self._store.has_pending:
             self._store.check_fixed(found.network.graph, found.network.inputs)
-            self._prepare_roomy(found)
+            self._prepare_roomy(found, "a state has these rows")
             shapes = {i: a.shape for i, a in arrays.items()}
             self._bound = bind(self.graph, shapes)
         self._numbers = self._capacities.numbers(found, arrays, self._store.length)
@@ -924,7 +930,8 @@ class Session(NotCopied):
         if len(numbered) < len(values):
             return None
         sizes = sizes_of(self.graph, arrays) | numbered
-        plan, steady = self._plan.roomy, self._capacities.note(sizes)
+        plan = self._plan.roomy if self._plan.executable.is_loaded else None
+        steady = self._capacities.note(sizes)
         numbers = None if plan is None else plan.numbers(sizes)
         if plan is None or numbers is None:
             plan = self._capacities.known(sizes)
@@ -933,45 +940,45 @@ class Session(NotCopied):
             numbers = None if plan is None else plan.numbers(sizes)
             if plan is None or numbers is None:
                 return None
-            self._prepare_roomy(plan)
+            self._prepare_roomy(plan, "a cache among the inputs grows from run to run")
             self._bound = bind(self.graph, {i: a.shape for i, a in arrays.items()})
         self._numbers, self._unpadded = numbers, arrays
         return plan.network.feed({i: arrays[i] for i in plan.network.inputs}, numbers)
 
-    def _prepare_roomy(self, plan: RoomyPlan) -> None:
+    def _prepare_roomy(self, roomy: RoomyPlan, why: str) -> None:
         self._settle()
-        self._loading(lambda: self._place_roomy(plan))
+        self._loading(lambda: self._place_roomy(roomy, why))
 
-    def _place_roomy(self, plan: RoomyPlan) -> None:
+    def _place_roomy(self, roomy: RoomyPlan, why: str) -> None:
         """Load a network for capacities, or turn to it if it stayed loaded."""
-        graph, key, store = plan.network.graph, ("capacities", plan.key), self._store
+        graph, store = roomy.network.graph, self._store
+        sizes = ", ".join(f"{name} {'' if name in roomy.fixed else 'up to '}{size}" for name, size in roomy.key)
+        made = _Plan(roomy.key, f"made for {sizes}, because {why}", roomy=roomy)
+        plan = self._plans.find(_Plan, roomy.key) or made
 
         def attempt(before: Assignment) -> None:
-            if self._loaded.holds(key) and (store is None or not store.has_pending):
-                self._loaded.turn_to(key)
+            if plan.executable.is_loaded and (store is None or not store.has_pending):
+                self._plans.turn_to(plan)
             else:
                 begun = perf_counter()
-                backends = {c.device: self._loaded.ask(c.device) for c in self._choices}
-                prepared = replace(plan.prepared, graph=graph)
+                backends = self._loader.asked(c.device for c in self._choices)
+                prepared = replace(roomy.prepared, graph=graph)
                 divided = divide_first(graph, backends, self.options, host=self._host, before=before, prepared=prepared)
                 divided_by = perf_counter()
-                network = lower_network(divided, {p.device: self._loaded.ask(p.device) for p in divided.parts})
+                network = lower_network(divided, self._loader.asked(p.device for p in divided.parts))
                 if store is not None and not store.fits(network, graph):
-                    self._loaded.drop()  # what is loaded uses the memory of the state
-                    store.move(network, graph, plan.network.inputs)
+                    self._loader.drop()  # what is loaded uses the memory of the state
+                    store.move(network, graph, roomy.network.inputs)
                 lowered_by = perf_counter()
-                self._load(network, key, beside=True, state={} if store is None else store.tensors)
+                self._load(plan, network, beside=True, state={} if store is None else store.tensors)
                 self._log_times(network, divided_by - begun, lowered_by - divided_by, perf_counter() - lowered_by)
                 if store is not None:
-                    store.leave([*self._loaded.unaliased])
+                    store.leave([*plan.executable.unaliased])
                 self._warn(network)
-            self._plan = _Plan(roomy=plan)
+                self._plans.keep(plan)
+            self._plan = plan
 
-        def hear(refusal: NodeRefused) -> None:
-            self._loaded.forget(key)
-            self._check_may_refuse(refusal)
-
-        until_taken(attempt, hear, lambda: self._loaded.forget(key))
+        until_taken(attempt, self._check_may_refuse)
 
     # -- planning for sizes ----------------------------------------------------------------------------
 
@@ -984,49 +991,53 @@ class Session(NotCopied):
         shapes = sizes, tuple(value.tobytes() for value in values.values())
 
         def attempt(before: Assignment) -> None:
-            if is_new and self._shows_other_sizes and self._loaded.wants_other_sizes:
+            if is_new and self._shows_other_sizes and self._loader.wants_other_sizes:
                 other = self._planned_for_other_sizes(bound, wanted, before)
                 if other is not None:
-                    self._loaded.show(other)
+                    self._loader.show(other)
                 self._shows_other_sizes = False
             if self._fixed is not None:
-                check_devices(self._fixed, {p.device: self._loaded.ask(p.device) for p in self._fixed.parts})
+                check_devices(self._fixed, self._loader.asked(p.device for p in self._fixed.parts))
             begun = perf_counter()
-            known = self._fixed or next((k.divided for (those, _), k in self._cache if those == shapes), None)
+            alike = next((p for p in self._plans.all(_Plan) if p.shapes == shapes), None)
+            known = self._fixed or (None if alike is None else alike.divided)
             divided = known or self._divide(bound, before)
             after = divided.tail
             tail = None if after is None else _Tail(after.corners, self._stages.rest(after.rest))
             can = _narrowable(divided)
-            half, outputs = wanted & can, self.graph.outputs
-            given = None if tail is not None else _forms(outputs, divided.graph.specs, half)
-            forms = _forms(inputs, bound.specs, half)
-            late = tail is not None or len(divided.parts) > 1
-            plan = _Plan(tail, can, wanted, forms, given, half & {*outputs}, late, values)
+            half = wanted & can
             keeps = self._fixed is None and self.config.memory is not MemoryMode.LIMIT
             key = (shapes, half) if keeps else None
-            if key is not None and self._loaded.holds(key):
-                self._loaded.turn_to(key)
-                network = self._loaded.now.network
-                assert network is not None
+            plan = self._plans.find(_Plan, key)
+            if plan is not None and plan.executable.is_loaded:
+                plan.wanted = wanted
+                self._plans.turn_to(plan)
             else:
+                plan = _Plan(
+                    key, self._why(bound, values, alike, before), shapes=shapes,
+                    divided=divided if keeps else None, bound=bound if keeps else None, tail=tail, narrowable=can,
+                    wanted=wanted, forms=_forms(inputs, bound.specs, half),
+                    given=None if tail is not None else _forms(self.graph.outputs, divided.graph.specs, half),
+                    half_outputs=half & {*self.graph.outputs}, values=values,
+                    reads_late=tail is not None or len(divided.parts) > 1,
+                )
                 narrow = with_narrow_edges(divided, half)
                 divided_by = perf_counter()
                 network = self._lowered(narrow, may_wait=tail is not None)
                 lowered_by = perf_counter()
                 # Shapes that come back alternate; others, such as lengths that grow, may never come again.
-                self._load(network, key, beside=keeps and (known is not None or self._plan.roomy is not None))
+                self._load(plan, network, beside=keeps and (known is not None or self._plan.roomy is not None))
                 self._log_times(network, divided_by - begun, lowered_by - divided_by, perf_counter() - lowered_by)
+                self._plans.keep(plan)
             self._plan = plan
-            self._warn(network)
-            if key is not None:
-                self._cache.keep(key, _Known(divided, plan, bound))
+            loaded = self._first_stage()
+            self._warn(loaded)
             if ahead and after is not None and self.config.memory is not MemoryMode.LIMIT:
-                foresee(self._stages, after, network.graph, progress=self._progress)
+                foresee(self._stages, after, loaded.graph, progress=self._progress)
 
         def anew() -> None:
-            for key in [key for key, _ in self._cache if key[0] == shapes]:
-                self._cache.forget(key)
-                self._loaded.forget(key)
+            for plan in [plan for plan in self._plans.all(_Plan) if plan.shapes == shapes]:
+                self._plans.forget(plan)
             self._divides_alone = True
 
         def hear(refusal: NodeRefused) -> None:
@@ -1038,13 +1049,32 @@ class Session(NotCopied):
             place()
         except TakesLong as late:
             self._place_sooner(late.why, bound, place)
-        self._loaded.wait, self._prepared = Wait.ALL, None
+        self._loader.wait, self._prepared = Wait.ALL, None
+
+    def _why(
+        self, bound: Graph, values: Mapping[str, Array], alike: _Plan | None, before: Assignment
+    ) -> str:
+        """Return for which sizes a plan is made, and why."""
+        declared = [(i, self.graph.specs[i]) for i in self.graph.inputs if i in bound.specs]
+        named = [pair for i, spec in declared if not spec.has_open_rank
+                 for pair in zip(spec.shape, bound.specs[i].shape, strict=False)]
+        sizes = dict.fromkeys(f"{d} {n}" for d, n in named if isinstance(d, str))
+        sizes |= dict.fromkeys(f"{i} {brief(str(value.tolist()))}" for i, value in values.items())
+        if before.refusals:
+            why = "a device refused nodes of the one before"
+        elif alike is not None:
+            why = "arrays came in another type" if alike.executable.is_loaded else "these came back"
+        elif self.graph.overflowing:
+            why = "values overflowed float16"
+        else:
+            why = "none was kept for these" if self._plan.shapes is not None else "it was the first"
+        return f"made for {', '.join(sizes) or 'the sizes of the model'}, because {why}"
 
     def _lowered(self, narrow: OptimizedNetwork, *, may_wait: bool) -> OptimizedNetwork:
         """Return the network with its parts lowered; TakesLong if that is better done later, unless it may wait."""
         while True:
             try:
-                return lower_network(narrow, {p.device: self._loaded.ask(p.device) for p in narrow.parts})
+                return lower_network(narrow, self._loader.asked(p.device for p in narrow.parts))
             except TakesLong:  # each backend says that once
                 if not may_wait:
                     raise
@@ -1058,24 +1088,24 @@ class Session(NotCopied):
         networks = self._open if self._prefetch is None else self._prefetch.open_networks()
         again = Ready(bound, self._prepared, networks)
         self._choices, self._divides_alone = [c.sooner() for c in usual], True
-        self._loaded.turn_to_choices(self._choices)
+        self._loader.turn_to_choices(self._choices)
         try:
             place()
         except WeftError as e:
             log.info("the network cannot run sooner: %s", e)
             self._choices, self._divides_alone = usual, alone
-            self._loaded.turn_to_choices(usual)
+            self._loader.turn_to_choices(usual)
             place()
             return
         self._follows = partial(self._prepared_later, usual, again, why)
 
     def _prepared_later(self, usual: Sequence[DeviceChoice], again: Ready, why: str) -> Later[Session]:
         """Have a thread make the session that has these options, for what is loaded now."""
-        assert self._loaded.notices is not None
+        assert self._loader.notices is not None
         make = partial(
             Session, self.graph, usual, self.options, runtime=self.runtime, host=self._host_choice,
             progress=self._progress, fixed=self._fixed, prefetch=None if self._fixed is not None else again,
-            overflow_check=False, beside=self._loaded.notices,
+            overflow_check=False, beside=self._loader.notices,
         )
         return Later(make, usual, why)
 
@@ -1083,13 +1113,13 @@ class Session(NotCopied):
         """Wait for what takes the place of what is loaded, and let it; outputs of a run that was started are lost."""
         if self._later is not None:
             self._later.wait()
-            self._loaded.abandon()
+            self._plan.executable.abandon()
             self._take_later()
 
     def _take_later(self) -> None:
         """Let what was prepared take the place of what is loaded, unless outputs of that were not taken yet."""
         later = self._later
-        if later is None or not later.is_made or self._loaded.started:
+        if later is None or not later.is_made or self._plan.executable.started:
             return
         self._later = None
         later.take(self._swap)
@@ -1100,22 +1130,23 @@ class Session(NotCopied):
 
     def _swap(self, other: Session) -> None:
         """Give another session what this one has loaded, for what that one has."""
-        for name in ("_choices", "_loaded", "_cache", "_open", "_divides_alone", "_plan", "_bound", "graph"):
+        names = "_choices", "_loader", "_plans", "_plan", "_stages", "_open", "_divides_alone", "_bound", "graph"
+        for name in names:
             mine, its = getattr(self, name), getattr(other, name)
             setattr(self, name, its)
             setattr(other, name, mine)
-        self._loaded.notices, other._loaded.notices = other._loaded.notices, self._loaded.notices
-        self._ends[0], other._ends[0] = self._loaded, other._loaded
+        self._loader.notices, other._loader.notices = other._loader.notices, self._loader.notices
+        self._ends[0], other._ends[0] = self._loader, other._loader
         log.info("network %r runs with all of its kernels from now on", self.graph.name)
 
     def _load_in_place(self, later: Later[Session]) -> None:
         """Load the network anew where there is no memory for it twice; with general kernels again if that fails."""
         before, bound = (self._choices, self._divides_alone), self._bound
         for choices, alone in ((later.choices, False), before):
-            self._loaded.drop()
-            self._cache.clear()
+            self._loader.drop()
+            self._plans.forget_all()
             self._choices, self._divides_alone = list(choices), alone
-            self._loaded.turn_to_choices(choices)
+            self._loader.turn_to_choices(choices)
             try:
                 self._prepare(bound)
                 return
@@ -1125,22 +1156,22 @@ class Session(NotCopied):
                 self._general = f"general kernels stay, since better ones could not be prepared: {e}"
 
     def _load(
-        self, network: OptimizedNetwork, key: Hashable, *, beside: bool, state: Mapping[str, Tensor] | None = None
+        self, plan: _Plan, network: OptimizedNetwork, *, beside: bool, state: Mapping[str, Tensor] = NO_STATE
     ) -> None:
-        """Load a network; where memory lacks, in place of what stayed loaded for other shapes, in any session."""
+        """Load a network; where memory lacks, in place of what stayed loaded for other plans, in any session."""
         try:
-            self._loaded.load(network, key, beside=beside, state=state or {})
+            self._plans.load(plan, network, beside=beside, state=state)
         except OutOfMemory:
-            if not any([self._loaded.close_idle(), *map(Session._make_room, _others(self))]):
+            if not any([self._plans.free(), *map(Session._make_room, _others(self))]):
                 raise
-            self._loaded.load(network, key, state=state or {})
+            self._plans.load(plan, network, beside=False, state=state)
 
     def _make_room(self) -> bool:
         """Close what stayed loaded for other shapes, unless another thread uses the session; tell whether it did."""
         if self._process != os.getpid() or not self._lock.acquire(blocking=False):
             return False
         try:
-            return self._caller is None and self._loaded.close_idle()
+            return self._caller is None and self._plans.free()
         finally:
             self._lock.release()
 
@@ -1173,7 +1204,7 @@ class Session(NotCopied):
             try:
                 divided = self._divide_apart(bind(self.graph, shapes), before.copy())
                 narrow = with_narrow_edges(divided, wanted & _narrowable(divided))
-                return lower_network(narrow, {p.device: self._loaded.ask(p.device) for p in narrow.parts})
+                return lower_network(narrow, self._loader.asked(p.device for p in narrow.parts))
             except PlanAgain:
                 raise
             except Exception as e:  # it may be a network for few sizes
@@ -1187,7 +1218,7 @@ class Session(NotCopied):
         known = self._open.known_division(bound) if self._open is not None and not self._divides_alone else None
         if known is not None:
             return known
-        backends = {c.device: self._loaded.ask(c.device) for c in self._choices}
+        backends = self._loader.asked(c.device for c in self._choices)
         prepared = self._open.known(bound) if self._open is not None else None
         return divide_first(bound, backends, self.options, host=self._host, before=before, prepared=prepared)
 
@@ -1207,13 +1238,13 @@ class Session(NotCopied):
 
     def _divide(self, bound: Graph, before: Assignment) -> OptimizedNetwork:
         prepared = self._prepared or (self._prefetch.take() if self._prefetch else None)
-        self._prepared = prepared if self._loaded.wait is not Wait.ALL else None
+        self._prepared = prepared if self._loader.wait is not Wait.ALL else None
         self._take_open()
         alone = self._divides_alone or bool(before.refusals)
         known = self._open.known_division(bound) if self._open is not None and not alone else None
         if known is not None:
             return known
-        backends = {c.device: self._loaded.ask(c.device) for c in self._choices}
+        backends = self._loader.asked(c.device for c in self._choices)
         found = self._open.find(bound) if self._open is not None else None
         if found is not None:
             opened, sized = found
@@ -1261,32 +1292,33 @@ class Session(NotCopied):
     # -- running ---------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
-        if self._loaded.is_closed:
+        if self._loader.is_closed:
             raise ClosedError("the session is closed", fix="load the model again")
 
     def _accept(self, inputs: Sequence[Input | Mapping[str, Input]], outputs: Outputs | None) -> dict[str, Array]:
         """Check the arrays, prepare the session for their shapes and types if it must be, and return them by name."""
-        if self._loaded.is_closed:
+        if self._loader.is_closed:
             self._check_open()
         if self._later is not None and self._later.is_made:
-            self._loaded.abandon()
+            self._plan.executable.abandon()
             self._take_later()
         self._unpadded = None
         if self._store is not None:
             return self._take_state(take_inputs(self._asked, inputs))
         plan = self._plan
         # What most runs get, with as few calls as can be.
-        if plan.forms is not None and self._loaded.now.network is not None and not (plan.tail or self._deciding):
+        is_loaded = plan.executable.network is not None
+        if plan.forms is not None and is_loaded and not (plan.tail or self._deciding):
             planned = take_planned(plan.forms, inputs)
             if planned is not None and half_outputs(self.graph, outputs) & plan.narrowable == plan.half_outputs:
                 return planned
-        elif self._loaded.now.network is not None and (planned := self._taken(plan, inputs, outputs)) is not None:
+        elif is_loaded and (planned := self._taken(plan, inputs, outputs)) is not None:
             return planned
-        for key, known in self._cache:
-            if self._loaded.holds(key) and (planned := self._taken(known.plan, inputs, outputs)) is not None:
-                self._loaded.turn_to(key)
-                self._plan, self._bound = known.plan, known.bound
-                self._cache.keep(key, known)
+        for plan in self._plans.all(_Plan):
+            if plan.executable.is_loaded and (planned := self._taken(plan, inputs, outputs)) is not None:
+                self._plans.turn_to(plan)
+                assert plan.bound is not None
+                self._plan, self._bound = plan, plan.bound
                 return planned
         arrays = take_inputs(self.graph, inputs, keep_half=self.config.precision is Precision.LOW)
         specs = self._bound.specs
@@ -1299,7 +1331,7 @@ class Session(NotCopied):
         if grown is not None:
             return grown
         specs = self._bound.specs
-        is_new = self._loaded.now.network is None or self._plan.roomy is not None
+        is_new = not self._plan.executable.is_loaded or self._plan.roomy is not None
         is_new = is_new or any(a.shape != specs[i].shape for i, a in tensors.items())
         if is_new or not _are_values(self._plan.values, values):
             shapes = {i: a.shape for i, a in tensors.items()}
@@ -1346,7 +1378,7 @@ class Session(NotCopied):
         return planned
 
 
-def _forget_all(ends: Sequence[LoadedNetwork | Later[Session]]) -> None:
+def _forget_all(ends: Sequence[Loader | Later[Session]]) -> None:
     """Leave the network of a session that was dropped to the next one to close, and stop what was prepared for it."""
     for each in ends:
         if isinstance(each, Later):
@@ -1362,6 +1394,12 @@ def _found_open(session: Callable[[], Session | None], bound: Graph) -> OpenNetw
         return None
     owner._take_open()
     return None if owner._open is None else owner._open.found(bound)
+
+
+def _roomy(session: Callable[[], Session | None]) -> Sequence[RoomyPlan]:
+    """Return the plans of a session for capacities, those used last first."""
+    owner = session()
+    return [] if owner is None else [p.roomy for p in owner._plans.all(_Plan) if p.roomy is not None]
 
 
 def _state_backend(choices: Sequence[DeviceChoice], config: BackendConfig, device: str) -> Backend:

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from weft.core.contract.backend import SameNodes
-from weft.core.contract.profile import Profile
 from weft.core.graph.graph import Graph
 from weft.core.placement.assign import Assignment, Backends
 from weft.core.placement.check_network import check_devices
 from weft.core.placement.lower_network import lower_network
 from weft.core.placement.optimized_network import LaterStage, OptimizedNetwork, Tail
-from weft.core.placement.optimizer import OptimizerOptions, optimize
-from weft.core.registry.device_choice import DeviceChoice
+from weft.core.placement.optimizer import OptimizerOptions, divide, optimize
+from weft.core.placement.replan import until_taken
 from weft.core.saved.network_file import key_of_graph, stage_key
-from weft.core.session.late_refusal import until_taken
-from weft.core.session.loaded_network import LoadedNetwork
+from weft.core.session.executable import Executable
+from weft.core.session.loader import Loader
 from weft.core.session.pipeline import Progress
 from weft.errors import ModelError
 
@@ -43,67 +42,60 @@ class StageSource(Protocol):
         """Return what stages are planned with."""
         ...
 
-    def load(self, graph: Graph, same_nodes: SameNodes, ahead: Ahead | None) -> LoadedNetwork | None:
+    def load(self, graph: Graph, same_nodes: SameNodes, ahead: Ahead | None) -> Executable | None:
         """Return a stage that is ready to run; None, only `ahead`, if it was only looked at."""
         ...
 
 
 class LoadedStages:
-    """Loads stages for a session.
+    """Loads stages for a session on its devices; debug nodes run on the device `host`.
 
     `tail` holds stages that were planned before, as in a saved network: those are loaded as they are.
     """
 
     def __init__(
         self,
-        choices: Sequence[DeviceChoice],
-        host: DeviceChoice | None,
+        loader: Loader,
+        devices: Sequence[str],
+        host: str,
         options: OptimizerOptions,
-        profile: Profile | None,
         tail: Tail | None = None,
     ) -> None:
-        self._choices, self.options, self._profile = list(choices), options, profile
-        self._every = [*([host] if host else []), *choices]
-        self._host = host.device if host else choices[-1].device
+        self._loader, self._devices, self._host, self.options = loader, devices, host, options
         self._planned: Mapping[str, OptimizedNetwork] = {}
         if tail is not None:
             self._planned = {key: stage.network for stage in tail.stages if (key := stage_key(stage))}
 
-    def load(self, graph: Graph, same_nodes: SameNodes, ahead: Ahead | None) -> LoadedNetwork | None:
+    def load(self, graph: Graph, same_nodes: SameNodes, ahead: Ahead | None) -> Executable | None:
         """Plan and load one stage.
 
         None if it is planned ahead and not loaded: a host's backends compile nothing, or it takes too much memory.
         """
-        progress = None if ahead is None else ahead.progress
-        loaded = LoadedNetwork(
-            self._every, self.options.config, progress=progress, profile=self._profile, same_nodes=same_nodes
-        )
+        loader = self._loader.beside(same_nodes, None if ahead is None else ahead.progress)
 
-        def attempt(before: Assignment) -> bool:
-            backends = {c.device: loaded.ask(c.device) for c in self._choices}
+        def attempt(before: Assignment) -> Executable | None:
+            backends = loader.asked(self._devices)
             compiles = not all(backend.host_memory for backend in backends.values())
             if ahead is not None and not compiles and self.options.fallback != "error":
-                return False
+                return None
             network = self._optimized(graph, backends, before)
             if ahead is not None and not _worth_loading(network, backends, ahead):
-                return False
-            loaded.load(network)
-            return True
+                return None
+            return loader.load(network)
 
         try:
-            is_loaded = until_taken(attempt)
+            return until_taken(attempt)
         except BaseException:
-            loaded.close_unheard()
+            loader.now.close()
             raise
-        if not is_loaded:
-            loaded.close_unheard()
-        return loaded if is_loaded else None
+        finally:
+            loader.close_spare()
 
     def _optimized(self, graph: Graph, backends: Backends, before: Assignment) -> OptimizedNetwork:
         """Return the network of a stage: the one that was planned for it before, unless a backend refused it."""
         known = self._planned.get(key_of_graph(graph)) if self._planned and not before.refusals else None
         if known is None:
-            return optimize(graph, backends, self.options, host=self._host, before=before)
+            return lower_network(divide(graph, backends, self.options, host=self._host, before=before), backends)
         given, read = _specs(graph, graph.inputs), _specs(known.graph, known.graph.inputs)
         made, wanted = _specs(known.graph, known.graph.outputs), _specs(graph, graph.outputs)
         if made != wanted or not set(read) <= set(given):  # a run takes the outputs in order, and gives inputs by name
@@ -127,7 +119,7 @@ class CollectedStages:
     found: dict[str, LaterStage]
     """Receives the stages, by their keys."""
 
-    def load(self, graph: Graph, same_nodes: SameNodes, ahead: Ahead | None) -> LoadedNetwork | None:
+    def load(self, graph: Graph, same_nodes: SameNodes, ahead: Ahead | None) -> Executable | None:
         """Plan a stage; return None."""
         key = key_of_graph(graph) or f"stage {len(self.found)}"  # an op with an attribute that no file holds
         if key not in self.found:

@@ -2,8 +2,8 @@
 
 The session plans and loads the first stage as it does any network. This module runs the rest: it reads the sizes that a
 stage made, runs the session's own ops (loops, sequences), splits off the next stage
-(`weft.core.placement.stage_split.split`), plans, loads and runs it. A loaded stage is kept by the shapes, and the few
-values, that it was planned for; the least recently used are closed first.
+(`weft.core.placement.stage_split.split`), plans, loads and runs it. A loaded stage is one of the session's plans, by
+the shapes, and the few values, that it was planned for.
 
 What can be foreseen of later stages is planned and loaded before the first run (`weft.core.session.stages_ahead`), for
 the most rows that there can be. A size class that comes up for the first time is computed there, and gets a plan of its
@@ -17,12 +17,12 @@ from collections import OrderedDict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from weft.core.contract.backend import SameNodes
-from weft.core.contract.error_context import at_node, blame, do_all
+from weft.core.contract.error_context import at_node, blame
 from weft.core.graph.control_op import ControlOp, Value
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
@@ -32,17 +32,18 @@ from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.optimized_network import LaterStage
 from weft.core.placement.rows import padded, row_axes, size_class
 from weft.core.placement.stage_split import Corner, Stage, chosen, split, without
-from weft.core.session.loaded_network import LoadedNetwork, forget
+from weft.core.session.executable import Executable
 from weft.core.session.overflow import OverflowWatch
 from weft.core.session.pipeline import Pipeline
+from weft.core.session.plans import Plan, Plans
 from weft.core.session.report import Report
 from weft.core.session.stage_loader import Ahead, StageSource, later_stage
 from weft.errors import ExecutionError, ModelError
 
 log = logging.getLogger("weft.session")
 
-KEPT = 32
-"""How many loaded stages a session keeps."""
+MOST_MIXES = 32
+"""For how many input shapes a session remembers that a stage mixes rows."""
 MOST_RESTS = 1 << 10
 MOST_BODIES = 1 << 8
 """How many rests, and bodies of ops with the constants that they capture, a session keeps."""
@@ -102,17 +103,19 @@ class _Body:
     rest: Rest
 
 
-@dataclass(eq=False)
-class ReadyStage:
-    """A stage that is ready to run; without a network if no node of it is left, or if it was only looked at ahead."""
+@dataclass(eq=False, kw_only=True)
+class ReadyStage(Plan):
+    """The plan of a stage."""
 
+    loads_again: ClassVar[bool] = False
+    runs: bool
+    """Whether it has something to run; not if no node of it is left, or if it was only looked at ahead."""
     graph: Graph
     """The stage before it was optimised."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     corners: Mapping[str, Corner]
     rest: Rest | None
-    network: LoadedNetwork | None
     size: int = 0
     """The number of rows that it is planned for if it serves any number up to that, else 0."""
     rows: Mapping[str, int | None] = field(default_factory=dict)
@@ -130,28 +133,28 @@ class Unforeseen(Exception):
 
 
 class StageRunner:
-    """Runs what comes after the first stage of one session; owns the networks that it loads for it."""
+    """Runs what comes after the first stage of one session, by plans that it keeps among the session's."""
 
-    def __init__(self, loader: StageSource) -> None:
-        self._loader = loader
-        self._plans: OrderedDict[Hashable, ReadyStage] = OrderedDict()
+    def __init__(self, loader: StageSource, plans: Plans) -> None:
+        self._loader, self._plans = loader, plans
         self._rests: OrderedDict[Hashable, Rest] = OrderedDict()
         self._bodies: OrderedDict[Hashable, _Body] = OrderedDict()
-        self._used: dict[int, Report] = {}
+        self._used: dict[Executable, Report] = {}
         self._own: dict[str, str] = {}
         self.watch: OverflowWatch | None = None
         """Sees what the stages of the run store."""
         self._overflowing: frozenset[str] = frozenset()
 
     def plan_again(self, overflowing: frozenset[str]) -> None:
-        """Forget the stages that were planned; those to come keep these values float32."""
-        plans, self._plans, self._overflowing = list(self._plans.values()), OrderedDict(), overflowing
-        do_all(plan.network.close_unheard for plan in plans if plan.network is not None)
+        """Have the stages to come keep these values float32; the session has forgotten its plans."""
+        self._overflowing = overflowing
 
     # -- running ---------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Forget which networks the last run used; see `reports`."""
+    def begin(self, first: Plan) -> None:
+        """Begin a run with the plan of the first stage: forget which stages the last one used; see `reports`."""
+        self._plans.run += 1
+        first.run = self._plans.run
         self._used, self._own = {}, {}
 
     def finish(self, rest: Rest, known: dict[str, Value], rows: Rows | None = None) -> list[Value]:
@@ -174,14 +177,15 @@ class StageRunner:
         if done:
             return self.left(rest, frozenset(done))
         plan, counted = self.planned(rest, known, rows)
-        if plan.network is not None:
+        if plan.runs:
             arrays: dict[str, Array] = {i: known[i] for i in plan.inputs}  # type: ignore[misc]  # a stage's are tensors
             if counted:
                 arrays |= {i: padded(arrays[i], a, plan.size) for i, a in counted.axes.items() if i in arrays}
-            plan.network.start(arrays, first=False, watch=self.watch)
-            made = dict(zip(plan.outputs, plan.network.finish([None] * len(plan.outputs)), strict=True))
+            plan.executable.start(arrays, first=False, watch=self.watch)
+            made = dict(zip(plan.outputs, plan.executable.finish([None] * len(plan.outputs)), strict=True))
             self.take(plan, counted, made, known, rows)
-            self._note(plan.network)
+            assert plan.executable.report is not None
+            self._used[plan.executable] = plan.executable.report
         return plan.rest
 
     def take(
@@ -306,13 +310,12 @@ class StageRunner:
         if (others, rowed) in rest.mixes:
             return None
         key, most = (rest, others, rowed, size), rest.most.get((others, rowed))
-        if key not in self._plans and most is not None and size < most.size and size not in most.served:
+        found = self._ready(key)
+        if found is None and most is not None and size < most.size and size not in most.served:
             most.served.add(size)
-            roomy = (rest, others, rowed, most.size)
-            key = roomy if roomy in self._plans else key
-        if key in self._plans:
-            self._plans.move_to_end(key)
-            return self._plans[key]
+            found = self._ready((rest, others, rowed, most.size))
+        if found is not None:
+            return found
         limits = self._loader.options.limits
         try:
             stage, longer = (split(_with_rows(graph, tensors, axes, n), Budget(limits)) for n in (size, size + 1))
@@ -323,12 +326,17 @@ class StageRunner:
             rows = None if stage.wanted & tensors.keys() or not stage.graph.nodes else row_axes(stage, longer, size)
         if rows is None:
             rest.mixes[others, rowed] = None
-            _keep(rest.mixes, (others, rowed), KEPT)
+            _keep(rest.mixes, (others, rowed), MOST_MIXES)
             return None
         plan = self._made(key, rest, stage, ahead, size, rows)
-        if ahead is not None and plan.network is not None:
+        if ahead is not None and plan.runs:
             rest.most[others, rowed] = _Most(size)
         return plan
+
+    def _ready(self, key: Hashable) -> ReadyStage | None:
+        """Return the plan of a key, unless what was loaded for it was closed because another load had failed."""
+        plan = self._plans.find(ReadyStage, key)
+        return None if plan is None or (plan.runs and not plan.executable.is_loaded) else plan
 
     def _plan(self, rest: Rest, known: Mapping[str, Value], ahead: Ahead | None) -> ReadyStage:
         graph = rest.graph
@@ -339,9 +347,9 @@ class StageRunner:
                 raise Unforeseen(ahead.unknown & fixed.keys())
             shapes = tuple((i, a.shape, a.dtype) for i, a in tensors.items())
             key = (rest, shapes, tuple((name, a.tobytes()) for name, a in fixed.items()))
-            if key in self._plans:
-                self._plans.move_to_end(key)
-                return self._plans[key]
+            found = self._ready(key)
+            if found is not None:
+                return found
             bound = graph.copy()
             bound.inputs = [i for i in graph.inputs if i not in fixed]
             bound.constants |= fixed
@@ -370,27 +378,19 @@ class StageRunner:
         """Return the plan of a stage, loaded and kept; ahead, it may be neither."""
         graph, following = stage.graph, None if stage.rest is None else self.rest(stage.rest)
         graph.overflowing = self._overflowing
-        network = self._loader.load(graph, rest.same_nodes, ahead) if graph.nodes or graph.outputs else None
-        specs = {o: graph.specs[o] for o in graph.outputs}
-        inputs, outputs = tuple(graph.inputs), tuple(graph.outputs)
-        plan = ReadyStage(graph, inputs, outputs, stage.corners, following, network, size, rows or {}, specs)
-        if network is not None or ahead is None:
-            self._plans[key] = plan
-            self._evict()
+        self._plans.make_room()
+        loaded = self._loader.load(graph, rest.same_nodes, ahead) if graph.nodes or graph.outputs else None
+        plan = ReadyStage(
+            key, "a run came to it" if ahead is None else "a run may come to it", loaded or Executable(),
+            runs=loaded is not None, graph=graph, inputs=tuple(graph.inputs), outputs=tuple(graph.outputs),
+            corners=stage.corners, rest=following, size=size, rows=rows or {},
+            specs={o: graph.specs[o] for o in graph.outputs},
+        )
+        if loaded is not None or ahead is None:
+            self._plans.keep(plan)
         return plan
 
-    def _evict(self) -> None:
-        while len(self._plans) > KEPT:
-            _, plan = self._plans.popitem(last=False)
-            if plan.network is not None:
-                self._used.pop(id(plan.network), None)
-                plan.network.close_unheard()
-
     # -- what was done ---------------------------------------------------------------------------------
-
-    def _note(self, network: LoadedNetwork) -> None:
-        if network.report is not None:
-            self._used[id(network)] = network.report
 
     @property
     def reports(self) -> list[Report]:
@@ -405,26 +405,17 @@ class StageRunner:
     @property
     def stages(self) -> list[LaterStage]:
         """Return the stages that are loaded, in the order in which they were used last."""
-        plans = ((plan.graph, plan.network) for plan in self._plans.values())
-        held = ((graph, loaded.network) for graph, loaded in plans if loaded is not None)
-        return [later_stage(graph, network, "") for graph, network in held if network is not None]
+        held = [(plan.graph, plan.executable.network) for plan in self._plans.all(ReadyStage)]
+        return [later_stage(graph, network, "") for graph, network in reversed(held) if network is not None]
 
     @property
     def pipelines(self) -> list[Pipeline]:
         """Return the pipelines of the stages that are loaded."""
-        return [p for plan in self._plans.values() if plan.network is not None for p in plan.network.pipelines]
-
-    def forget(self) -> None:
-        """Leave what was loaded to the next session to close: this one was dropped without a close."""
-        for plan in self._plans.values():
-            if plan.network is not None:
-                forget(plan.network)
+        return [p for plan in reversed([*self._plans.all(ReadyStage)]) for p in plan.executable.pipelines]
 
     def close(self) -> None:
-        """Free what was loaded."""
-        plans, self._plans = list(self._plans.values()), OrderedDict()
+        """Forget the network; the session frees what was loaded."""
         self._rests, self._bodies = OrderedDict(), OrderedDict()
-        do_all(plan.network.close_unheard for plan in plans if plan.network is not None)
 
 
 def lasting_captures(node: Node, op: ControlOp, constants: Mapping[str, Array]) -> set[int]:

@@ -19,12 +19,15 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import SequenceSpec, TensorSpec
 from weft.core.placement.assign import Backends
-from weft.core.placement.lower_network import lower_network, until_settled
+from weft.core.placement.lower_network import lower_network
 from weft.core.placement.optimized_network import LaterStage, OptimizedNetwork, Tail
 from weft.core.placement.optimizer import OptimizerOptions, divide_first
 from weft.core.placement.prepare import PreparedNetwork
+from weft.core.placement.replan import until_taken
 from weft.core.placement.stage_split import Corner
+from weft.core.session.loader import Loader
 from weft.core.session.pipeline import Progress
+from weft.core.session.plans import Plans
 from weft.core.session.stage_loader import Ahead, CollectedStages, total_bytes
 from weft.core.session.stage_runner import Rest, Rows, StageRunner, Unforeseen, lasting_captures
 from weft.errors import UnsupportedOps, WeftError, brief
@@ -50,13 +53,15 @@ def optimize_stages(
 
     `backends` are asked in order. It raises what `weft.core.placement.optimizer.optimize` raises.
     """
-    first = until_settled(
-        lambda: lower_network(divide_first(bound, backends, options, host=host, prepared=prepared), backends)
+    first = until_taken(
+        lambda before: lower_network(
+            divide_first(bound, backends, options, host=host, before=before, prepared=prepared), backends
+        )
     )
     if first.tail is None:
         return first
     found, unforeseen = dict[str, LaterStage](), dict[str, None]()
-    runner = StageRunner(CollectedStages(backends, options, host, found))
+    runner = StageRunner(CollectedStages(backends, options, host, found), Plans(Loader([], options.config)))
     foresee(runner, first.tail, first.graph, lambda text: unforeseen.update({text: None}))
     tail = replace(first.tail, stages=tuple(found.values()), unforeseen=tuple(unforeseen))
     return replace(first, tail=tail)

@@ -16,7 +16,7 @@ from weft.errors import LESS_MEMORY, InputError, OutOfMemory
 
 
 class StateMemory:
-    """STATE tensors of one device, which any number of loaded networks may read and write (`LoadedNetwork.load`).
+    """STATE tensors of one device, which any number of loaded networks may read and write (`Loader.load`).
 
     It owns a backend object that runs nothing. Nothing here waits for runs: none that uses a tensor may be under way
     when the tensor is written, read, copied or released. Close the networks that use it before it.

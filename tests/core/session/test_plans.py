@@ -1,4 +1,4 @@
-"""A session goes back to shapes that it had without optimising the network again."""
+"""The plans of a session: which one runs use, which stay, and that what comes back is not planned again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weft.core.graph.tensor import Tensor
 from weft.core.placement import optimizer
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.session import session as sessions
-from weft.core.session.network_cache import KEPT
+from weft.core.session.plans import MOST_PLANS
 from weft.errors import OutOfMemory
 
 
@@ -61,15 +61,15 @@ def test_the_way_back_to_a_shape_optimises_nothing(optimised: list[int]) -> None
 
 def test_the_last_few_shapes_are_kept(optimised: list[int]) -> None:
     with mocks(one=mock("Relu"), two=mock()), weft.load(product(), ["one", "two"]) as session:
-        for batch in range(1, KEPT + 2):
+        for batch in range(1, MOST_PLANS + 2):
             run(session, batch)
         run(session, 2)
-        run(session, KEPT + 1)
-        assert optimised == [*range(1, KEPT + 2)]
+        run(session, MOST_PLANS + 1)
+        assert optimised == [*range(1, MOST_PLANS + 2)]
         run(session, 1)
         run(session, 2)
         run(session, 3)
-    assert optimised == [*range(1, KEPT + 2), 1, 3]
+    assert optimised == [*range(1, MOST_PLANS + 2), 1, 3]
 
 
 def test_memory_limit_keeps_none(optimised: list[int]) -> None:
@@ -102,7 +102,7 @@ def test_a_backend_that_changes_its_mind_on_the_way_back_is_heeded(optimised: li
         run(session, 1)
         run(session, 2)
         Moody.moody = True
-        session._loaded.drop()  # as after an error: the next load makes all executions anew
+        session._loader.drop()  # as after an error: the next load makes all executions anew
         run(session, 1)
         assert optimised == [1, 2, 1]
         assert session.report.placement["n_y"] == "cpu" and "onCreate" in str(session.report.refusals)
@@ -186,23 +186,35 @@ def test_shapes_that_never_come_back_take_the_place_of_the_last(noting: list[str
 
 def test_not_more_stays_loaded_than_a_few_shapes(noting: list[str]) -> None:
     with weft.load(product(), "noting", fallback="error") as session:
-        for _ in range(3):
-            for batch in range(1, 12):
-                run(session, batch)
-            for batch in range(5, 12):
-                run(session, batch)
+        for batch in [*range(1, MOST_PLANS + 4)] * 2 + [*range(8, MOST_PLANS + 4)] * 2:
+            run(session, batch)
         assert len(session.pipelines) == 1
         closed = noting.count("close")
-    assert noting.count("close") - closed <= KEPT
+    assert MOST_PLANS // 2 < noting.count("close") - closed <= MOST_PLANS
 
 
 def test_not_more_bytes_stay_loaded_than_are_allowed(noting: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.core.session.loaded_network.IDLE_BYTES", 0)
+    monkeypatch.setattr("weft.core.session.plans.MOST_BYTES", 0)
     with weft.load(product(), "noting", fallback="error") as session:
         for batch in (1, 2, 4) * 3:
             run(session, batch)
         noting.clear()
     assert noting.count("close") == 1
+
+
+def test_the_report_says_which_plan_runs_use_and_why() -> None:
+    with weft.load(product(), "cpu", shapes={"x": (2, 3)}) as session:
+        assert session.report.plan == "made for n 2, because it was the first; 1 loaded so far, 1 kept"
+        run(session, 4)
+        assert session.report.plan == "made for n 4, because none was kept for these; 2 loaded so far, 2 kept"
+        run(session, 2)
+        told = "made for n 2, because these came back; 3 loaded so far, 2 kept, 1 loaded beside it with "
+        assert session.report.plan.startswith(told) and f"plan: {told}" in str(session.report)
+        run(session, 4)
+        run(session, 2)
+        assert session.report.plan.startswith(told), "a run in turns makes no plan"
+    with weft.load(product(), "cpu", memory="limit", shapes={"x": (2, 3)}) as session:
+        assert session.report.plan.endswith("1 loaded so far, none kept")
 
 
 def test_memory_limit_keeps_nothing_loaded(noting: list[str]) -> None:

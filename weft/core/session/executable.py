@@ -1,0 +1,368 @@
+"""An executable: a network on its devices, ready to run for certain sizes, and its runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+
+import numpy as np
+
+from weft.core.contract.backend import Backend
+from weft.core.contract.error_context import blame, caught, do_all, is_error
+from weft.core.contract.profile import Event, Profile, ProfilingContext
+from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
+from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.core.host.parallel_copy import copy_into
+from weft.core.host.result_memory import KEPT, ResultMemory, is_large
+from weft.core.host.tensor_copy import copy_tensor
+from weft.core.placement.optimized_network import OptimizedNetwork
+from weft.core.session.overflow import OverflowWatch, are_finite
+from weft.core.session.pipeline import Pipeline
+from weft.core.session.report import CopyRecord, Report
+
+log = logging.getLogger("weft.session")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineCopy:
+    """A copy that every run makes before a pipeline starts."""
+
+    name: str
+    value: str
+    source: Pipeline
+    target: Pipeline
+    made: str
+    """The name of the value in the target."""
+
+    def run(self) -> float:
+        """Wait for the value and copy it; return the seconds of the copy, without those of the wait."""
+        self.source.wait()
+        begun = perf_counter()
+        with blame(self.name, "a copy between devices failed"):
+            self.target.take(self.made, self.source.port(self.value))
+        return perf_counter() - begun
+
+    @property
+    def record(self) -> CopyRecord:
+        """Return what the report says of it."""
+        source, target = self.source.device, self.target.device
+        return CopyRecord(self.value, source, target, self.source.tensor(self.value).nbytes, self.name)
+
+
+class Executable:
+    """What is loaded for certain sizes: a pipeline for each part, the copies between them, and the run under way.
+
+    `Loader.load` fills it, and may give its pipelines to another one later. `profile` gets the times of runs. `acquire`
+    is called before each run, with the pipelines.
+    """
+
+    def __init__(
+        self,
+        *,
+        thrifty: bool = False,
+        profile: Profile | None = None,
+        acquire: Callable[[Sequence[Pipeline]], None] = lambda pipelines: None,
+    ) -> None:
+        self.profile, self._acquire = profile, acquire
+        self._memory = ResultMemory(0 if thrifty else KEPT)
+        self.pipelines: list[Pipeline] = []
+        """In the order of execution."""
+        self.network: OptimizedNetwork | None = None
+        """None unless all of it is loaded; in memory mode LIMIT it has only weights that are outputs."""
+        self.report: Report | None = None
+        """As of the load."""
+        self._reported: Callable[[], Report] | None = None
+        self.made: dict[str, Pipeline] = {}
+        """The pipeline that makes each value, or that it is copied to."""
+        self.copies: dict[Pipeline, list[PipelineCopy]] = {}
+        self.waits: dict[Pipeline, list[Pipeline]] = {}
+        """The pipelines whose memory each one uses."""
+        self.kept: set[str] = set()
+        """The values of parts that other parts read, which therefore stay where the plan has them."""
+        self.aliased: frozenset[str] = frozenset()
+        """The outputs that lie in STATE memory."""
+        self.unaliased: Mapping[str, str] = {}
+        """Why inputs for which there is STATE memory do not use it."""
+        self.told: set[ProfilingContext] = set()
+        """Receives the reports of the backends, in a profiled session."""
+        self._large: dict[str, Pipeline] = {}
+        """The pipelines of the outputs for which there may be result memory that backends reach."""
+        self._watched: tuple[OverflowWatch, Mapping[str, Array]] | None = None
+        """What sees the run that was started, and the run's inputs."""
+        self._stored: dict[str, Array] = {}
+        """The arrays in which the backends themselves leave outputs of the run."""
+        self._passed: dict[str, Array] | None = None
+        """The inputs of the last run that are outputs too; None if there is no run to wait for."""
+
+    @property
+    def is_loaded(self) -> bool:
+        """Tell whether it can run."""
+        return self.network is not None
+
+    @property
+    def results(self) -> list[str]:
+        """Return the names of the outputs that `finish` returns: those that do not lie in STATE memory."""
+        assert self.network is not None
+        return [o for o in self.network.graph.outputs if o not in self.aliased]
+
+    @property
+    def nbytes(self) -> int:
+        """Return about how many bytes are free once it is closed; weights that others share are not among them."""
+        results = sum(p.mapped[name].nbytes for name, p in self._large.items())
+        return KEPT * results + sum(pipeline.nbytes for pipeline in self.pipelines)
+
+    @property
+    def report_now(self) -> Report | None:
+        """Return the report with what the backends say now: a run may have changed it."""
+        return None if self._reported is None else self._reported()
+
+    # -- loading -----------------------------------------------------------------------------------------
+
+    def connect(self, name: str, pipeline: Pipeline, value: str = "", copy: str = "") -> Tensor | None:
+        """Have a pipeline read a value of another one; return the tensor whose memory it uses.
+
+        None if a `copy` of that name makes it of another `value`, or if it is an input of the network.
+        """
+        if copy:
+            made = PipelineCopy(copy, value, self.made[value], pipeline, name)
+            self.copies.setdefault(pipeline, []).append(made)
+            self.kept.add(value)
+            self.made[name] = pipeline  # later parts may use its memory
+            return None
+        held = self.made.get(name)
+        if held is None:
+            return None
+        self.kept.add(name)
+        self.waits.setdefault(pipeline, []).append(held)
+        return held.tensor(name)
+
+    def complete(
+        self, network: OptimizedNetwork, reported: Callable[[Sequence[Pipeline], Sequence[CopyRecord]], Report]
+    ) -> None:
+        """Note that all pipelines of a network are there; `reported` makes its report."""
+        if self.profile is not None:
+            self.told = {c for p in self.pipelines if (c := p.backend.info.profiling) is not None}
+        mapped = {o: p for o in network.graph.outputs if (p := self.made.get(o)) is not None and o in p.mapped}
+        self._large = {o: p for o, p in mapped.items() if o not in self.kept and is_large(p.mapped[o])}
+        records = [copy.record for copies in self.copies.values() for copy in copies]
+        self._reported = partial(reported, self.pipelines, records)
+        self.report = self._reported()
+        self.network = network
+
+    def given_up(self) -> list[Pipeline]:
+        """Return the pipelines, for another executable; this one is loaded no more."""
+        pipelines, self.pipelines = self.pipelines, []
+        self.network = self.report = self._reported = None
+        self.made, self.copies, self.waits, self._large = {}, {}, {}, {}
+        self._passed, self._stored, self._watched = None, {}, None
+        return pipelines
+
+    # -- running -----------------------------------------------------------------------------------------
+
+    def lend(self, name: str, spec: TensorSpec, *, is_input: bool) -> Array:
+        """Return a new array for an input or output: of the pipeline that reads or makes it, or else of numpy."""
+        pipelines = [p for p in self.pipelines if name in (p.graph.inputs if is_input else p.graph.outputs)]
+        for pipeline in pipelines:
+            array = pipeline.lend(Tensor(name, spec.dims, spec.dtype), is_input=is_input)
+            if array is not None:
+                return array
+        return np.zeros(spec.dims, spec.dtype.numpy)
+
+    def start(
+        self,
+        arrays: dict[str, Array],
+        targets: Sequence[Array | None] = (),
+        *,
+        first: bool = True,
+        watch: OverflowWatch | None = None,
+    ) -> None:
+        """Start a run with the given inputs; only the last part is left running.
+
+        Inputs in STATE memory have no arrays. `targets` are arrays for the outputs in `results`, which backends may
+        fill themselves; `finish` gets them, too. Outputs for which there are none go to result memory that the backend
+        reaches, if any is free. `first` says whether the session's run begins here. In a later stage, the profile keeps
+        its events. A `watch` sees what the run stores; `arrays` must be the same until `finish`.
+        """
+        self.abandon()
+        self._acquire(self.pipelines)
+        self._wait()
+        if self.profile is not None:
+            if first:
+                self.profile.begin()
+            self.profile.start(self.told)
+        self._stored = {}
+        self._watched = None if watch is None else (watch, arrays)
+        try:
+            self._execute(arrays, targets, watch)
+        except Exception as e:
+            if is_error(e):
+                self._quiet()
+            raise
+        assert self.network is not None
+        self._passed = {i: arrays[i].copy() for i in self.network.graph.outputs if i in arrays}
+
+    def _execute(
+        self, arrays: Mapping[str, Array], targets: Sequence[Array | None], watch: OverflowWatch | None
+    ) -> None:
+        assert self.network is not None
+        graph = self.network.graph
+        wanted = zip(self.results, targets, strict=True) if targets else ()
+        given = {
+            o: t for o, t in wanted
+            if t is not None and t.size and o not in self.kept and t.dtype == graph.specs[o].dtype.numpy
+        }
+        for name in self._large:
+            if name not in given:
+                pipeline = self._large[name]
+                mapped = pipeline.mapped[name]
+                result = self._memory.reached(name, mapped.shape, mapped.dtype, pipeline.reach)
+                if result is not None:
+                    given[name] = result
+        for pipeline in self.pipelines:
+            for source in self.waits.get(pipeline, ()):
+                source.wait()
+            for copy in self.copies.get(pipeline, ()):
+                self._copy(copy)
+            for name in pipeline.graph.inputs:
+                if name in arrays:
+                    pipeline.fill(name, arrays[name])
+            if not given:
+                pipeline.execute(watch=watch)
+                continue
+            mine = {o: t for o, t in given.items() if self.made.get(o) is pipeline}
+            self._stored.update((name, given[name]) for name in pipeline.execute(mine, watch))
+
+    def _copy(self, copy: PipelineCopy) -> None:
+        seconds = copy.run()
+        if self.profile is not None:
+            self.profile.events.append(Event(copy.target.device, copy.name, seconds))
+
+    def _wait(self) -> None:
+        """Wait for all pipelines, then raise the first error: no error is left for the next run."""
+        try:
+            for pipeline in self.pipelines:
+                pipeline.wait()
+        except Exception as e:
+            if is_error(e):
+                self._quiet()
+            raise
+
+    def _quiet(self) -> None:
+        """After a failed run, wait for all pipelines and log their errors."""
+        for pipeline in self.pipelines:
+            with caught(partial(log.warning, "after a run that failed, %s failed as well: %s", pipeline.device)):
+                pipeline.wait()
+
+    @property
+    def started(self) -> bool:
+        """Tell whether a run was started whose outputs were not taken yet."""
+        return self._passed is not None
+
+    def abandon(self) -> None:
+        """Give up the outputs of a run that was started, if there is one."""
+        self._passed = None
+
+    def finish(self, given: Sequence[Array | None]) -> list[Array]:
+        """Wait for the run and return the outputs in `results`, in the given arrays, one or None for each, or none.
+
+        An array may have another float type than the output, which is then converted.
+        The run is over even if this raises: its outputs may be incomplete.
+        """
+        passed, self._passed = self._passed, None
+        assert passed is not None and self.network is not None
+        self._wait()
+        if self.profile is not None:
+            self.profile.end(p.device for p in self.pipelines if p.tasks)
+        graph = self.network.graph
+        stored, self._stored = self._stored, {}
+        if not given and not stored:
+            results = [self._fetch(graph, name, None, passed) for name in self.results]
+            if self._watched is not None:
+                self._repeat(self._watched, results)
+            return results
+        results = list[Array]()
+        names = self.results
+        for name, target in zip(names, given or [None] * len(names), strict=True):
+            left = stored.get(name)
+            if left is None:
+                results.append(self._fetch(graph, name, target, passed))
+            elif target is None or target is left:
+                results.append(left)
+            else:  # the array came after the run had begun
+                _convert(target, left)
+                results.append(target)
+        if self._watched is not None:
+            self._repeat(self._watched, results)
+        return results
+
+    def _repeat(self, watched: tuple[OverflowWatch, Mapping[str, Array]], results: Sequence[Array]) -> None:
+        """Let the watch of the run see what devices stored: their parts run once more."""
+        (watch, arrays), self._watched = watched, None
+        watch.give(arrays)
+        for pipeline in self.pipelines:
+            for copy in self.copies.get(pipeline, ()):
+                watch.copy(copy.value, copy.made)
+                pipeline.give(copy.made, copy.source.port(copy.value))
+            for name in pipeline.graph.inputs:
+                if name in arrays:
+                    pipeline.give(name, Tensor.from_numpy(arrays[name], name=name))
+            pipeline.repeat(watch, suspect=watch.thorough or not are_finite(results))
+
+    def _fetch(self, graph: Graph, name: str, target: Array | None, passed: Mapping[str, Array]) -> Array:
+        pipeline = self.made.get(name)
+        if pipeline is not None and name in pipeline.mapped:
+            mapped = pipeline.mapped[name]
+            result = self._memory.array(name, mapped.shape, mapped.dtype) if target is None else target
+            (copy_into if result.dtype == mapped.dtype else _convert)(result, mapped)
+            return result
+        spec = graph.specs[name]
+        result = self._memory.array(name, spec.dims, spec.dtype.numpy) if target is None else target
+        if pipeline is None:
+            known = graph.constants.get(name)
+            np.copyto(result, known if known is not None else passed[name])
+        elif result.flags.c_contiguous:
+            with pipeline.copying(name):
+                copy_tensor(pipeline.tensor(name), Tensor(name, spec.dims, DType.of(result.dtype), memory=result))
+        else:
+            with pipeline.copying(name):
+                np.copyto(result, pipeline.tensor(name).numpy())
+        return result
+
+    # -- end ---------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Wait for the last run, whose outputs are lost unless they were taken."""
+        self.abandon()
+        self._wait()
+
+    def evict(self) -> None:
+        """Close it while its session goes on: the profile forgets what its backends reported."""
+        if self.profile is not None and self.pipelines:
+            self.profile.forget(self.told)
+        self.close()
+
+    def close(self) -> None:
+        """Close the pipelines; errors, such as that of a lost device, are logged."""
+        close_all(self.given_up()[::-1])  # a pipeline that uses the memory of others is closed before them
+
+
+def _convert(target: Array, source: Array) -> None:
+    """Copy an output to an array that may be of another float type; numbers beyond that become infinite."""
+    with np.errstate(over="ignore"):
+        copy_into(target, source)
+
+
+
+def close_all(owners: Sequence[Pipeline | Backend]) -> None:
+    """Close each; an error, such as that of a lost device, is logged, and the others are closed."""
+    do_all(partial(_close, owner) for owner in owners)
+
+
+def _close(owner: Pipeline | Backend) -> None:
+    with caught(lambda e: log.warning("closing %s failed: %s: %s", type(owner).__name__, type(e).__name__, e)):
+        owner.close()
