@@ -14,6 +14,7 @@ from weft.core.graph.op import Constants, MovingOp, Op, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.symbolic import integer
 from weft.core.graph.tensor import TensorSpec
+from weft.core.host.parallel_copy import SMALLEST, copy_into
 from weft.errors import ModelError, ValueNeeded
 
 MAX_ELEMENTS = 2**32
@@ -235,7 +236,12 @@ class Transpose(MovingOp):
     def reference(self, *inputs: Array | None) -> Array:
         """Return the output."""
         x = given(inputs, 0)
-        return np.asarray(x.transpose(self.order(x.ndim)), order="C")
+        moved = x.transpose(self.order(x.ndim))
+        if moved.nbytes < SMALLEST or moved.flags.c_contiguous:
+            return np.asarray(moved, order="C")
+        made = np.empty(moved.shape, moved.dtype)
+        copy_into(made, moved)
+        return made
 
 
 @register_op

@@ -28,6 +28,7 @@ from weft import config
 from weft.config import MOST_PROCESSES
 from weft.core.contract.backend import DeviceInfo
 from weft.core.host import child_process
+from weft.core.host.parallel_copy import cores
 from weft.kernels.source import KernelSource
 
 log = logging.getLogger("weft.opencl")
@@ -51,8 +52,7 @@ _LENGTH = struct.Struct("<Q")
 def process_count() -> int:
     """Return how many child processes compile: `WEFT_BUILD_PROCESSES`, or half as many as cores, up to a limit."""
     given = config.build_processes()
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_COMPILERS, mine // 2) if given is None else given
+    return min(MOST_COMPILERS, cores() // 2) if given is None else given
 
 
 class Compilers:

@@ -20,7 +20,7 @@ from weft.core.graph.interpreter import evaluate, values
 from weft.core.graph.later_constants import fold_symbolic
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, new_op
-from weft.core.graph.symbolic import LaterConstant, int_array, is_symbolic
+from weft.core.graph.symbolic import LaterConstant, SymbolicInt, int_array, is_symbolic, key_of
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 
@@ -188,10 +188,18 @@ class Composite(Op):
                 why=f"it needs the first {self.least_inputs} inputs; missing: {', '.join(map(str, missing))}",
                 fix="connect them",
             )
-        known = {k: constants[k] for k in self.shaped_by if k < len(constants) and constants[k] is not None}
-        make, names = _begun(inputs, {k: v for k, v in known.items() if v is not None})
-        results = self.body(make, names)
-        return tuple(make.graph.specs[name] for name in results[: self.outputs])
+        known = {k: v for k in self.shaped_by if k < len(constants) and (v := constants[k]) is not None}
+        kept, key = _place(self, inputs, known)
+        found = None if key is None else kept.get(key)
+        if found is None:
+            make, names = _begun(inputs, known)
+            results = self.body(make, names)
+            found = tuple(make.graph.specs[name] for name in results[: self.outputs])
+            if key is not None:
+                if len(kept) >= MOST_KEPT:
+                    kept.clear()
+                kept[key] = found
+        return found
 
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         """Return what the references of the body's nodes compute."""
@@ -200,6 +208,34 @@ class Composite(Op):
         graph = _body(self, specs, known)
         found = values(graph, {f"x{k}": a for k, a in enumerate(inputs) if a is not None})
         return tuple(found[name] for name in graph.outputs)
+
+
+_INFERRED: dict[object, tuple[TensorSpec, ...]] = {}
+"""What composites inferred without open sizes: the layers of a network are alike."""
+
+
+def _place(
+    op: Composite, specs: Sequence[TensorSpec | None], known: Mapping[int, Array]
+) -> tuple[dict[object, tuple[TensorSpec, ...]], object]:
+    """Return where what an op infers is kept, and by which key; the key is None if it is not kept."""
+    numbers: list[Any] = [n for spec in specs if spec is not None for n in spec.shape]
+    values: list[object] = []
+    for k, value in known.items():
+        if isinstance(value, LaterConstant):
+            return _INFERRED, None
+        if value.dtype == object:
+            numbers += value.reshape(-1).tolist()
+            values.append((k, value.shape, key_of(value.reshape(-1).tolist())))
+        else:
+            values.append((k, *_frozen(value)))
+    given = tuple(None if spec is None else (key_of(spec.shape), spec.dtype) for spec in specs)
+    key = (op, given, tuple(values))
+    try:
+        hash(key)
+    except TypeError:  # an attribute, such as a graph, has no hash
+        return _INFERRED, None
+    open_size = next((n for n in numbers if type(n) is SymbolicInt), None)
+    return _INFERRED if open_size is None else open_size.sizes.inferred, key
 
 
 def _frozen(array: Array) -> tuple[str, Shape, bytes]:

@@ -46,11 +46,13 @@ class OpenSizes:
         self._known: dict[tuple[Terms, Terms], int] = {}
         self._equal: dict[int, Terms] = {}
         """Open sizes that an equation among the guards gives, by unknown."""
+        self.inferred: dict[object, Any] = {}
+        """What composites inferred from these sizes, whose guards are noted: equal nodes ask once."""
 
     def begin_again(self, other: OpenSizes, values: Mapping[str, int]) -> None:
         """Know what `other` knew when it was copied, and have these values, by name, for which its guards hold."""
         self.guards, self._equal = dict(other.guards), dict(other._equal)
-        self.failed, self.shown = "", False
+        self.failed, self.shown, self.inferred = "", False, {}
         for at, quotient in enumerate(self._quotients):
             if quotient is None:
                 self._values[at] = values[self.names[self._quotients[:at].count(None)]]
@@ -223,6 +225,11 @@ class SymbolicInt:
     def __init__(self, sizes: OpenSizes, *terms: tuple[Monomial, int]) -> None:
         self._sizes, self.terms = sizes, terms
 
+    @property
+    def sizes(self) -> OpenSizes:
+        """Return the open sizes that it is a polynomial in."""
+        return self._sizes
+
     def __repr__(self) -> str:
         self._sizes.shown = True
         return str(self._sizes.value(self.terms))
@@ -388,6 +395,13 @@ class LaterConstant:
 def has_open_size(shape: Sequence[Any]) -> bool:
     """Tell whether one of some sizes is a `SymbolicInt`."""
     return any(type(d) is SymbolicInt for d in shape)
+
+
+def key_of(value: Any) -> object:
+    """Return what equal polynomials share, in place of each in a value: they have no hash."""
+    if isinstance(value, (tuple, list)):
+        return tuple(map(key_of, value))
+    return ("open", value.terms) if type(value) is SymbolicInt else value
 
 
 def shape_text(shape: Sequence[Any]) -> str:

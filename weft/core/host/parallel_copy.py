@@ -51,8 +51,12 @@ def set_threads(count: int) -> None:
 
 def default_threads() -> int:
     """Return the default number of threads of `copy_into`: the cores this process may use, up to a limit."""
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_THREADS, mine)
+    return min(MOST_THREADS, cores())
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Copier:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from weft.core.host.background import Background
-from weft.core.host.parallel_copy import default_threads
+from weft.core.host.parallel_copy import cores
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -20,7 +20,7 @@ def in_threads(function: Callable[[T], R], items: Sequence[T], nbytes: int) -> l
 
     The function must not write what other calls read.
     """
-    threads = min(default_threads(), len(items))
+    threads = min(cores(), len(items))
     if threads < 2 or nbytes < WORTH:
         return [function(item) for item in items]
     with Background(threads, "weft-arrays") as pool:

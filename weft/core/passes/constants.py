@@ -9,6 +9,8 @@ from weft.core.graph.graph import Graph, Node, infer_node
 from weft.core.graph.interpreter import evaluate
 from weft.core.graph.later_constants import fold_symbolic, follows_from_open_sizes
 from weft.core.graph.layout import Array
+from weft.core.graph.op import Op
+from weft.core.host.derived_arrays import derived_arrays
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.properties import SHAPES_INFERRED, Property
 from weft.errors import ModelError, brief, said_of
@@ -74,8 +76,12 @@ def fold_node(graph: Graph, node: Node, context: PassContext) -> list[Array] | N
     if not context.allows(node.name, nbytes, "computing it once", values=node.outputs, flops=flops, read=read):
         return None
     began = budget.clock()
+    given = [a for a in arrays if a is not None]
     try:
-        return list(evaluate(op, arrays))
+        if op.is_random or op.reads_shape or not _has_hash(op):
+            return list(evaluate(op, arrays))
+        what = (op, tuple(a is None for a in arrays))
+        return list(derived_arrays.make(what, given, lambda: evaluate(op, arrays)))
     except Exception as e:  # the reference of a foreign op may raise anything
         if not is_error(e):
             raise
@@ -83,3 +89,11 @@ def fold_node(graph: Graph, node: Node, context: PassContext) -> list[Array] | N
         return None
     finally:
         budget.spend(nbytes, began)
+
+
+def _has_hash(op: Op) -> bool:
+    try:
+        hash(op)
+    except TypeError:  # an attribute, such as a graph, has none
+        return False
+    return True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from weft.core.graph.layout import Array
 from weft.core.graph.op import Op, new_op
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
+from weft.core.host.derived_arrays import derived_arrays
 from weft.core.host.threads import in_threads
 from weft.core.passes.casts import WIDER_FLOATS
 from weft.core.passes.manager import PassContext, graph_pass
@@ -37,6 +40,8 @@ EXACT = {
     )
 }
 """The types of which a narrow float holds all numbers."""
+PIECE = 1 << 20
+"""Elements that a thread converts at a time: a network may have one large constant."""
 LARGEST, INFINITE = 0x7BFF, 0x7C00
 """The bits of the largest finite number and of infinity in fp16, without the sign; the bits of NaN are larger."""
 OTHERS = {
@@ -146,9 +151,7 @@ def set_storage(graph: Graph, dtype: DType, narrowing: frozenset[str] = frozense
     out.nodes = [_cast(out, f"{i}.{dtype.value}", i, new, dtype, names) for i, new in inside.items()]
     floats = {name: value for name, value in graph.constants.items() if graph.specs[name].dtype in others}
     held = {name: value for name, value in floats.items() if name in read or name in renamed}
-    nbytes = sum(value.nbytes for value in held.values() if not is_symbolic(value))
-    convert = to_float16 if dtype is DType.FLOAT16 else _wide
-    stored_values = in_threads(lambda value: converted(value, convert, dtype), list(held.values()), nbytes)
+    stored_values = _converted(list(held.values()), dtype)
     limits = limits_alone(graph) if dtype is DType.FLOAT16 else frozenset()
     for name, array in zip(held, stored_values, strict=True):
         stored = renamed.get(name, name)
@@ -239,6 +242,34 @@ def _exact(graph: Graph, out: Graph, value: str, stored: str, names: Names) -> s
     else:
         out.nodes.append(_cast(out, f"{value}.{kind.value}", stored, name, kind, names))
     return name
+
+
+def _converted(values: Sequence[Array], dtype: DType) -> list[Array]:
+    """Return constants in another type: those that were converted before and are in use, and new ones."""
+    convert = to_float16 if dtype is DType.FLOAT16 else _wide
+    made: list[Any] = [None] * len(values)
+    pieces: list[tuple[Array, Array]] = []
+    for k, value in enumerate(values):
+        if is_symbolic(value):
+            made[k] = converted(value, convert, dtype)
+        elif (found := derived_arrays.find(dtype, [value])) is not None:
+            made[k] = found[0]
+        else:
+            made[k] = np.empty(value.shape, dtype.numpy)
+            flat, target = np.ascontiguousarray(value).reshape(-1), made[k].reshape(-1)
+            starts = range(0, flat.size, PIECE)
+            pieces += [(target[at : at + PIECE], flat[at : at + PIECE]) for at in starts]
+
+    def fill(piece: tuple[Array, Array]) -> None:
+        piece[0][...] = convert(piece[1])
+
+    in_threads(fill, pieces, sum(target.nbytes for target, _ in pieces))
+    for value, new in zip(values, made, strict=True):
+        if not is_symbolic(value):
+            derived_arrays.note(dtype, [value], [new])
+            if dtype is DType.FLOAT32 and value.dtype == np.float16:
+                derived_arrays.note(DType.FLOAT16, [new], [value])  # fp32 holds it: the way back makes the same bits
+    return made
 
 
 def _wide(value: Array) -> Array:

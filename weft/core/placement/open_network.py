@@ -31,6 +31,7 @@ from weft.core.graph.symbolic import (
     has_open_size,
     int_array,
     is_symbolic,
+    key_of,
 )
 from weft.core.graph.tensor import OPEN_RANK, TensorSpec
 from weft.core.passes import AnyPass
@@ -157,7 +158,7 @@ class _OpenGraph:
         forms: dict[object, tuple[list[str], TensorSpec]] = {}
         for name, spec in made.specs.items():
             if has_open_size(spec.shape):
-                forms.setdefault((_key(spec.shape), spec.dtype), ([], spec))[0].append(name)
+                forms.setdefault((key_of(spec.shape), spec.dtype), ([], spec))[0].append(name)
         self._specs = [(names, tuple(map(at, spec.shape)), spec.dtype) for names, spec in forms.values()]
         self._last_specs: list[TensorSpec | None] = [None] * len(self._specs)
         """The specs that were filled in last, for each group of names."""
@@ -355,17 +356,10 @@ def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     return function(value)
 
 
-def _key(value: Any) -> object:
-    """Return what equal polynomials share, in place of each in a value: they have no hash."""
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_key, value))
-    return ("open", value.terms) if type(value) is SymbolicInt else value
-
-
 def _op_key(op: Op) -> object:
     """Return a key that equal ops share."""
     attributes = [getattr(op, f.name) for f in fields(op)]
-    return (type(op), *map(_key, attributes)) if any(map(_has_size, attributes)) else op
+    return (type(op), *map(key_of, attributes)) if any(map(_has_size, attributes)) else op
 
 
 class LaterConstants:
@@ -400,7 +394,7 @@ class LaterConstants:
             return (step, output), lambda made, numbers: made[step][output]
         if isinstance(value, TensorSpec):
             shape, dtype = tuple(map(self._at, value.shape)), value.dtype.numpy
-            key = (_key(value.shape), value.dtype)
+            key = (key_of(value.shape), value.dtype)
             return key, lambda made, numbers: np.broadcast_to(np.zeros((), dtype), _filled(shape, numbers))
         if isinstance(value, np.ndarray) and value.dtype == object:
             elements, form = tuple(map(self._at, value.reshape(-1))), value.shape

@@ -10,10 +10,13 @@ import numpy as np
 from weft.core.contract.backend import Precision
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
+from weft.core.graph.layout import Array
 from weft.core.graph.limits import Budget, Limits
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.validate import check_declared_types
+from weft.core.host.derived_arrays import derived_arrays
 from weft.core.host.shared_arrays import shared_arrays
+from weft.core.host.threads import in_threads
 from weft.core.passes import PASSES, AnyPass, PassContext, PassManager, PassRecord, arranged
 from weft.core.passes.constants import fold_constants
 from weft.core.passes.identities import remove_identities
@@ -108,21 +111,28 @@ def _overflowed(wide: Graph) -> list[str]:
     return [f"{kept}: {', '.join(names[:5])}"] if names else []
 
 
+def _may_round(value: Array, half: Array | None) -> bool:
+    """Tell whether numbers of a constant may be others in fp16. Elements that follow from sizes get no note."""
+    if half is None or is_symbolic(value) or value.dtype != np.float32 or not value.size or half.dtype != np.float16:
+        return False
+    widened = derived_arrays.find(DType.FLOAT32, [half])
+    return widened is None or widened[0] is not value
+
+
 def _rounded(wide: Graph, narrow: Graph) -> list[str]:
     """Return notes on constants that fp16 cannot hold."""
     most, least = float(np.finfo(np.float16).max), float(np.finfo(np.float16).smallest_subnormal) / 2
-    clamped, lost = [], []
-    for name, value in wide.constants.items():
-        if is_symbolic(value):  # its elements follow from sizes, so a note would hold for some of them
-            continue
-        half = narrow.constants.get(name)
-        if value.dtype != np.float32 or not value.size or half is None or half.dtype != np.float16:
-            continue
+
+    def changes(name: str) -> tuple[bool, bool]:
+        """Tell whether numbers became smaller, and whether some became zero."""
+        value, half = wide.constants[name], narrow.constants[name]
         bits = magnitude(half)
-        if bits.max() >= LARGEST and np.any(np.isfinite(half) & (np.abs(value) > most)):
-            clamped.append(name)
-        if np.count_nonzero(bits) < np.count_nonzero(value):
-            lost.append(name)
+        smaller = bits.max() >= LARGEST and np.any(np.isfinite(half) & (np.abs(value) > most))
+        return bool(smaller), bool(np.count_nonzero(bits) < np.count_nonzero(value))
+
+    names = [name for name, value in wide.constants.items() if _may_round(value, narrow.constants.get(name))]
+    found = dict(zip(names, in_threads(changes, names, sum(wide.constants[n].nbytes for n in names)), strict=True))
+    clamped, lost = ([name for name in names if found[name][k]] for k in range(2))
     notes = []
     if clamped:
         notes.append(f"values beyond {most:g} were set to it in float16 constants: {', '.join(clamped[:5])}")

@@ -1,0 +1,83 @@
+"""What was computed of arrays that nobody changes, found again as long as it is in use.
+
+A network is prepared once for each form that its sizes decide, such as prompts and single words, and each time its
+weights are converted and transposed alike. What the first time made is then the same arrays, not equal ones.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.core.graph.layout import Array
+from weft.core.host.shared_arrays import SHARED_FROM, is_lasting
+
+Key = tuple[Hashable, ...]
+
+
+@dataclass(frozen=True)
+class _Made:
+    sources: tuple[weakref.ref[Array], ...]
+    results: tuple[weakref.ref[Array], ...]
+
+
+class DerivedArrays:
+    """Remembers which arrays follow from which, and keeps none of them alive. Several threads may use it."""
+
+    def __init__(self) -> None:
+        self._made: dict[Key, _Made] = {}
+        self._gone: deque[Key] = deque()
+        """The keys of which an array has no user any more. A collection may tell at any time, so that takes no lock."""
+        self._lock = threading.Lock()
+
+    def find(self, what: Hashable, sources: Sequence[Array]) -> tuple[Array, ...] | None:
+        """Return what `note` got for the same computation and arrays, if it is still in use."""
+        key = (what, *map(id, sources))
+        with self._lock:
+            self._forget_gone()
+            made = self._made.get(key)
+        if made is None or any(ref() is not source for ref, source in zip(made.sources, sources, strict=True)):
+            return None
+        results = [result for ref in made.results if (result := ref()) is not None]
+        return tuple(results) if len(results) == len(made.results) else None
+
+    def note(self, what: Hashable, sources: Sequence[Array], results: Sequence[Array]) -> None:
+        """Remember what a computation made of arrays; nothing of small ones, or of such as may change."""
+        if sum(source.nbytes for source in sources) < SHARED_FROM or not all(map(is_lasting, sources)):
+            return
+        key = (what, *map(id, sources))
+
+        def gone(_: object) -> None:
+            self._gone.append(key)
+
+        for result in results:
+            result.flags.writeable = False
+        made = _Made(*(tuple(weakref.ref(each, gone) for each in arrays) for arrays in (sources, results)))
+        with self._lock:
+            self._made[key] = made
+
+    def make(
+        self, what: Hashable, sources: Sequence[Array], make: Callable[[], Sequence[Array]]
+    ) -> Sequence[Array]:
+        """Return what was noted, or make and note it."""
+        found = self.find(what, sources)
+        if found is not None:
+            return found
+        made = make()
+        if all(isinstance(each, np.ndarray) for each in made):
+            self.note(what, sources, made)
+        return made
+
+    def _forget_gone(self) -> None:
+        while self._gone:
+            made = self._made.get(key := self._gone.popleft())
+            if made is not None and any(ref() is None for ref in (*made.sources, *made.results)):
+                del self._made[key]
+
+
+derived_arrays = DerivedArrays()
