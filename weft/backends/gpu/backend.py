@@ -26,7 +26,7 @@ from weft.backends.gpu.lowering.support import why_not
 from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.memory.slots import Region, Slots
 from weft.backends.gpu.pipeline import GpuPipeline
-from weft.backends.gpu.recording.launches import BoundChain, BoundLaunch, PlannedChain, PlannedLaunch
+from weft.backends.gpu.recording.launches import BoundLaunch, PlannedLaunch
 from weft.backends.gpu.recording.pipeline_recording import PipelineRecording, access, run_once
 from weft.backends.gpu.recording.schedule import Access
 from weft.backends.gpu.runtime import GpuRuntime
@@ -36,7 +36,6 @@ from weft.core.contract.error_context import at_node, blame
 from weft.core.contract.lowered import Lowered, PlanAgain, TakesLong
 from weft.core.contract.session_config import not_granted
 from weft.core.contract.views import OptimizationViews, SubgraphView
-from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import PACK, Array, Layout, convert, storage_shape
@@ -47,7 +46,6 @@ from weft.core.host.tensor_copy import copy_tensor
 from weft.core.memory.buffer_manager import BufferManager
 from weft.core.passes.fuse import fuse_epilogues, fuse_groups
 from weft.errors import BackendError
-from weft.kernels.chain import COUNTER_WORDS
 from weft.kernels.gpu_op import find_gpu_op
 from weft.kernels.launch import FOR_SHAPES
 from weft.kernels.special import READS_SIZES
@@ -98,10 +96,6 @@ class GpuBackend(Engine):
         waits_for_all = {Wait.AUTO: self.device.caps.software, Wait.FIRST: False, Wait.ALL: True}[wait]
         self._hurries = info.loads and not (waits_for_all or runtime.general)
         """Whether the next plan is given up if the part could not run soon."""
-        self._counters: list[Tensor] = []
-        """By which the work-groups of each chain wait for each other."""
-        self._refused: tuple[str, ...] = ()
-        """Notes on chains that do not run as planned."""
         self.makers: dict[str, Node] = {}
         """The nodes of this part, by their first outputs."""
 
@@ -224,7 +218,7 @@ class GpuBackend(Engine):
                     self._builds.took(choice_of(label, number), each.text)
         self.slots.follow(lowered.graph, lowered.views, plan.micro_batches.depth)
         self.recording.run.micro_batches = plan.micro_batches
-        self.recording.run.plan_chains(plan.chains)
+        self.recording.run.chains.plan(plan.chains)
         if self.recording.submissions.longest:
             self.recording.expected = plan.expected(lowered.graph, self.device.caps)
 
@@ -294,62 +288,24 @@ class GpuBackend(Engine):
 
     def _drop_recording(self) -> None:
         self.recording.drop()
-        for counter in self._counters:
-            self.slots.release(counter, StorageType.STATIC)
-        self._counters = []
+        self.recording.run.chains.drop(self.slots)
 
     def onResizeEnd(self) -> None:
         """Wait for the kernels, then record everything, now that addresses are known."""
         self._shared.forget_plans()
-        self._join_launches()
+        run = self.recording.run
+        run.chains.bind(run.rest, self.device, self._builds, self.slots, share=self.runtime.chains)
         self._builds.finish(self._blame)
         self.recording.seal()
         self.device.keep()
 
-    def _join_launches(self) -> None:
-        """Let launches share one as planned, or not where the compiler refuses the kernel of a chain."""
-        planned = self.recording.run.unchained()
-        if not self.runtime.chains:
-            self._build_alone([level for _, levels in planned for level in levels])
-            return
-        chains = [self._bound_chain(chain, levels) for chain, levels in planned]
-        errors = self._builds.attempt([chain.build for chain in chains])
-        self._refused = tuple(f"{_refusal(chain)}: {e.what}" for chain, e in zip(chains, errors, strict=True) if e)
-        for chain, error in zip(chains, errors, strict=True):
-            self._build_alone(chain.levels if error else ())
-        self.recording.chain([chain for chain, error in zip(chains, errors, strict=True) if error is None])
-
-    def _build_alone(self, levels: Sequence[BoundLaunch]) -> None:
-        for level in levels:
-            self._builds.add(level.owner, [level.build])
-
     def _part_chains(self) -> None:
         """Launch the levels of chains one by one, here and in all sessions to come, since a chain has given up."""
-        self.runtime.chains = False
-        self._build_alone([level for chain in self.recording.chains for level in chain.levels])
+        chains, self.runtime.chains = self.recording.run.chains, False
+        chains.build_levels(self._builds)
         self._builds.finish(self._blame)
-        self.recording.unchain()
-        self._refused = (
-            "the launches that are listed as one run separately since work-groups that wait for each other did not all "
-            "run at once",
-        )
-
-    def _bound_chain(self, chain: PlannedChain, levels: Sequence[BoundLaunch]) -> BoundChain:
-        """Return a chain in the memory of its levels, with a counter of its own."""
-        tensors = {
-            id(planned): bound
-            for level in levels
-            for planned, bound in zip(
-                (*level.plan.reads, *level.plan.writes), (*level.reads, *level.writes), strict=True
-            )
-        }
-        counter = Tensor(f"{chain.launches[0].owner}.counter", (COUNTER_WORDS,), DType.UINT32)
-        counter.memory = self.slots.acquire(counter, StorageType.STATIC)
-        self._counters.append(counter)
-        binding = counter.memory.binding()
-        self.device.upload(binding.buffer, binding.offset, np.zeros(COUNTER_WORDS, np.uint32))
-        reads, writes = (tuple(tensors[id(t)] for t in each) for each in (chain.reads, chain.writes))
-        return BoundChain(chain, self._builds.build(chain), reads, (counter, *writes), tuple(levels))
+        self.recording.forget_replays()
+        chains.part(self.slots)
 
     def _blame(self, label: str) -> AbstractContextManager[None]:
         return blame(at_node(self.makers[label], self.info.device))
@@ -359,7 +315,7 @@ class GpuBackend(Engine):
     def onExecuteBegin(self) -> None:
         """Wait for the run before, because this one writes the same memory."""
         self.recording.begin()
-        if self.recording.gave_up:
+        if self.recording.run.chains.gave_up:
             self._part_chains()
 
     def onExecuteEnd(self) -> None:
@@ -376,10 +332,11 @@ class GpuBackend(Engine):
 
         Chains need more kernels for that, so a run with chains is only repeated if it is suspect.
         """
-        if self.recording.chains:
+        chains = self.recording.run.chains
+        if chains.bound:
             if not suspect:
                 return
-            self._build_alone([level for chain in self.recording.chains for level in chain.levels])
+            chains.build_levels(self._builds)
             self._builds.finish(self._blame)
         yield from self.recording.repeat()
 
@@ -465,7 +422,7 @@ class GpuBackend(Engine):
             for label, seconds in self.recording.too_long
         ]
         granted = not_granted(self.info.config, faster_arithmetic=self._target.split_products)
-        return [*granted, *self.runtime.notes, *disk_cache.remarks(), *chosen, *self._refused, *long]
+        return [*granted, *self.runtime.notes, *disk_cache.remarks(), *chosen, *self.recording.run.chains.notes, *long]
 
     def close(self) -> None:
         """Free everything of this pipeline; the device stays open."""
@@ -477,10 +434,6 @@ class GpuBackend(Engine):
 
 def _launches(lowered: Lowered) -> list[PlannedLaunch]:
     return [launch for launch in lowered.launches if isinstance(launch, PlannedLaunch)]
-
-
-def _refusal(chain: BoundChain) -> str:
-    return f"{len(chain.levels)} launches from {chain.plan.node!r} on do not share one"
 
 
 def _mapped(tensor: Tensor) -> tuple[Array | None, Binding]:

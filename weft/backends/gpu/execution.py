@@ -88,7 +88,7 @@ class GpuExecution(Recorded):
             launches.append(self._bound(undivided, inputs, outputs))
             self._context.recording.run.undivided += launches[-1]
             self._note(undivided, inputs, outputs)
-        alone = (x for each in launches for x in each if not self._context.recording.run.is_chained(x))
+        alone = (x for each in launches for x in each if x not in self._context.recording.run.chains)
         self._context.builds.add(self.label, [launch.build for launch in alone])
         self.choices = [c for plan in (*plans, undivided) if plan is not None for c in plan.choices]
         if self._context.recording.profiling is not None:

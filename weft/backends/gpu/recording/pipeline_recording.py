@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from math import ceil, inf, prod
+from math import ceil, inf
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ from weft.backends.gpu.memory.heap import DeviceHeap, LentBuffer
 from weft.backends.gpu.memory.slots import Region, touched
 from weft.backends.gpu.recording.chunked_upload import LEAST_DIRECT, Job, Stream, chunks, worthwhile
 from weft.backends.gpu.recording.divided_launches import MOST_PARTS, divided, most_parts
-from weft.backends.gpu.recording.launches import BoundChain, BoundLaunch
+from weft.backends.gpu.recording.launches import BoundLaunch
 from weft.backends.gpu.recording.run_launches import RunLaunches
 from weft.backends.gpu.recording.schedule import Access, KeptLevels, schedule
 from weft.backends.gpu.recording.submissions import WHOLE, Division, Submissions, weigh
@@ -40,7 +40,6 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
 from weft.errors import DeviceError
-from weft.kernels.chain import COUNTER_WORDS, LEAST_WAIT, MOST_ROUNDS
 
 log = logging.getLogger("weft.gpu")
 
@@ -115,10 +114,6 @@ class PipelineRecording:
     """How runs are divided."""
     expected: Mapping[int, float] = field(default_factory=dict)
     """The microseconds that the model expects of planned launches, by `id`."""
-    gave_up: bool = False
-    """Whether work-groups of a chain have given up waiting for each other (`weft.kernels.chain`)."""
-    chains: Sequence[BoundChain] = ()
-    """The chains that take the place of their launches."""
     _submitted: float = 0.0
     """When the last run with chains, or one whose time is noted, was submitted, by `perf_counter`."""
     _inputs: dict[str, Port] = field(default_factory=dict)
@@ -167,15 +162,6 @@ class PipelineRecording:
         """Return the bytes of staging buffers, and of host memory that kernels access."""
         return sum(port.buffer.nbytes for port in (*self._inputs.values(), *self._outputs.values()))
 
-    def chain(self, chains: Sequence[BoundChain]) -> None:
-        """Let chains take the place of their launches, and their work for profiles."""
-        self.run.chain(chains)
-        self.chains = chains
-        for chain in chains if self.profiling is not None else ():
-            name = chain.owner
-            known = (self.work[node] for node in chain.plan.whole_nodes if node in self.work)
-            self.work[name] = Work.sum(name, list(known))
-
     @property
     def handles(self) -> list[Any]:
         """Return the device's recordings of a run without arrays of callers, in the order of their submits."""
@@ -205,6 +191,9 @@ class PipelineRecording:
 
     def seal(self) -> None:
         """Record everything, now that the tensors have addresses."""
+        for chain in self.run.chains.bound if self.profiling is not None else ():
+            known = (self.work[node] for node in chain.plan.whole_nodes if node in self.work)
+            self.work[chain.owner] = Work.sum(chain.owner, list(known))
         divided = self.run.divided_input
         self._streamed = frozenset(
             name
@@ -416,13 +405,7 @@ class PipelineRecording:
         if self._chosen:
             self._chosen = {name: lent for name, lent in self._chosen.items() if name not in self._outputs}
 
-    def unchain(self) -> None:
-        """Launch the levels of chains one by one from now on; their kernels must be built."""
-        self._forget_replays()
-        self.run.chain(())
-        self.chains, self.gave_up = (), False
-
-    def _forget_replays(self) -> None:
+    def forget_replays(self) -> None:
         """Release the commands of runs, which are done; the next run records them anew."""
         with self._keeping:
             replays, self._replays = list(self._replays.values()), {}
@@ -450,7 +433,7 @@ class PipelineRecording:
                 stream.finish()
             self._running = True  # before the call: an interrupt during it must not leave the run without a wait
             self._current = replay
-            if self.chains or self.submissions.watches:
+            if self.run.chains.bound or self.submissions.watches:
                 self._submitted = perf_counter()
             self.device.submit(replay.handle)
         except Exception as e:
@@ -470,8 +453,8 @@ class PipelineRecording:
             self.device.wait(self._current.handle)
             if asked:
                 self._learn(self._current, asked)
-            if self.chains:
-                self._check_chains()
+            if self.run.chains.bound:
+                self.run.chains.check(self.device, perf_counter() - self._submitted)
         except Exception as e:
             if is_error(e):  # after an interrupt the run must still be waited for
                 self._end()
@@ -490,7 +473,7 @@ class PipelineRecording:
         now = perf_counter()
         took = now - self._submitted
         if self.submissions.learn(run.division, took, waited=now - asked > took / 10):
-            self._forget_replays()
+            self.forget_replays()
 
     def repeat(self) -> Iterator[BoundLaunch]:
         """Run every launch by itself, from the host memory of the inputs, and yield it when it has ended.
@@ -545,26 +528,6 @@ class PipelineRecording:
         else:
             host[binding.offset :][: data.nbytes] = data
 
-    def _check_chains(self) -> None:
-        """Raise DeviceError if work-groups of a chain gave up in the last run. On a GPU that takes a while."""
-        if not self.device.info.software and perf_counter() - self._submitted < LEAST_WAIT:
-            return
-        words = np.zeros(COUNTER_WORDS, np.uint32)
-        for chain in self.chains:
-            counter = chain.writes[0].memory.binding()
-            self.device.download(counter.buffer, counter.offset, words)
-            if words[1]:
-                self.gave_up = True
-                id_, index = self._place
-                raise DeviceError(
-                    "the run has no results: work-groups that wait for each other did not all run at once",
-                    where=f"{id_}:{index} ({self.device.info.name}), launch {chain.label!r}",
-                    why=f"one of its {prod(chain.grid)} work-groups looked {MOST_ROUNDS:,} times for the others; "
-                    "another program may keep the device busy",
-                    fix="run again: launches that shared one are separate from now on; for that from the start, pass "
-                    f'backend_options={{"{id_}": {{"chains": False}}}}',
-                )
-
     def _end(self) -> None:
         for stream in self._streams.values():
             stream.end()
@@ -591,7 +554,7 @@ class PipelineRecording:
             log.warning("a run was given up when its session was closed or resized: %s", e)
         with self._keeping:
             replays, self._replays = list(self._replays.values()), {}
-        self._current, self._chosen, self.chains = None, {}, ()
+        self._current, self._chosen = None, {}
         for replay in replays:
             self.device.release(replay.handle)
         for stream in streams:

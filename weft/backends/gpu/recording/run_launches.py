@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from weft.backends.gpu.recording.launches import BoundChain, BoundLaunch, PlannedChain
+from weft.backends.gpu.recording.launches import BoundLaunch
 from weft.backends.gpu.recording.micro_batches import WHOLE_BATCH, MicroBatches
+from weft.backends.gpu.recording.run_chains import RunChains
 
 
 @dataclass(eq=False)
@@ -24,11 +24,8 @@ class RunLaunches:
 
     Empty where the micro-batches serve for that, too.
     """
-    _chains: Sequence[PlannedChain] = ()
-    _chained: frozenset[int] = frozenset()
-    """The `id` of each planned launch in a chain."""
-    _bound: dict[int, BoundChain] = field(default_factory=dict)
-    """The chains with memory and kernels, by the `id` of each planned launch in them."""
+    chains: RunChains = field(default_factory=RunChains)
+    """Those of `rest` that share one."""
 
     @property
     def divided_input(self) -> str:
@@ -58,31 +55,12 @@ class RunLaunches:
     @property
     def joined(self) -> list[BoundLaunch]:
         """Return the launches on the whole batch, each chain in the place of its first one."""
-        found = (self._bound.get(id(launch.plan), launch) for launch in self.rest)
-        return list({id(launch): launch for launch in found}.values())
+        return self.chains.joined(self.rest)
 
     @property
     def _divided(self) -> list[BoundLaunch]:
         return [launch for number in sorted(self.of_micro_batches) for launch in self.of_micro_batches[number]]
 
-    def plan_chains(self, chains: Sequence[PlannedChain]) -> None:
-        """Note which launches are to share one."""
-        self._chains = chains
-        self._chained = frozenset(id(launch) for chain in chains for launch in chain.launches)
-
-    def is_chained(self, launch: BoundLaunch) -> bool:
-        """Tell whether a launch is to share one with others."""
-        return id(launch.plan) in self._chained
-
-    def unchained(self) -> list[tuple[PlannedChain, list[BoundLaunch]]]:
-        """Return the planned chains with their launches, now that each of these is bound to memory."""
-        bound = {id(launch.plan): launch for launch in self.rest}
-        return [(chain, [bound[id(launch)] for launch in chain.launches]) for chain in self._chains]
-
-    def chain(self, chains: Sequence[BoundChain]) -> None:
-        """Let chains take the place of their launches."""
-        self._bound = {id(level.plan): chain for chain in chains for level in chain.levels}
-
     def clear(self) -> None:
         """Forget all launches; the plan of chains and micro-batches stays until there is another one."""
-        self.rest, self.of_micro_batches, self.undivided, self._bound = [], {}, [], {}
+        self.rest, self.of_micro_batches, self.undivided = [], {}, []
