@@ -108,7 +108,7 @@ WORDS = [
 @pytest.mark.parametrize(
     ("device", "graph", "shapes", "most"),
     [
-        pytest.param("vulkan", classifier(False), IMAGES, 3, id="convolutions"),
+        pytest.param("vulkan", classifier(False), IMAGES, 2, id="convolutions"),
         pytest.param("vulkan", classifier(True), IMAGES, 4, id="quantised", marks=pytest.mark.long),
         pytest.param("opencl", classifier(True), IMAGES, 2, id="quantised-opencl"),
         pytest.param("vulkan", encoder(), WORDS, 5, id="transformer"),

@@ -66,7 +66,7 @@ def facts_of_depthwise(problem: ConvProblem) -> Facts:
 
 
 def choose_tile(problem: ConvProblem) -> DepthwiseTile:
-    """Return the tile with the most reuse that fills the device; on a CPU the one with the fewest loads in all."""
+    """Return the tile with the most reuse that fills the device; on a CPU the one with the fewest loads."""
     if problem.caps.software:
         return min(legal_tiles(problem), key=lambda tile: loads_of(problem, tile))
     offered = CHANNELS_LAST if problem.layout is Layout.NHWC4 else CHANNELS_FIRST
@@ -82,12 +82,17 @@ def legal_tiles(problem: ConvProblem) -> list[DepthwiseTile]:
     return [tile for tile in TILES if problem.taps * tile.rows * tile.columns <= MOST_PRODUCTS]
 
 
-def loads_of(problem: ConvProblem, tile: DepthwiseTile) -> int:
-    """Return the vectors that all items load: the pixels that their windows see together, and a weight for each tap."""
+def loads_of(problem: ConvProblem, tile: DepthwiseTile) -> float:
+    """Return the vectors that an item loads for a pixel: all that its windows see, and a weight for each tap.
+
+    What a tile computes beyond the last row or column counts only where the image is smaller than the tile: fewer
+    loads at the border would not pay for the kernel of another tile at each size.
+    """
     w = problem.constants
+    *_, height, width = 1, *problem.window.outputs
     rows = (tile.rows - 1) * w["SH"] + (w["KH"] - 1) * w["DH"] + 1
     columns = (tile.columns - 1) * w["SW"] + (w["KW"] - 1) * w["DW"] + 1
-    return items_of(problem, tile) * (rows * columns + problem.taps)
+    return (rows * columns + problem.taps) / (min(tile.rows, height) * min(tile.columns, width))
 
 
 def items_of(problem: ConvProblem, tile: DepthwiseTile) -> int:
