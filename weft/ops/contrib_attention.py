@@ -354,6 +354,10 @@ class GroupQueryAttention(Composite):
         return masks.total()
 
 
+MOST_REACH = 1 << 20
+"""The largest `max_distance`: a table has a bucket for each distance up to it."""
+
+
 @register_op
 @op_dataclass
 class RelativePositionBias(Composite):
@@ -381,8 +385,13 @@ class RelativePositionBias(Composite):
                     index=index,
                 )
         queries, keys = (integer(np.asarray(make.known(length)).reshape(-1)[0]) for length in lengths)
-        places = np.arange(keys)[None, :] - np.arange(queries)[:, None]
-        rows = make.add("Gather", table, make.constant(self._buckets(places, make.dims(table)[0])), axis=0)
+        reach = self.max_distance
+        if reach > MOST_REACH:
+            raise misfit(self, f"max_distance is {reach}; at most {MOST_REACH} is supported")
+        buckets = self._buckets(np.arange(-reach, reach + 1), make.dims(table)[0])  # all further ones are in the last
+        near = make.add("Min", distances(make, queries, keys), make.integer(reach))
+        places = make.add("Add", make.add("Max", near, make.integer(-reach)), make.integer(reach))
+        rows = make.add("Gather", make.add("Gather", table, make.constant(buckets), axis=0), places, axis=0)
         return [make.reshape(make.add("Transpose", rows, perm=(2, 0, 1)), 1, make.dims(table)[1], queries, keys)]
 
     def _buckets(self, places: Array, count: int) -> Array:

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,6 +27,10 @@ from weft.errors import ModelError
 
 MOST_KEPT = 512
 """How many bodies are kept for runs on the host."""
+MOST_COMPUTED = 1 << 20
+"""The most elements of a result that a body computes as it is made."""
+SIZED_BY_VALUES = frozenset({"ConstantOfShape", "Expand", "Pad", "Range", "Resize", "Tile"})
+"""Ops whose results may be larger than all their inputs, multiplied."""
 
 
 class Body:
@@ -89,23 +94,34 @@ class Body:
         return self.all(kind, *inputs, made=made, **attributes)[0]
 
     def all(self, kind: str, *inputs: str, made: int, **attributes: Any) -> tuple[str, ...]:
-        """Add a node and return its outputs; a composite adds its own nodes, and what constants decide is computed."""
+        """Add a node and return its outputs; a composite adds its own nodes, and what constants decide is computed.
+
+        More than `MOST_COMPUTED` elements stay a node: the pass that folds constants has a budget.
+        """
         op = new_op(kind, **attributes)
         if isinstance(op, Composite):
             return tuple(op.body(self, inputs))[:made]
         given = [self.known(i) if i else None for i in inputs]
         is_known = any(inputs) and all(value is not None for i, value in zip(inputs, given, strict=True) if i)
-        if is_known and not any(map(is_symbolic, given)):
+        is_plain = is_known and not any(map(is_symbolic, given))
+        if is_plain and self._is_small(op, inputs, given):
             return tuple(self.constant(value) for value in evaluate(op, given)[:made])
         name = self.names.fresh(f"{self.label}.{kind}")
         node = Node(name, op, inputs, (name, *(self.names.fresh(name) for _ in range(1, made))))
         infer_node(self.graph, node)
-        if is_known:
+        if is_known and not is_plain:
             later = zip(fold_symbolic(self.graph, node), node.outputs, strict=True)
             return tuple([self._constant(value, self.graph.specs.pop(output)) for value, output in later])
         self.added += node.outputs
         self.nodes.append(node)
         return node.outputs
+
+    def _is_small(self, op: Op, inputs: Sequence[str], given: Constants) -> bool:
+        """Tell whether what constants make is small: few ops make more than all numbers of elements, multiplied."""
+        if op.type not in SIZED_BY_VALUES and prod(a.size or 1 for a in given if a is not None) <= MOST_COMPUTED:
+            return True
+        specs = op.inferred([self.graph.specs[i] if i else None for i in inputs], given)
+        return sum(spec.size for spec in specs) <= MOST_COMPUTED
 
     def reshape(self, value: str, *shape: int) -> str:
         """Return a value under another shape."""
