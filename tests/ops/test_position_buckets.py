@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,7 +18,7 @@ from weft.errors import ModelError
 TABLE = np.arange(16, dtype=np.float32).reshape(8, 2)
 
 
-def model(queries: int, keys: int, **attributes: int) -> onnx.ModelProto:
+def model(queries: int, keys: int, **attributes: Any) -> onnx.ModelProto:
     node = helper.make_node("RelativePositionBias", ["t", "q", "k"], ["y"], domain="com.microsoft", **attributes)
     sizes = [numpy_helper.from_array(np.array([size]), name) for name, size in (("q", queries), ("k", keys))]
     ends = [helper.make_tensor_value_info("t", TensorProto.FLOAT, TABLE.shape)]

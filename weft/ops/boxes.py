@@ -172,7 +172,7 @@ class RoiAlign(Op):
         out = np.zeros((len(rois), x.shape[1], self.output_height, self.output_width), kind)
         for k, (roi, image) in enumerate(zip(rois.astype(kind), images, strict=True)):
             if not 0 <= image < len(x):
-                raise unfit(f"roi {k} is of image {image}, and X holds {len(x)} images")
+                raise IndexError(f"roi {k} is of image {image}, and X holds {len(x)} images")
             out[k] = self._one(wide[int(image)], roi)
         return out.astype(x.dtype)
 

@@ -58,20 +58,23 @@ class ReverseSequence(MovingOp):
             raise unfit(f"batch axis {self.batch_axis} and time axis {self.time_axis} of {x} are not its first two")
         if lengths.dims != (x.dims[self.batch_axis],) or lengths.dtype is not DType.INT64:
             raise ModelError(f"the lengths are {lengths}", why=f"{x.dims[self.batch_axis]} int64 are needed")
-        self.check_lengths(optional(constants, 1), x.dims[self.time_axis])
+        if far := self._outside(optional(constants, 1), x.dims[self.time_axis]):
+            raise unfit(far)
         return (x,)
 
     @staticmethod
-    def check_lengths(lengths: Array | None, size: int) -> None:
-        """Raise ModelError if a sequence is longer than its axis."""
-        if lengths is not None and lengths.size and not 0 <= lengths.min() <= lengths.max() <= size:
-            raise unfit(f"lengths {lengths.min()} to {lengths.max()} leave an axis of {size}")
+    def _outside(lengths: Array | None, size: int) -> str:
+        """Return which sequences are longer than their axis, or ""."""
+        if lengths is None or not lengths.size or 0 <= lengths.min() <= lengths.max() <= size:
+            return ""
+        return f"lengths {lengths.min()} to {lengths.max()} leave an axis of {size}"
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the output."""
         x, lengths = given(inputs, 0), given(inputs, 1)
         turned = x if self.time_axis == 0 else np.swapaxes(x, 0, 1)
         time = np.arange(turned.shape[0])[:, None]
-        self.check_lengths(lengths, turned.shape[0])
+        if far := self._outside(lengths, turned.shape[0]):
+            raise IndexError(far)
         out = turned[np.where(time < lengths, lengths - 1 - time, time), np.arange(turned.shape[1])]
         return np.ascontiguousarray(out if self.time_axis == 0 else np.swapaxes(out, 0, 1))

@@ -57,20 +57,23 @@ class MaxUnpool(MovingOp):
             if len(wanted) != len(shape) or any(w < s for w, s in zip(wanted, shape, strict=True)):
                 raise unfit(f"an output_shape of {wanted} has no room for {shape}")
             shape = wanted
-        self.check_places(optional(constants, 1), self.plain(x.dims))
+        if far := self._outside(optional(constants, 1), self.plain(x.dims)):
+            raise unfit(far)
         return (sized(shape, x.dtype),)
 
     @staticmethod
-    def check_places(places: Array | None, shape: Shape) -> None:
-        """Raise ModelError if a place lies outside of the whole."""
-        if places is not None and places.size and not 0 <= places.min() <= places.max() < prod(shape):
-            raise unfit(f"places {places.min()} to {places.max()} lie outside of {shape}")
+    def _outside(places: Array | None, shape: Shape) -> str:
+        """Return which places lie outside of the whole, or ""."""
+        if places is None or not places.size or 0 <= places.min() <= places.max() < prod(shape):
+            return ""
+        return f"places {places.min()} to {places.max()} lie outside of {shape}"
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the output."""
         x, places, wanted = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
         shape = self.plain(x.shape)
-        self.check_places(places, shape)
+        if far := self._outside(places, shape):
+            raise IndexError(far)
         out = np.zeros(prod(shape), x.dtype)
         out[places.reshape(-1)] = x.reshape(-1)
         out = out.reshape(shape)

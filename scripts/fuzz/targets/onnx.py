@@ -11,11 +11,11 @@ from typing import ClassVar
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, OperatorSetIdProto, TensorProto, numpy_helper
+from onnx import ModelProto, NodeProto, OperatorSetIdProto, numpy_helper
 
 import weft
 from scripts.fuzz.mutate import change_bytes
-from scripts.fuzz.numbers import EXACT, Grid, compare
+from scripts.fuzz.numbers import Between, compare
 from scripts.fuzz.onnx_cases import (
     call_functions,
     change_fields,
@@ -26,6 +26,7 @@ from scripts.fuzz.onnx_cases import (
     special,
 )
 from scripts.fuzz.oracle import Oracle
+from scripts.fuzz.rewritten import TINY, kept, with_states_of_floats, without_subnormals
 from scripts.fuzz.target import Finding, Target, target
 from weft.core.graph.graph import Graph, Node, bind, infer_shapes
 from weft.core.graph.layout import Array
@@ -35,8 +36,6 @@ from weft.errors import ValueNeeded, WeftError
 from weft.frontends.onnx import load
 from weft.ops.resize import Resize
 
-TINY = float(np.finfo(np.float32).tiny)
-"""The smallest float32 that every device keeps."""
 MOST_ELEMENTS = 1 << 22
 MOST_WORK = 10**9
 """Most operations of a model that is run: a larger one shows nothing more and takes long without a GPU."""
@@ -48,6 +47,7 @@ NOWHERE = "a point without a place lies outside of the image; ONNX Runtime compu
 PLACE = "ONNX Runtime makes a place beyond all integers an integer, which wraps"
 MASKED = "where all scores of a row are -infinity, or what is masked is none, 0 and NaN are both in use"
 ALGEBRA = "a sum of infinities, or a running sum, depends on the order in which it is written"
+CROPPED = "ONNX Runtime pads by negative numbers where windows with auto_pad SAME end before their image does, or fails"
 RANK = "ONNX leaves open where a score ranks that is no number; ONNX Runtime's answer depends on its place"
 NO_NUMBER = "ONNX leaves open which integer a value becomes that is no number"
 OPEN = {
@@ -108,44 +108,38 @@ class OnnxTarget(Target):
 
     def compared(self, path: Path, bound: Graph, feeds: Mapping[str, Array], mine: list[Array]) -> str:
         """Return how the outputs compare with ONNX Runtime's and, where they differ, with those of ONNX's evaluator."""
-        grid = grid_of(bound)
+        between = rounded(bound, feeds)
         theirs = self.oracle.run(path, feeds, nudged(feeds))
         if isinstance(theirs, str):
             return f"skipped: {theirs.partition(':')[0]}"
         try:
-            return compare(mine, theirs[0], theirs[1], grid)
+            return compare(mine, theirs[0], theirs[1], between)
         except Finding as e:
             evaluated = self.oracle.evaluate(path, feeds, nudged(feeds))
             with suppress(Finding):
                 if not isinstance(evaluated, str):
-                    word = compare(mine, evaluated[0], evaluated[1], grid)
+                    word = compare(mine, evaluated[0], evaluated[1], between)
                     return EVALUATED if word == "right" else word
-            with suppress(Finding):
-                kept = None if self.device == "cpu" else self._without_subnormals(path, feeds)
-                if kept is not None and compare(mine, kept, (), grid):
-                    return f"right with 0 for numbers below {TINY:.1e}"
-            reason = reason_for(bound, feeds, (*mine, *theirs[0])) or reason_for_model(onnx.load(path))
+            model, normal = onnx.load(path), {name: kept(value) for name, value in feeds.items()}
+            others = [("right with states of floats", with_states_of_floats(model), feeds)]
+            if self.device != "cpu":
+                others.append((f"right with 0 for numbers below {TINY:.1e}", without_subnormals(model), normal))
+            for word, other, fed in others:
+                with suppress(Finding):
+                    if other is not None and self._is_right(mine, other, fed, between):
+                        return word
+            reason = reason_for(bound, feeds, (*mine, *theirs[0])) or reason_for_model(model)
             if reason:
                 return f"skipped: {reason}"
             ops = ", ".join(sorted({node.op.type for node in bound}))
             raise Finding(f"{e.key} ({ops:.80})", e.text) from e
 
-    def _without_subnormals(self, path: Path, feeds: Mapping[str, Array]) -> list[Array] | None:
-        """Return ONNX Runtime's outputs for 0 in place of what is smaller than a GPU may keep; None if nothing is."""
-        model, fed = onnx.load(path), {name: without_subnormals(value) for name, value in feeds.items()}
-        found = any(not np.array_equal(value, feeds[name], equal_nan=True) for name, value in fed.items())
-        for tensor in model.graph.initializer:
-            if tensor.data_type == TensorProto.FLOAT:
-                value = numpy_helper.to_array(tensor)
-                kept = without_subnormals(value)
-                found |= not np.array_equal(kept, value, equal_nan=True)
-                tensor.CopyFrom(numpy_helper.from_array(kept, tensor.name))
-        if not found:
-            return None
-        changed = self.scratch / "without_subnormals.onnx"
-        onnx.save(model, changed)
-        theirs = self.oracle.run(changed, fed)
-        return None if isinstance(theirs, str) else theirs[0]
+    def _is_right(self, mine: list[Array], other: ModelProto, fed: Mapping[str, Array], between: Between) -> bool:
+        """Return whether ONNX Runtime runs another model and gives these outputs; raise Finding if it gives others."""
+        path = self.scratch / "other.onnx"
+        onnx.save(other, path)
+        theirs = self.oracle.run(path, fed, nudged(fed))
+        return not isinstance(theirs, str) and bool(compare(mine, theirs[0], theirs[1], between))
 
     def close(self) -> None:
         """End the oracle."""
@@ -255,6 +249,8 @@ def reason_for(bound: Graph, feeds: Mapping[str, Array], results: Iterable[Array
             return "what GroupQueryAttention has beyond a sequence's length is nothing that anyone reads"
         if kind == "NonMaxSuppression" and np.isnan(known.get(node.inputs[1], 0)).any():
             return RANK
+        if _is_cropped(node, sizes):
+            return CROPPED
         scales = (known[i] for i in node.inputs if i in known and known[i].dtype.kind == "f" and not known[i].ndim)
         if "QLinear" in kind and any(not TINY <= abs(float(v)) < np.inf for v in scales):
             return "nothing can be quantised by a scale of zero or one that is no number"
@@ -269,6 +265,20 @@ def reason_for(bound: Graph, feeds: Mapping[str, Array], results: Iterable[Array
     return ""
 
 
+def _is_cropped(node: Node, sizes: Mapping[str, TensorSpec]) -> bool:
+    """Tell whether windows of a node with auto_pad SAME end before their image does, and so need no padding."""
+    op, specs = node.op, [sizes[i] for i in node.inputs if i in sizes]
+    if not getattr(op, "auto_pad", "").startswith("SAME") or node.inputs[0] not in sizes:
+        return False
+    inputs = specs[0].shape[2:]
+    kernels = (spec.shape[2:] for spec in specs[1:] if len(spec.shape) == len(specs[0].shape))
+    kernel = getattr(op, "kernel_shape", ()) or next(kernels, ())
+    ones = (1,) * len(inputs)
+    strides, dilations = (getattr(op, name, ()) or ones for name in ("strides", "dilations"))
+    each = zip(inputs, kernel, strides, dilations, strict=False)
+    return any((-(-int(i) // s) - 1) * s + (k - 1) * d + 1 < int(i) for i, k, s, d in each)
+
+
 def _is_padded(node: Node, sizes: Mapping[str, TensorSpec], known: Mapping[str, Array]) -> bool:
     """Tell whether a sequence of a GroupQueryAttention is shorter than the rows that it, or its cache, has."""
     lengths, total = (known.get(name) for name in node.inputs[5:7])
@@ -277,15 +287,30 @@ def _is_padded(node: Node, sizes: Mapping[str, TensorSpec], known: Mapping[str, 
     return lengths is not None and bool((lengths + 1 < max(rows)).any())
 
 
-def grid_of(graph: Graph) -> Grid:
-    """Return how far results may be apart that are rounded to a coarse grid."""
+def rounded(graph: Graph, feeds: Mapping[str, Array]) -> Between:
+    """Return the integers between which the pixels of outputs of antialiased Resize lie, before they are rounded.
+
+    A coordinate in pixels has an error of up to 2^-23 of the length of its axis, a weight that of its coordinate times
+    a slope of at most 2, and the factor that makes the sum of weights 1 doubles it: 2^-21 of the length for each pixel
+    that is mixed. A product and its sum add less, which the 2 more cover.
+    """
+    known: dict[str, Array] = {**graph.constants, **feeds}
+    found = {}
     for node in graph:
-        if node.op.type == "com.microsoft::DynamicQuantizeLSTM":
-            # ONNX Runtime takes the range of the state over those of a batch that one of its threads has.
-            return Grid(step=1 / 255)
-        if isinstance(node.op, Resize) and node.op.antialias:
-            return Grid(unit=1)  # the last bit of a float decides which integer is the nearest to 1.5
-    return EXACT
+        op, x = node.op, known.get(node.inputs[0]) if node.inputs else None
+        if not isinstance(op, Resize) or not op.antialias or op.mode == "nearest" or x is None or x.dtype.kind == "f":
+            continue
+        if any(name and name not in known for name in node.inputs):
+            continue
+        rest = [known.get(name) for name in node.inputs[1:]]
+        exact = op.reference(x.astype(np.float64), *rest)
+        parts = [(op.taps(part, x.shape[part.axis]), x.shape[part.axis]) for part in op.plan(x.shape, rest)]
+        mixed = sum(taps.indices.shape[1] * (length + 2) for taps, length in parts)
+        error = float(np.abs(x.astype(np.float64)).max(initial=0)) * mixed * 2.0**-21
+        for number, name in enumerate(graph.outputs):
+            if name == node.outputs[0]:
+                found[number] = np.rint(exact - error), np.rint(exact + error)
+    return found
 
 
 def reason_for_model(model: ModelProto) -> str:
@@ -342,13 +367,6 @@ def draw_feeds(graph: Graph) -> dict[str, Array]:
         small = rng.integers(0, 3, spec.dims) if not spec.dtype.is_float else rng.uniform(-1, 1, spec.dims)
         feeds[name] = np.asarray(small).astype(spec.dtype.numpy)
     return feeds
-
-
-def without_subnormals(value: Array) -> Array:
-    """Return float32 with zeros for what is smaller than every device keeps; others as they are."""
-    if value.dtype != np.float32:
-        return value
-    return np.asarray(np.where(np.abs(value) < TINY, value * np.float32(0), value))
 
 
 def nudged(feeds: Mapping[str, Array]) -> dict[str, Array]:
