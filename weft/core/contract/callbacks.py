@@ -18,9 +18,11 @@ REFUSE_LATE = "return None to refuse the node"
 
 
 def done(answer: object, owner: object, name: str) -> None:
-    """Raise unless a callback answers that it succeeded; the caller adds the node or the device to the error."""
-    if answer is not None:
-        check_answers.done(answer, callback_of(owner, name), f"{name} failed")
+    """Raise unless a callback answers that it succeeded; the caller adds the node or the device to the error.
+
+    Callers that make many calls ask before whether the answer is None, which most are.
+    """
+    check_answers.done(answer, callback_of(owner, name), f"{name} failed")
 
 
 def executed(answer: object, execution: Execution) -> None:
@@ -161,4 +163,6 @@ class Callbacks:
     def close_execution(self, node: Node, execution: Execution) -> None:
         """Close an execution."""
         with blame(at_node(node, self.device), callback=callback_of(execution, "close")):
-            done(execution.close(), execution, "close")  # type: ignore[func-returns-value]
+            answer: object = execution.close()  # type: ignore[func-returns-value]
+            if answer is not None:
+                done(answer, execution, "close")

@@ -420,7 +420,9 @@ class Pipeline:
         answer: object
         backend, task, callback = self.backend, None, "onExecuteBegin"
         try:
-            done(backend.onExecuteBegin(), backend, callback)
+            answer = backend.onExecuteBegin()
+            if answer is not None:
+                done(answer, backend, callback)
             stored = self._store(targets)
             if backend.host_memory:
                 for task in self._called:
@@ -434,7 +436,9 @@ class Pipeline:
                         executed(answer, task.execution)
             task, callback = None, "onExecuteEnd"
             self.running = True  # before the call: an interrupt during it must not leave the run without a wait
-            done(backend.onExecuteEnd(), backend, callback)
+            answer = backend.onExecuteEnd()
+            if answer is not None:
+                done(answer, backend, callback)
         except BaseException as e:
             # Nodes that were queued so far must be waited for; after a begin or an end that failed there are none.
             self.running = task is not None or not is_error(e)

@@ -145,17 +145,14 @@ class PipelineRecording:
     _running: bool = False
     _keeping: threading.Lock = field(default_factory=threading.Lock)
     """Held to change what is kept for callers' memory: another thread that lacks memory may drop some of it."""
+    device: GpuDevice = field(init=False)
     _place: tuple[str, int] = field(init=False)
     """The device's id and index, for errors."""
 
     def __post_init__(self) -> None:
+        self.device = self.heap.device
         self._place = self.device.info.id, self.device.info.index
         self.heap.add_keeper(self)
-
-    @property
-    def device(self) -> GpuDevice:
-        """Return the device that runs it."""
-        return self.heap.device
 
     @property
     def staging_bytes(self) -> int:
@@ -424,8 +421,9 @@ class PipelineRecording:
         fork_guard.check(*self._place)
         streams = list[Stream]()
         try:
-            early = [name for name in self._streamed if self._is_streamed(name, chosen.get(name))]
-            streams = [self._stream(name, _lent(chosen.get(name))) for name in early]
+            if self._streamed:
+                early = [name for name in self._streamed if self._is_streamed(name, chosen.get(name))]
+                streams = [self._stream(name, _lent(chosen.get(name))) for name in early]
             replay = self._replay(chosen)
             if self._direct:
                 self._staged = {name for name in self._direct if name not in chosen}
