@@ -19,7 +19,7 @@ from weft.backends.gpu.device.varying import sizes_of
 from weft.backends.gpu.execution import GpuExecution, PipelineContext
 from weft.backends.gpu.lowering.fusion.epilogues import why_not_fused, why_not_joined
 from weft.backends.gpu.lowering.kept_plans import KeptPlans
-from weft.backends.gpu.lowering.launches.builder import WrongKernel, choice_of
+from weft.backends.gpu.lowering.launches.builder import PlannedConstant, WrongKernel, choice_of
 from weft.backends.gpu.lowering.lower import GpuPlan, label_of, lower, prefetch, templates_of
 from weft.backends.gpu.lowering.rewrites.order import FUSE_EPILOGUES, OF_PARTS, Rewrite, explain, rewritten
 from weft.backends.gpu.lowering.support import why_not
@@ -221,6 +221,17 @@ class GpuBackend(Engine):
         self.recording.run.chains.plan(plan.chains)
         if self.recording.submissions.longest:
             self.recording.expected = plan.expected(lowered.graph, self.device.caps)
+
+    def wanted_constants(self, plan: GpuPlan) -> list[PlannedConstant]:
+        """Return the constants of a plan that are not in memory, in the order of its nodes."""
+        held = self._shared.constants
+        return [
+            constant
+            for label, plans in plan.nodes.items()
+            for each in plans
+            for constant in each.constants
+            if (other := held.get((label, constant.key))) is None or not other.is_made_of(constant.sources)
+        ]
 
     def compare(self, lowered: Lowered) -> None:
         """Learn which constants of kernels vary from the part for a shape with other sizes."""

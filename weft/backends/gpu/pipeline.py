@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from weft.backends.gpu.device.device import MemoryKind
 from weft.backends.gpu.lowering.lower import GpuPlan
+from weft.backends.gpu.memory.packing import Packing
 from weft.backends.gpu.memory.slots import SMALLEST
 from weft.backends.gpu.recording.chunked_upload import worthwhile
 from weft.core.contract.backend import StorageType
@@ -48,7 +49,8 @@ class GpuPipeline(Pipeline):
         lowered = part.lowered
         assert lowered is not None and isinstance(lowered.plan, GpuPlan)
         self._read, self._written = lowered.plan.read, frozenset(lowered.graph.aliases.values())
-        super().resize(part, imports, fetched, first=first)
+        with Packing(self.backend.wanted_constants(lowered.plan)):
+            super().resize(part, imports, fetched, first=first)
 
     def _stage(self, tensor: Tensor, *, is_input: bool) -> None:
         if self._may_stage(tensor):

@@ -24,11 +24,14 @@ class HeldConstant:
         """Tell whether it was not released yet."""
         return self.tensor.memory.slot.buffer is not None
 
+    def is_made_of(self, sources: Sequence[Array]) -> bool:
+        """Tell whether it was made of these arrays."""
+        same = len(self.sources) == len(sources)
+        return same and all(held() is now for held, now in zip(self.sources, sources, strict=True))
+
     def is_of(self, op: Op, sources: Sequence[Array]) -> bool:
         """Tell whether an op makes the same of these arrays."""
-        same = len(self.sources) == len(sources)
-        same = same and all(held() is now for held, now in zip(self.sources, sources, strict=True))
-        return same and (self.op is op or self.op == op)
+        return self.is_made_of(sources) and (self.op is op or self.op == op)
 
 
 NodeConstants = WeakValueDictionary[tuple[str, str], HeldConstant]

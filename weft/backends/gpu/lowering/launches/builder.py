@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -51,7 +52,7 @@ class PlannedConstant:
     It is made of `sources`: from the same arrays, a node makes the same constant of this key.
     """
 
-    __slots__ = ("_made", "_make", "key", "sources", "tensor")
+    __slots__ = ("_begun", "_made", "_make", "key", "sources", "tensor")
 
     def __init__(
         self, label: str, key: str, make: Callable[[], Array], layout: Layout, spec: TensorSpec | None,
@@ -59,14 +60,33 @@ class PlannedConstant:
     ) -> None:
         self.key, self._make, self.sources = key, make, sources
         self._made: Array | None = None
+        self._begun: tuple[Future[Array], Callable[[PlannedConstant], object]] | None = None
         if spec is None:
             self._made = make()
             spec = TensorSpec(self._made.shape, DType.of(self._made.dtype))
         self.tensor = Tensor(f"{label}.{key}", spec.dims, spec.dtype, layout, Spot.of_constant(key))
 
+    def begin(self, threads: Executor, taken: Callable[[PlannedConstant], object]) -> bool:
+        """Have a thread make the array, unless it is there; tell whether one does. `take` calls `taken`."""
+        if self._made is None and self._begun is None:
+            self._begun = threads.submit(self._make), taken
+            return True
+        return False
+
+    def forget(self) -> None:
+        """Forget what a thread makes: it was not taken."""
+        self._begun = None
+
     def take(self) -> Array:
         """Return the logical array; BackendError if it has another shape or type than the op announced."""
-        made, self._made = self._made if self._made is not None else self._make(), None
+        made, self._made = self._made, None
+        if made is None:
+            if self._begun is None:
+                made = self._make()
+            else:
+                (future, taken), self._begun = self._begun, None
+                made = future.result()
+                taken(self)
         told, is_ = TensorSpec(self.tensor.shape, self.tensor.dtype), TensorSpec(made.shape, DType.of(made.dtype))
         if told != is_:
             raise BackendError(
