@@ -103,6 +103,7 @@ LAYERS = {
     "weft.frontends": 4,
     "weft.models": 4,
     "weft.plugins": 4,
+    "weft.buffers": 5,
     "weft.extend": 5,
     "weft.loading": 5,
     "weft": 6,
@@ -179,7 +180,7 @@ def test_imports_point_downwards() -> None:
     assert wrong == []
 
 
-CORE = ["graph", "contract", "registry", "memory", "host", "passes", "placement", "saved", "session"]
+CORE = ["graph", "contract", "registry", "memory", "host", "buffers", "passes", "placement", "saved", "session"]
 """The folders of the core, lowest first."""
 LATE = {("weft.core.placement.optimized_network", "weft.core.saved.network_file")}
 """`OptimizedNetwork.save` is a method, and what writes the file knows the class: it is imported when it is called."""
@@ -220,7 +221,7 @@ def test_the_folders_of_the_gpu_door_build_on_each_other() -> None:
 SESSION = [
     "load_gate", "arguments", "notices", "overflow", "pipeline", "report", "executable", "loader", "plans",
     "left_weights", "prefetch", "later", "stage_loader", "stage_runner", "stages_ahead",
-    "state_memory", "state", "capacities", "session", "runtime",
+    "state", "capacities", "session", "runtime",
 ]
 """The modules that run a network, lowest first: a runtime calls its sessions, and these what they own."""
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from weft.backends.cpu.backend import CpuCreator
 from weft.backends.opencl.creator import OpenCLCreator
 from weft.backends.vulkan.creator import VulkanCreator
+from weft.buffers import DeviceUse, array, empty, from_dlpack, memory
+from weft.core.buffers.buffer import Buffer
 from weft.core.contract.backend import (
     API_VERSION,
     Backend,
@@ -37,7 +39,7 @@ from weft.core.placement.debug_nodes import DebugRecord
 from weft.core.placement.optimized_network import OptimizedNetwork, PreCompiled
 from weft.core.registry.backend_registry import insertExtraBackendCreator, registry
 from weft.core.registry.front_ends import front_ends as _front_ends
-from weft.core.session.report import Report
+from weft.core.session.report import Report, Transfers
 from weft.core.session.runtime import Runtime
 from weft.core.session.session import Session
 from weft.errors import WeftError
@@ -57,9 +59,11 @@ __all__ = [
     "BackendCreator",
     "BackendInfo",
     "BackendOption",
+    "Buffer",
     "DType",
     "DebugRecord",
     "DeviceInfo",
+    "DeviceUse",
     "Execution",
     "ForwardType",
     "Graph",
@@ -83,10 +87,15 @@ __all__ = [
     "SubgraphView",
     "Tensor",
     "TensorSpec",
+    "Transfers",
     "WeftError",
+    "array",
     "devices",
+    "empty",
+    "from_dlpack",
     "insertExtraBackendCreator",
     "load",
+    "memory",
     "optimize",
     "parse",
     "register_op",

@@ -15,7 +15,8 @@
     |  |- DeviceLost          the device stopped responding
     |- ExecutionError         a node failed while it was prepared or run
     |- ClosedError            use of a session or device after it was closed
-    |- CannotCopy             a session or runtime was to be pickled or copied; a TypeError, too
+    |- CannotCopy             a session, runtime or buffer was to be pickled or copied; a TypeError, too
+    |- CannotShare            memory that other libraries do not reach; a BufferError, too
 
 A message has up to four parts: what happened, where, why (with numbers), and what to do next.
 
@@ -263,4 +264,8 @@ class ClosedError(WeftError):
 
 
 class CannotCopy(WeftError, TypeError):
-    """A session, a runtime or a registry was to be pickled or copied, which holds open devices."""
+    """A session, a runtime, a registry or a buffer was to be pickled or copied, which holds open devices."""
+
+
+class CannotShare(WeftError, BufferError):
+    """Memory was to be shared by DLPack that cannot be: it is a device's own, or of a type that DLPack lacks."""

@@ -64,7 +64,8 @@ def picture(name: str, batch: int) -> Array:
 def alone(name: str, batch: int) -> Array:
     """Return what the CPU makes of the pictures."""
     with weft.load(model(name), "cpu") as session:
-        return session.run(picture(name, batch))[0]
+        y: Array = session.run(picture(name, batch))[0]
+        return y
 
 
 def block(node: str) -> str:

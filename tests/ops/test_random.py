@@ -103,6 +103,7 @@ def loop(count: int | None, device: str, nested: bool = False) -> Array:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     feeds = {"x": np.zeros(1, np.float32)} | ({"count": np.array(3)} if count is None else {})
     with weft.load(model, device) as session:
+        first: Array
         (first,), (again,) = session.run(feeds), session.run(feeds)
     np.testing.assert_array_equal(first, again)
     return first

@@ -31,7 +31,8 @@ def computed(graph: Graph, device: str, *inputs: Array, fusing: bool = True) -> 
     """Return the only output of a graph, all of which runs on the device."""
     with weft.load(graph, device, fallback="error", fusing=fusing) as session:
         assert set(session.report.placement.values()) == {device}
-        return session.run(*inputs)[0]
+        y: Array = session.run(*inputs)[0]
+        return y
 
 
 def rounded(net: Net, x: str, shape: tuple[int, ...] = ()) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import weft
+from tests.helpers.arrays_of_sessions import DEVICES, GPUS, SHAPE, check, network, random, upload
 from tests.helpers.fakes import Creator, registered
 from tests.helpers.nets import Net
 from tests.helpers.opened import opened
@@ -22,44 +23,13 @@ from weft.core.graph.layout import Array
 from weft.core.host.host_backend import HostBackend
 from weft.errors import InputError, OutOfMemory
 
-DEVICES = ("cpu", "opencl", "vulkan")
-GPUS = DEVICES[1:]
-SHAPE = (2, 4, 6, 5)
 HALF = np.dtype(np.float16)
 
 
 @pytest.fixture(params=["whole", "directly", "chunks"])
 def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upload with the run, from the caller's array before it, and in chunks before it, as GPUs do with large inputs."""
-    monkeypatch.setattr(chunked_upload, "LEAST", 64)
-    monkeypatch.setattr(chunked_upload, "CHUNK", 100)
-    monkeypatch.setattr(pipeline_recording, "LEAST_DIRECT", 1)
-    for device in GPUS:
-        monkeypatch.setattr(opened(device), "uploads_directly", request.param == "directly")
-        monkeypatch.setattr(opened(device), "sends_ahead", request.param == "chunks")
-
-
-def network(batch: int | str = SHAPE[0]) -> Graph:
-    """Return a network with two inputs and two outputs, of which one is read by the other."""
-    net = Net()
-    a, b = net.input("a", batch, *SHAPE[1:]), net.input("b", batch, *SHAPE[1:])
-    both = net.add("Mul", net.add("Relu", a), b, name="y")
-    return net.finish(both, net.add("Softmax", net.add("Tanh", both), axis=1, name="z"))
-
-
-def random(seed: int, shape: tuple[int, ...] = SHAPE) -> Array:
-    return np.asarray(np.random.default_rng(seed).standard_normal(shape), np.float32)
-
-
-def wanted(a: Array, b: Array) -> dict[str, Array]:
-    y = np.maximum(a.astype(np.float64), 0) * b
-    e = np.exp(np.tanh(y))
-    return {"y": y, "z": e / e.sum(axis=1, keepdims=True)}
-
-
-def check(given: dict[str, Array], a: Array, b: Array, precision: str = "high") -> None:
-    for name, value in wanted(a, b).items():
-        np.testing.assert_allclose(given[name], value, atol=1e-5 if precision == "high" else 2e-2, err_msg=name)
+    """Upload in each of the ways of GPUs."""
+    upload(request.param, monkeypatch)
 
 
 @pytest.mark.parametrize("precision", ["high", "low"])

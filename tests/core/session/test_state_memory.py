@@ -17,6 +17,7 @@ from tests.helpers.fakes import Creator, registered
 from tests.helpers.nets import Net
 from tests.helpers.run_length import examples
 from weft.backends.cpu.backend import CpuBackend
+from weft.core.buffers.device_memory import DeviceMemory
 from weft.core.contract.backend import BackendConfig, MemoryMode, Precision
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
@@ -28,7 +29,6 @@ from weft.core.registry.backend_registry import registry
 from weft.core.session.loader import Loader
 from weft.core.session.overflow import OverflowWatch
 from weft.core.session.plans import Plan, Plans
-from weft.core.session.state_memory import StateMemory
 from weft.errors import BackendError, InputError
 
 DEVICES = ("cpu", "opencl", "vulkan")
@@ -52,10 +52,10 @@ def decoder(rows: int | str, dtype: DType = DType.FLOAT32, *, aliased: bool = Tr
 @contextmanager
 def loaded(
     device: str, precision: Precision = Precision.HIGH, memory_mode: MemoryMode = MemoryMode.NORMAL
-) -> Iterator[tuple[Loader, StateMemory]]:
+) -> Iterator[tuple[Loader, DeviceMemory]]:
     """Yield what loads networks on a device, and memory for state there."""
     (choice,), config = registry.choose([device]), BackendConfig(memory_mode, precision)
-    memory, made = StateMemory(choice.open(config)), Loader([choice], config)
+    memory, made = DeviceMemory(choice.open(config)), Loader([choice], config)
     try:
         yield made, memory
     finally:
@@ -251,7 +251,7 @@ def test_another_device_reads_what_was_written() -> None:
     network = weft.optimize(decoder(1), ["opencl", "cpu"], hints=hints)
     choices = registry.choose(["opencl", "cpu"])
     assert [part.device for part in network.parts] == ["opencl:0", "cpu:0"]
-    memory, runs = StateMemory(choices[0].open(BackendConfig())), Loader(choices, BackendConfig())
+    memory, runs = DeviceMemory(choices[0].open(BackendConfig())), Loader(choices, BackendConfig())
     cache, fed = memory.make("past", network.state["past"].spec), np.zeros((1, ROWS, WIDTH), np.float32)
     runs.load(network, state={"past": cache})
     with weft.load(decoder(1, aliased=False), "cpu") as alone:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 
+from weft.core.buffers.buffer import Buffer
 from weft.core.contract.backend import Recorded
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.optimized_network import Part
+from weft.core.session.arguments import Given
 from weft.core.session.pipeline import Pipeline, TensorForm
 
 if TYPE_CHECKING:
@@ -32,13 +34,12 @@ class CpuPipeline(Pipeline):
     backend: CpuBackend
     _has_plan = False
     """Whether there is a memory plan that may be kept."""
-    _stores = False
-    """Whether the last run left outputs in callers' arrays."""
-
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._planned: dict[Tensor, Array] = {}
-        """The planned memory of the inputs and outputs that lie in callers' arrays."""
+        """The planned memory of the inputs and outputs that lie in callers' arrays and buffers."""
+        self._stored: list[Tensor] = []
+        """The outputs that the last run left there."""
 
     # -- resize ----------------------------------------------------------------------------------------
 
@@ -47,7 +48,7 @@ class CpuPipeline(Pipeline):
     ) -> None:
         """Prepare for the part's shapes; a plan with room for them is kept, unless inputs are imported."""
         super().resize(part, imports, fetched, first=first)
-        self._stores = False
+        self._stored.clear()
         self._has_plan = self._can_keep_plan(part, imports)
 
     def _can_keep_plan(self, part: Part, imports: Collection[str]) -> bool:
@@ -92,36 +93,51 @@ class CpuPipeline(Pipeline):
         (_LENT_INPUTS if is_input else _LENT_OUTPUTS)[_address(array)] = array
         return array
 
-    def fill(self, name: str, array: Array) -> None:
-        """Have nodes read a lent array in place; copy others, and those for an input that a node only reshapes."""
-        if not (_LENT_INPUTS or self._planned) or not self._lies_in(self.tensor(name), array, _LENT_INPUTS):
-            super().fill(name, array)
+    def fill(self, name: str, value: Given) -> int:
+        """Have nodes read a lent array or a buffer in place; copy others, and those for an input that is reshaped."""
+        may_lie = bool(_LENT_INPUTS or self._planned) or value.__class__ is Buffer
+        if may_lie and self._lies_in(self.tensor(name), _in_place(value, _LENT_INPUTS)):
+            return 0
+        return super().fill(name, value)
 
-    def _store(self, targets: Mapping[str, Array]) -> list[str]:
-        """Have nodes write to lent arrays, but for an output that a node only reshapes; others lie where planned."""
-        if not (targets or self._planned):
+    def _store(self, targets: Mapping[str, Given], read: Sequence[Buffer]) -> list[str]:
+        """Have nodes write to lent arrays and buffers, but for an output that is reshaped; others lie where planned."""
+        if not (targets or self._stored):
             return []
-        for tensor in [t for t, planned in self._planned.items() if _address(t.memory) in _LENT_OUTPUTS]:
-            tensor.memory = self._planned.pop(tensor)
-        stored = [name for name, array in targets.items() if self._lies_in(self.tensor(name), array, _LENT_OUTPUTS)]
-        if stored or self._stores:
+        before, self._stored = self._stored, []
+        for tensor in before:
+            if tensor in self._planned:
+                tensor.memory = self._planned.pop(tensor)
+        stored = []
+        for name, target in targets.items():
+            array = None if any(target is buffer for buffer in read) else _in_place(target, _LENT_OUTPUTS)
+            if self._lies_in(self.tensor(name), array):
+                stored.append(name)
+                self._stored.append(self.tensor(name))
+        if stored or before:
             self._note_memory()
-        self._stores = bool(stored)
         return stored
 
-    def _lies_in(self, tensor: Tensor, array: Array, lent: WeakValueDictionary[int, Array]) -> bool:
-        """Let a tensor lie in an array that was lent; if it was not, where it was planned.
+    def _lies_in(self, tensor: Tensor, array: Array | None) -> bool:
+        """Let a tensor lie in an array that nobody changes during the run; if there is none, where it was planned.
 
         A tensor that shares its memory stays: the node between the two does not run, and other pipelines may read them.
         """
         if tensor in self._planned:
             tensor.memory = self._planned.pop(tensor)
-        if _address(array) not in lent or not array.flags.c_contiguous or not self.backend.reads_late:
+        if array is None or not array.flags.c_contiguous or not self.backend.reads_late:
             return False
         if self.backend.shares(tensor) or array.dtype != tensor.dtype.numpy or array.shape != tensor.shape:
             return False
         self._planned[tensor], tensor.memory = tensor.memory, array
         return True
+
+
+def _in_place(value: Given, lent: WeakValueDictionary[int, Array]) -> Array | None:
+    """Return the array of an input or output that may be used in place: a lent one, or that of a buffer of the host."""
+    if isinstance(value, Buffer):
+        return value.host
+    return value if _address(value) in lent else None
 
 
 def _address(array: Array) -> int:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from weft import config
+from weft.backends.gpu.device import fork_guard
 from weft.backends.gpu.device.device import Binding, CopyCommand
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.device.varying import sizes_of
@@ -355,9 +356,10 @@ class GpuBackend(Engine):
 
     def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:
         """Copy to, from or within the device; conversions within it run on it."""
+        fork_guard.check(self.info.id, self.info.index)
         self.recording.wait()
         if src.backend is self and dst.backend is self:
-            self._copy_inside(src, dst)
+            self.copy_inside(src, dst)
         elif dst.backend is self and isinstance(src.memory, np.ndarray):
             stored = convert(src.memory, src.shape, src.layout, dst.layout, dst.dtype.numpy)
             stored, (mapped, binding) = np.ascontiguousarray(stored), _mapped(dst)
@@ -383,7 +385,8 @@ class GpuBackend(Engine):
                 fix="ask the backend of one of them",
             )
 
-    def _copy_inside(self, src: Tensor, dst: Tensor) -> None:
+    def copy_inside(self, src: Tensor, dst: Tensor) -> None:
+        """Copy from one tensor of the device to another, which it is done with on return."""
         a, b = _whole(src), _whole(dst)
         if src.layout is dst.layout and src.dtype is dst.dtype:
             source, target = (Binding(x.buffer, x.offset, src.nbytes) for x in (a, b))

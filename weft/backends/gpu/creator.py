@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -212,6 +212,14 @@ class GpuCreator(BackendCreator):
             with self._lock:
                 runtime.users.add(made)
             return made
+
+    def held_bytes(self) -> Mapping[int, int]:
+        """Return the bytes of all buffers of open devices, and of arrays that callers hold there."""
+        with self._lock:
+            held = dict.fromkeys((index for index, _ in self._runtimes), 0)
+            for (index, _), runtime in self._runtimes.items():
+                held[index] += runtime.heap.held
+            return held
 
     def close(self) -> None:
         """Close the devices that were opened; sessions on them must be closed before."""

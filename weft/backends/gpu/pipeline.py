@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from weft.backends.gpu.device.device import MemoryKind
@@ -10,6 +10,7 @@ from weft.backends.gpu.lowering.lower import GpuPlan
 from weft.backends.gpu.memory.packing import Packing
 from weft.backends.gpu.memory.slots import SMALLEST
 from weft.backends.gpu.recording.chunked_upload import worthwhile
+from weft.core.buffers.buffer import Buffer
 from weft.core.contract.backend import StorageType
 from weft.core.contract.error_context import blame
 from weft.core.graph.layout import Array, Layout
@@ -17,6 +18,7 @@ from weft.core.graph.tensor import Tensor
 from weft.core.host.parallel_copy import copy_into
 from weft.core.host.tensor_copy import copy_tensor, is_host
 from weft.core.placement.optimized_network import Part
+from weft.core.session.arguments import Given
 from weft.core.session.overflow import OverflowWatch
 from weft.core.session.pipeline import Pipeline, show_stored
 
@@ -100,22 +102,53 @@ class GpuPipeline(Pipeline):
 
     # -- run -------------------------------------------------------------------------------------------
 
-    def fill(self, name: str, array: Array) -> None:
-        """Have the run upload a lent array in place; upload others at once or in chunks, or stage them.
+    def fill(self, name: str, value: Given) -> int:
+        """Have kernels read a buffer of the device in place; upload arrays, lent ones from where they are.
 
         An upload may start at once: the previous run is done, and the same thread starts the next one, unless something
         fails first.
         """
+        if isinstance(value, Buffer) and self._binds_input(name, value):
+            return 0
         staging = self.mapped.get(name)
         if staging is None:
-            super().fill(name, array)
-            return
+            return super().fill(name, value)
+        array: Array = value.value() if isinstance(value, Buffer) else value
         try:
             if not self.backend.recording.fill(self.tensors[name], array):
                 copy_into(staging, array)
         except Exception:
             with self.copying(name):
                 raise
+        return array.nbytes
+
+    def _binds_input(self, name: str, buffer: Buffer) -> bool:
+        """Have the run take an input from a buffer, if that is on the device: kernels read it there, if they can."""
+        tensor, source = self.tensor(name), buffer.tensor
+        if not self._is_here(source, tensor):
+            return False
+        if name in self.mapped:
+            in_place = name not in self._written and self.backend.slots.is_whole(tensor)
+            self.backend.recording.bind(tensor, source.memory.binding(), in_place=in_place)
+        else:
+            with self.copying(name):
+                self.backend.copy_inside(source, tensor)
+        return True
+
+    def _binds_output(self, name: str, buffer: Buffer, *, late: bool) -> bool:
+        """Have the run leave an output in a buffer of the device; `late`: after it has read everything."""
+        tensor, target = self.tensor(name), buffer.tensor
+        if name not in self.mapped or not self._is_here(target, tensor):
+            return False
+        in_place = not late and self.backend.slots.is_whole(tensor)
+        self.backend.recording.bind(tensor, target.memory.binding(), in_place=in_place)
+        return True
+
+    def _is_here(self, tensor: Tensor, like: Tensor) -> bool:
+        """Tell whether a tensor is on the device, and has the type of another."""
+        owner = tensor.backend
+        is_here = isinstance(owner, type(self.backend)) and owner.device is self.backend.device
+        return is_here and tensor.dtype is like.dtype
 
     def take(self, name: str, source: Tensor) -> None:
         """Copy an input from a tensor of another pipeline; on the host it may lie as the device wants it."""
@@ -131,10 +164,17 @@ class GpuPipeline(Pipeline):
         tensor, mapped = self.tensor(name), self.mapped.get(name)
         return tensor if mapped is None else Tensor(name, tensor.shape, tensor.dtype, tensor.layout, mapped)
 
-    def _store(self, targets: Mapping[str, Array]) -> list[str]:
-        """Have the run that has begun leave outputs in lent arrays and in memory that the device reaches."""
-        store = self.backend.recording.store
-        return [name for name, target in targets.items() if store(self.tensor(name), target)]
+    def _store(self, targets: Mapping[str, Given], read: Sequence[Buffer]) -> list[str]:
+        """Have the run that has begun leave outputs in buffers, lent arrays, and memory that the device reaches."""
+        stored = []
+        for name, target in targets.items():
+            if isinstance(target, Buffer):
+                done = self._binds_output(name, target, late=any(target is buffer for buffer in read))
+            else:
+                done = self.backend.recording.store(self.tensor(name), target)
+            if done:
+                stored.append(name)
+        return stored
 
     def lend(self, tensor: Tensor, *, is_input: bool) -> Array | None:
         """Return an array in pinned memory, from which runs upload or to which they download."""

@@ -503,6 +503,10 @@ class BackendCreator(ABC):
         """
         return None
 
+    def held_bytes(self) -> Mapping[int, int]:
+        """Return the bytes that networks and buffers hold on devices, by their indices; none that is not counted."""
+        return {}
+
     def close(self) -> None:
         """Close the devices that are still open; called when the last registry that held this creator drops it.
 

@@ -14,9 +14,12 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
+from weft.errors import CannotShare
 
 HOST = frozenset((1, 3, 11, 13))
 """The kinds of devices whose memory the host reads: the CPU, pinned memory of CUDA and ROCm, CUDA's managed memory."""
+HOST_DEVICE = (1, 0)
+"""The kind and index of the CPU."""
 _DEVICES = {2: "cuda", 8: "metal", 10: "rocm", 14: "oneapi", 15: "webgpu"}
 _READ_ONLY = 1
 _NEWEST = 1
@@ -45,6 +48,10 @@ class SharedArray(Protocol):
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return the kind and index of the device that holds the memory."""
         ...
+
+
+class OwnArray:
+    """A base of Weft's own classes with `__dlpack__`: nothing has to be shared with another library."""
 
 
 class NotShared(Exception):
@@ -77,7 +84,7 @@ class _Memory:
 
 def is_foreign(value: Any) -> bool:
     """Tell whether something is an array of another library that shares its memory: a tensor of PyTorch, for one."""
-    return not isinstance(value, (np.ndarray, np.generic)) and hasattr(type(value), "__dlpack_device__")
+    return not isinstance(value, (np.ndarray, np.generic, OwnArray)) and hasattr(type(value), "__dlpack_device__")
 
 
 def host_array(value: Any, *, writes: bool = False) -> Any:
@@ -126,6 +133,36 @@ def shared(value: Any, *, writes: bool = False) -> Array:
     if writes and read_only:
         raise NotShared("that is read-only")
     return _array(tensor, capsule, read_only)
+
+
+def share(
+    array: Array,
+    *,
+    max_version: tuple[int, int] | None = None,
+    dl_device: tuple[int, int] | None = None,
+    copy: bool | None = None,
+) -> Any:
+    """Return what `__dlpack__` returns for an array of any of Weft's types: a capsule that keeps its memory alive.
+
+    CannotShare for a type that DLPack lacks, and for another device than the host.
+    """
+    dtype = DType.of(array.dtype)
+    kind = next((key for key, known in _SMALL.items() if known is dtype), None)
+    if kind is None and dtype.raw != dtype.numpy:
+        raise CannotShare(f"elements of {dtype.value} cannot be shared", why="DLPack has no such type",
+                          fix="share a copy in another type")
+    if dl_device not in (None, HOST_DEVICE):
+        raise CannotShare("the memory cannot be shared on another device", why=f"it is the host's, and {dl_device} was "
+                          "asked for", fix="share it on the host, and copy it there")
+    raw = (array.copy() if copy else array).view(dtype.raw)
+    try:
+        capsule = raw.__dlpack__(max_version=max_version)
+    except TypeError:  # of a numpy that knows no versions
+        capsule = raw.__dlpack__()
+    if kind is not None and dtype.raw != dtype.numpy:
+        tensor, _ = _content(capsule, array)
+        tensor.code, tensor.bits = kind
+    return capsule
 
 
 def _content(capsule: object, owner: object) -> tuple[_Tensor, bool]:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from weft.core.buffers.buffer import Buffer
 from weft.core.contract.check_answers import shown
-from weft.core.contract.error_context import is_error
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.tensor import SequenceSpec, TensorSpec
 from weft.core.host.dlpack import SharedArray, host_array, is_foreign, why_not_shared
-from weft.errors import InputError, ModelError, brief, listing
+from weft.core.host.fitted import fit_array, is_masked_array
+from weft.errors import InputError, listing
 
-Input: TypeAlias = "Array | SharedArray"
-Outputs: TypeAlias = Sequence["Array | SharedArray | None"] | Mapping[str, "Array | SharedArray | None"]
+Input: TypeAlias = "Array | Buffer | SharedArray"
+Target: TypeAlias = "Array | Buffer | SharedArray | type[Buffer] | None"
+Outputs: TypeAlias = "Sequence[Target] | Mapping[str, Target] | type[Buffer]"
+Given: TypeAlias = "Array | Buffer"
+"""What runs read inputs from and leave outputs in."""
 MOST_WORK = 10_000
 """Effort to find out whether two arrays share memory: some milliseconds; after it, they count as sharing it."""
 MOST_LISTED = 8
@@ -29,10 +32,11 @@ Forms = Sequence[tuple[str, np.dtype[Any], Shape]]
 """The name, element type and shape of each array that a plan takes as it comes, for inputs or outputs, in order."""
 
 
-def take_inputs(graph: Graph, inputs: Sequence[Any], *, keep_half: bool = False) -> dict[str, Array]:
+def take_inputs(graph: Graph, inputs: Sequence[Any], *, keep_half: bool = False) -> dict[str, Any]:
     """Return the input arrays by name, in the network's element types; InputError lists all that do not fit.
 
     `inputs` are arrays in order, or one mapping by name; where an input is a sequence or an optional, a list, or None.
+    Buffers of these types stay as they are.
     Numbers are converted if that only rounds them: integers to floats, floats to other floats, and integers to an
     integer type that holds their values. With `keep_half`, an fp16 array for an fp32 input stays as it is.
     """
@@ -51,15 +55,15 @@ def take_inputs(graph: Graph, inputs: Sequence[Any], *, keep_half: bool = False)
     problems = [f"{n!r} is missing" for n in names if n not in given]
     known = set(names)
     problems += [f"there is no input {n!r}" for n in given if n not in known]
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, Any] = {}
     for name in names:
         if name in given:
             spec, value = graph.specs[name], host_array(given[name])
             stays = keep_half and spec.dtype is DType.FLOAT32 and not isinstance(spec, SequenceSpec)
-            if stays and is_half(value):
+            if (stays and is_half(value)) or (isinstance(value, Buffer) and value.spec.dtype is spec.dtype):
                 arrays[name] = value
                 continue
-            fitted = _fitted_sequence if isinstance(spec, SequenceSpec) else _fitted
+            fitted = _fitted_sequence if isinstance(spec, SequenceSpec) else fit_array
             arrays[name], problem = fitted(value, spec.dtype)
             problems += [f"{name!r} {problem}"] if problem else []
     if problems:
@@ -69,8 +73,8 @@ def take_inputs(graph: Graph, inputs: Sequence[Any], *, keep_half: bool = False)
     return arrays
 
 
-def take_planned(forms: Forms, inputs: Sequence[Any]) -> dict[str, Array] | None:
-    """Return the input arrays by name if they are plain arrays of these forms; else None, and `take_inputs` tells more.
+def take_planned(forms: Forms, inputs: Sequence[Any]) -> dict[str, Any] | None:
+    """Return the inputs by name if they are plain arrays or buffers of these forms; else None: see `take_inputs`.
 
     This is what most runs get. To look for everything that may be wrong takes longer than to copy a small input.
     """
@@ -78,14 +82,20 @@ def take_planned(forms: Forms, inputs: Sequence[Any]) -> dict[str, Array] | None
     return None if given is None else {form[0]: array for form, array in zip(forms, given, strict=True)}
 
 
-def take_planned_outputs(forms: Forms, outputs: Outputs) -> list[Array | None] | None:
+def take_planned_outputs(forms: Forms, outputs: Outputs) -> list[Any] | None:
     """Return the caller's arrays for the outputs in order if they are plain, of these forms and apart from each other.
 
-    Else None, and `take_outputs` tells more; see `take_planned`.
+    Else None, and `take_outputs` tells more; see `take_planned`. So it is with several outputs if one is for a buffer.
     """
     given = _planned(forms, outputs)
-    if given is None or not all(array.flags.c_contiguous and array.flags.writeable for array in given):
+    if given is None:
         return None
+    for array in given:
+        if array.__class__ is Buffer:
+            if len(given) > 1 or not array.is_writable:
+                return None
+        elif not (array.flags.c_contiguous and array.flags.writeable):
+            return None
     if len(given) > 1:
         end = 0
         for begin, nbytes in sorted((_address(array), array.nbytes) for array in given):
@@ -95,8 +105,8 @@ def take_planned_outputs(forms: Forms, outputs: Outputs) -> list[Array | None] |
     return list(given)
 
 
-def _planned(forms: Forms, arrays: Any) -> Sequence[Array] | None:
-    """Return plain arrays of these forms in order, given so or by name; None if they are anything else."""
+def _planned(forms: Forms, arrays: Any) -> Sequence[Any] | None:
+    """Return plain arrays or buffers of these forms in order, given so or by name; None if they are anything else."""
     if type(arrays) is dict:
         named = arrays
         arrays = [named.get(name) for name, _, _ in forms] if len(named) == len(forms) else ()
@@ -105,9 +115,11 @@ def _planned(forms: Forms, arrays: Any) -> Sequence[Array] | None:
     if len(arrays) != len(forms):
         return None
     for (_, dtype, shape), array in zip(forms, arrays, strict=True):
-        if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape:
+        if (type(array) is not np.ndarray and type(array) is not Buffer) or array.dtype != dtype:
             return None
-    found: Sequence[Array] = arrays
+        if array.shape != shape:
+            return None
+    found: Sequence[Any] = arrays
     return found
 
 
@@ -127,7 +139,7 @@ def host_outputs(outputs: Any) -> Any:
     return dict(zip(outputs, arrays, strict=True)) if named else arrays
 
 
-def as_given(graph: Graph, outputs: Any, results: list[Array]) -> list[Array]:
+def as_given(graph: Graph, outputs: Any, results: list[Any]) -> list[Any]:
     """Return the outputs of a run with the caller's own arrays, of whatever library, in the place of numpy's."""
     own = outputs if isinstance(outputs, Mapping) else dict(zip(graph.outputs, outputs, strict=True))
     return [
@@ -137,8 +149,10 @@ def as_given(graph: Graph, outputs: Any, results: list[Array]) -> list[Array]:
 
 
 def is_half(value: Any) -> bool:
-    """Tell whether something is a plain array of fp16."""
-    return isinstance(value, np.ndarray) and value.dtype == np.float16 and not _is_masked_array(value)
+    """Tell whether something is a plain array of fp16, or a buffer."""
+    if isinstance(value, Buffer):
+        return value.dtype == np.float16
+    return isinstance(value, np.ndarray) and value.dtype == np.float16 and not is_masked_array(value)
 
 
 def half_outputs(graph: Graph, outputs: Any) -> frozenset[str]:
@@ -156,68 +170,14 @@ def _fitted_sequence(value: Any, dtype: DType) -> tuple[Any, str]:
     if value is None:
         return None, ""
     if not isinstance(value, (list, tuple)):
-        return _fitted(value, dtype)
-    fitted = [_fitted(each, dtype) for each in value]
+        return fit_array(value, dtype)
+    fitted = [fit_array(each, dtype) for each in value]
     problems = [f"at place {k} {problem}" for k, (_, problem) in enumerate(fitted) if problem]
     return [array for array, _ in fitted], "; ".join(problems)
 
 
 def _place(graph: Graph) -> str:
     return f"network {graph.name!r}" if graph.name else ""
-
-
-def _is_masked_array(value: Any) -> bool:
-    """Tell whether it is a masked array, without importing `numpy.ma`, which is slow."""
-    module = sys.modules.get("numpy.ma")
-    return module is not None and isinstance(value, module.MaskedArray)
-
-
-def _fitted(value: Any, dtype: DType) -> tuple[Array, str]:
-    """Return the value as an array of the type, and what is wrong with it, if anything."""
-    if _is_masked_array(value) and np.ma.is_masked(value):
-        return np.empty(0), "has masked elements, which a network does not know (fill them: x.filled(0))"
-    value = host_array(value)
-    unshared = f"is a {type(value).__name__} {why_not_shared(value)}" if is_foreign(value) else ""
-    if unshared and not hasattr(value, "__array__"):
-        return np.empty(0), unshared
-    try:
-        array = np.asarray(value)
-    except Exception as e:  # of an object's own conversion, whatever it raises
-        if not is_error(e):
-            raise
-        return np.empty(0), unshared or f"is not an array ({brief(str(e) or type(e).__name__)})"
-    want = dtype.numpy
-    if array.dtype == want:
-        return array, ""
-    if array.dtype == np.dtype(f"V{want.itemsize}") and dtype.raw != want:
-        return array.view(want), ""  # numpy.load knows the bytes of a type that numpy lacks, not the type
-    wrong = f"has element type {array.dtype} and {want} is needed"
-    given = _number_type(array)
-    if given is None or not (dtype.is_float or (dtype.is_integer and given.is_integer)):
-        return array, wrong
-    if dtype.is_integer and array.size:
-        least, most = dtype.limits
-        if int(array.min()) < least or int(array.max()) > most:
-            return array, f"{wrong}, which does not hold all of its values"
-    try:
-        with np.errstate(over="ignore"):
-            converted: Array = array.astype(want)
-    except MemoryError:
-        return array, f"{wrong}; there is no memory for its {array.size * want.itemsize:,} bytes in that type"
-    if dtype.is_float and bool(np.any(np.isinf(converted) & np.isfinite(array))):
-        return array, f"{wrong}, which does not hold all of its values"
-    return converted, ""
-
-
-def _number_type(array: Array) -> DType | None:
-    """Return the element type of an array of integers or floats, None for any other."""
-    if array.dtype.kind not in "iufV":
-        return None
-    try:
-        dtype = DType.of(array.dtype)
-    except ModelError:
-        return DType.FLOAT64 if array.dtype.kind == "f" else None  # numpy's longdouble
-    return dtype if dtype.is_float or dtype.is_integer else None
 
 
 def take_shape(name: str, shape: Any) -> Shape:
@@ -244,17 +204,25 @@ def take_shapes(shapes: Any) -> dict[str, Shape]:
 
 
 def take_outputs(
-    graph: Graph, specs: Mapping[str, TensorSpec], outputs: Outputs | None, *, narrowable: Container[str] = ()
-) -> list[Array | None]:
-    """Return the caller's array for each output of a graph, or None; InputError lists all that do not fit.
+    graph: Graph,
+    specs: Mapping[str, TensorSpec],
+    outputs: Outputs | None,
+    *,
+    narrowable: Container[str] = (),
+    make: Callable[[str], Buffer] | None = None,
+) -> list[Any]:
+    """Return the caller's array or buffer for each output of a graph, or None; InputError lists all that do not fit.
 
-    `specs` have the outputs' shapes as numbers. Those of `narrowable` may be float16, too, which an error tells.
+    `specs` have the outputs' shapes as numbers. Those of `narrowable` may be float16, too, which an error tells. `make`
+    makes buffers for the outputs for which the class was given.
     """
     names = graph.outputs
     if outputs is None:
         return [None] * len(names)
+    if outputs is Buffer:
+        outputs = [Buffer] * len(names)
     where = _place(graph)
-    bare = isinstance(outputs, np.ndarray) or is_foreign(outputs)
+    bare = isinstance(outputs, (np.ndarray, Buffer)) or is_foreign(outputs)
     if not (bare or isinstance(outputs, (Mapping, Sequence))) or isinstance(outputs, (str, bytes, bytearray)):
         raise InputError(
             f"outputs={shown(outputs)} holds no arrays",
@@ -275,7 +243,7 @@ def take_outputs(
                 why="its elements would be taken for one output each",
                 fix="put it in a list: outputs=[array]",
             )
-        given = list(outputs)
+        given = list[Any](outputs)  # type: ignore[arg-type]  # the class was replaced
         if len(given) != len(names):
             raise InputError(
                 f"{len(given)} array(s) were given for the outputs",
@@ -289,7 +257,7 @@ def take_outputs(
         return f"{spec} or float16" if name in narrowable and spec.dtype is DType.FLOAT32 else f"{spec}"
 
     for name, array in zip(names, given, strict=True):
-        problem = _misfit(array, specs[name])
+        problem = "" if array is Buffer and make is not None else _misfit(array, specs[name])
         if problem:
             problems.append(f"{name!r} needs a writable array {wanted(name)}; given is {problem}")
     if not problems:
@@ -302,15 +270,20 @@ def take_outputs(
             why="; ".join(problems),
             fix=f"give writable arrays apart from each other, or None: {every}",
         )
-    return given
+    if make is None:
+        return given
+    return [make(name) if array is Buffer else array for name, array in zip(names, given, strict=True)]
 
 
 def _misfit(array: Any, spec: TensorSpec) -> str:
     if array is None:
         return ""
+    if isinstance(array, Buffer):
+        fits = (array.shape, array.spec.dtype) == (spec.dims, spec.dtype)
+        return "" if fits and array.is_writable else f"{array!r}{', which is read-only' if fits else ''}"
     if not isinstance(array, np.ndarray):
         return f"a {type(array).__name__} {why_not_shared(array, writes=True)}".rstrip()
-    if _is_masked_array(array):
+    if is_masked_array(array):
         return "a MaskedArray, whose masked elements would stay masked: give its data (x.data)"
     if array.dtype != spec.dtype.numpy or array.shape != spec.dims:
         return f"{array.dtype}[{'x'.join(map(str, array.shape))}]"
@@ -341,8 +314,14 @@ def overlaps_itself(array: Array) -> bool:
     return bool((np.diff(places) < array.itemsize).any())
 
 
-def _shared(names: Sequence[str], given: Sequence[Array | None]) -> Iterator[str]:
+def _shared(names: Sequence[str], targets: Sequence[Given | None]) -> Iterator[str]:
     """Yield a problem for each two outputs that share memory; a value that is named twice may have one array."""
+    buffers = [(k, a) for k, a in enumerate(targets) if isinstance(a, Buffer)]
+    for n, (j, one) in enumerate(buffers):
+        for k, another in buffers[n + 1 :]:
+            if one is another and names[j] != names[k]:
+                yield f"{names[j]!r} and {names[k]!r} need buffers of their own"
+    given = [None if one is None else _host(one) for one in targets]
     pieces = [(*_extent(a), k) for k, a in enumerate(given) if a is not None and a.size]
     open_pieces: list[tuple[int, int]] = []
     for begin, end, k in sorted(pieces):  # thousands of outputs: only arrays whose extents meet are compared
@@ -351,28 +330,60 @@ def _shared(names: Sequence[str], given: Sequence[Array | None]) -> Iterator[str
             a, b = given[j], given[k]
             assert a is not None and b is not None
             shared = np.may_share_memory(a, b, max_work=MOST_WORK)  # type: ignore[arg-type]  # any effort may be given
-            if shared and not (names[j] == names[k] and a is b):
+            same = targets[j] is targets[k]
+            if shared and not (same and (names[j] == names[k] or isinstance(targets[j], Buffer))):
                 name, other = names[min(j, k)], names[max(j, k)]
                 yield f"{name!r} and {other!r} need arrays of their own; those given share memory"
         open_pieces.append((end, k))
 
 
 def apart(arrays: Mapping[str, Any], outputs: Outputs) -> dict[str, Any]:
-    """Return the inputs of a run, copied where they may share memory with the arrays for its outputs."""
-    given = outputs.values() if isinstance(outputs, Mapping) else outputs
-    targets = sorted(_extent(a) for a in given if isinstance(a, np.ndarray) and a.size)
+    """Return the inputs of a run, copied where they may share memory with the arrays for its outputs.
+
+    Buffers in the host's memory are arrays here; others are left to the run.
+    """
+    values: Any = outputs.values() if isinstance(outputs, Mapping) else outputs
+    given = [_host(a) for a in values]
+    targets = sorted(_extent(a) for a in given if a is not None and a.size)
     begins, ends = [begin for begin, _ in targets], list(accumulate((end for _, end in targets), max))
 
     def copied(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return [copied(each) for each in value]
-        if not isinstance(value, np.ndarray) or not value.size:
+        array = _host(value)
+        if array is None or not array.size:
             return value
-        begin, end = _extent(value)
+        begin, end = _extent(array)
         before = bisect_left(begins, end)
-        return value.copy() if before and ends[before - 1] > begin else value
+        return array.copy() if before and ends[before - 1] > begin else value
 
     return {name: copied(value) for name, value in arrays.items()}
+
+
+def _host(value: Any) -> Array | None:
+    """Return an array, or that in whose memory a buffer is; None for others."""
+    if isinstance(value, Buffer):
+        return value.host
+    return value if isinstance(value, np.ndarray) else None
+
+
+def buffers_in(values: Sequence[Given | None]) -> bool:
+    """Tell whether there are buffers for the outputs of a run."""
+    for value in values:  # noqa: SIM110  (`any` of a generator makes more calls, and many runs ask)
+        if value.__class__ is Buffer:
+            return True
+    return False
+
+
+def asks_for_buffers(outputs: Any) -> bool:
+    """Tell whether a caller wants new buffers for outputs: the class stands in their place."""
+    each = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, (list, tuple)) else ()
+    return outputs is Buffer or any(value is Buffer for value in each)
+
+
+def hosted(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of a run with copies on the host in the place of buffers."""
+    return {name: value.numpy() if isinstance(value, Buffer) else value for name, value in inputs.items()}
 
 
 def _extent(array: Array) -> tuple[int, int]:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
+from weft.core.buffers.buffer import Buffer, on_host
 from weft.core.contract.backend import Backend
 from weft.core.contract.error_context import blame, caught, do_all, is_error
 from weft.core.contract.profile import Event, Profile, ProfilingContext
@@ -21,9 +23,10 @@ from weft.core.host.parallel_copy import copy_into
 from weft.core.host.result_memory import KEPT, ResultMemory, is_large
 from weft.core.host.tensor_copy import copy_tensor
 from weft.core.placement.optimized_network import OptimizedNetwork
+from weft.core.session.arguments import Given
 from weft.core.session.overflow import OverflowWatch, are_finite
 from weft.core.session.pipeline import Pipeline
-from weft.core.session.report import CopyRecord, Report
+from weft.core.session.report import CopyRecord, Report, Transfers
 
 log = logging.getLogger("weft.session")
 
@@ -57,8 +60,8 @@ class PipelineCopy:
 class Executable:
     """What is loaded for certain sizes: a pipeline for each part, the copies between them, and the run under way.
 
-    `Loader.load` fills it, and may give its pipelines to another one later. `profile` gets the times of runs. `acquire`
-    is called before each run, with the pipelines.
+    `Loader.load` fills it, and may give its pipelines to another one later. `profile` gets the times of runs,
+    `transfers` counts what they copy. `acquire` is called before each run, with the pipelines.
     """
 
     def __init__(
@@ -67,8 +70,10 @@ class Executable:
         thrifty: bool = False,
         profile: Profile | None = None,
         acquire: Callable[[Sequence[Pipeline]], None] = lambda pipelines: None,
+        transfers: Transfers | None = None,
     ) -> None:
         self.profile, self._acquire = profile, acquire
+        self._transfers = transfers or Transfers()
         self._memory = ResultMemory(0 if thrifty else KEPT)
         self.pipelines: list[Pipeline] = []
         """In the order of execution."""
@@ -94,8 +99,10 @@ class Executable:
         """The pipelines of the outputs for which there may be result memory that backends reach."""
         self._watched: tuple[OverflowWatch, Mapping[str, Array]] | None = None
         """What sees the run that was started, and the run's inputs."""
-        self._stored: dict[str, Array] = {}
-        """The arrays in which the backends themselves leave outputs of the run."""
+        self._used: list[tuple[Buffer, bool]] = []
+        """The buffers that the run which was started uses, and whether it writes them."""
+        self._stored: dict[str, Given] = {}
+        """The arrays and buffers in which the backends themselves leave outputs of the run."""
         self._passed: dict[str, Array] | None = None
         """The inputs of the last run that are outputs too; None if there is no run to wait for."""
 
@@ -173,17 +180,33 @@ class Executable:
                 return array
         return np.zeros(spec.dims, spec.dtype.numpy)
 
+    def _use(self, buffer: Given | None, *, writes: bool) -> None:
+        """Let the run that is about to start use a buffer, if it does not yet."""
+        assert isinstance(buffer, Buffer)
+        if all(buffer is not used for used, _ in self._used):
+            try:
+                buffer.begin(writes=writes)
+            except BaseException:
+                self.leave_buffers()
+                raise
+            self._used.append((buffer, writes))
+
+    def leave_buffers(self) -> None:
+        """Leave the buffers of the last run, which has ended, to others."""
+        used, self._used = self._used, []
+        do_all(partial(buffer.end, writes=writes) for buffer, writes in used)
+
     def start(
         self,
-        arrays: dict[str, Array],
-        targets: Sequence[Array | None] = (),
+        arrays: Mapping[str, Given],
+        targets: Sequence[Given | None] = (),
         *,
         first: bool = True,
         watch: OverflowWatch | None = None,
     ) -> None:
         """Start a run with the given inputs; only the last part is left running.
 
-        Inputs in STATE memory have no arrays. `targets` are arrays for the outputs in `results`, which backends may
+        Inputs in STATE memory have no arrays. `targets` are those for the outputs in `results`, which backends may
         fill themselves; `finish` gets them, too. Outputs for which there are none go to result memory that the backend
         reaches, if any is free. `first` says whether the session's run begins here. In a later stage, the profile keeps
         its events. A `watch` sees what the run stores; `arrays` must be the same until `finish`.
@@ -191,12 +214,20 @@ class Executable:
         self.abandon()
         self._acquire(self.pipelines)
         self._wait()
+        if self._used:
+            self.leave_buffers()
+        for target in targets:  # most runs have no buffers, so this makes no calls
+            if target.__class__ is Buffer:
+                self._use(target, writes=True)
+        for name in arrays:
+            if arrays[name].__class__ is Buffer:
+                self._use(arrays[name], writes=False)
         if self.profile is not None:
             if first:
                 self.profile.begin()
             self.profile.start(self.told)
         self._stored = {}
-        self._watched = None if watch is None else (watch, arrays)
+        self._watched = None if watch is None else (watch, {name: on_host(value) for name, value in arrays.items()})
         try:
             self._execute(arrays, targets, watch)
         except Exception as e:
@@ -204,15 +235,16 @@ class Executable:
                 self._quiet()
             raise
         assert self.network is not None
-        self._passed = {i: arrays[i].copy() for i in self.network.graph.outputs if i in arrays}
+        self._passed = {i: _copied(arrays[i]) for i in self.network.graph.outputs if i in arrays}
 
     def _execute(
-        self, arrays: Mapping[str, Array], targets: Sequence[Array | None], watch: OverflowWatch | None
+        self, arrays: Mapping[str, Given], targets: Sequence[Given | None], watch: OverflowWatch | None
     ) -> None:
         assert self.network is not None
-        graph = self.network.graph
+        graph, transfers = self.network.graph, self._transfers
+        transfers.runs += 1
         wanted = zip(self.results, targets, strict=True) if targets else ()
-        given = {
+        given: dict[str, Given] = {
             o: t for o, t in wanted
             if t is not None and t.size and o not in self.kept and t.dtype == graph.specs[o].dtype.numpy
         }
@@ -230,12 +262,13 @@ class Executable:
                 self._copy(copy)
             for name in pipeline.graph.inputs:
                 if name in arrays:
-                    pipeline.fill(name, arrays[name])
+                    transfers.to_devices += pipeline.fill(name, arrays[name])
             if not given:
                 pipeline.execute(watch=watch)
                 continue
             mine = {o: t for o, t in given.items() if self.made.get(o) is pipeline}
-            self._stored.update((name, given[name]) for name in pipeline.execute(mine, watch))
+            read = [a for a in arrays.values() if isinstance(a, Buffer)] if self._used else ()
+            self._stored.update((name, given[name]) for name in pipeline.execute(mine, watch, read))
 
     def _copy(self, copy: PipelineCopy) -> None:
         seconds = copy.run()
@@ -253,10 +286,11 @@ class Executable:
             raise
 
     def _quiet(self) -> None:
-        """After a failed run, wait for all pipelines and log their errors."""
+        """After a failed run, wait for all pipelines and log their errors; others may use its buffers then."""
         for pipeline in self.pipelines:
             with caught(partial(log.warning, "after a run that failed, %s failed as well: %s", pipeline.device)):
                 pipeline.wait()
+        self.leave_buffers()
 
     @property
     def started(self) -> bool:
@@ -267,40 +301,48 @@ class Executable:
         """Give up the outputs of a run that was started, if there is one."""
         self._passed = None
 
-    def finish(self, given: Sequence[Array | None]) -> list[Array]:
+    def finish(self, given: Sequence[Given | None]) -> list[Any]:
         """Wait for the run and return the outputs in `results`, in the given arrays, one or None for each, or none.
 
         An array may have another float type than the output, which is then converted.
         The run is over even if this raises: its outputs may be incomplete.
         """
-        passed, self._passed = self._passed, None
-        assert passed is not None and self.network is not None
-        self._wait()
-        if self.profile is not None:
-            self.profile.end(p.device for p in self.pipelines if p.tasks)
-        graph = self.network.graph
-        stored, self._stored = self._stored, {}
-        if not given and not stored:
-            results = [self._fetch(graph, name, None, passed) for name in self.results]
+        try:
+            passed, self._passed = self._passed, None
+            assert passed is not None and self.network is not None
+            self._wait()
+            for target in given:
+                if target.__class__ is Buffer:
+                    self._use(target, writes=True)
+            if self.profile is not None:
+                self.profile.end(p.device for p in self.pipelines if p.tasks)
+            graph = self.network.graph
+            stored, self._stored = self._stored, {}
+            if not given and not stored:
+                results = [self._fetch(graph, name, None, passed) for name in self.results]
+            else:
+                results = []
+                names = self.results
+                for name, target in zip(names, given or [None] * len(names), strict=True):
+                    left = stored.get(name)
+                    if left is None:
+                        results.append(self._fetch(graph, name, target, passed))
+                    elif target is None or target is left:
+                        results.append(left)
+                    else:  # the array came after the run had begun
+                        _put(target, on_host(left))
+                        results.append(target)
             if self._watched is not None:
                 self._repeat(self._watched, results)
+            if self._used:
+                self.leave_buffers()
             return results
-        results = list[Array]()
-        names = self.results
-        for name, target in zip(names, given or [None] * len(names), strict=True):
-            left = stored.get(name)
-            if left is None:
-                results.append(self._fetch(graph, name, target, passed))
-            elif target is None or target is left:
-                results.append(left)
-            else:  # the array came after the run had begun
-                _convert(target, left)
-                results.append(target)
-        if self._watched is not None:
-            self._repeat(self._watched, results)
-        return results
+        except Exception as e:  # after an interrupt the run may go on, with its buffers
+            if is_error(e):
+                self.leave_buffers()
+            raise
 
-    def _repeat(self, watched: tuple[OverflowWatch, Mapping[str, Array]], results: Sequence[Array]) -> None:
+    def _repeat(self, watched: tuple[OverflowWatch, Mapping[str, Array]], results: Sequence[Given]) -> None:
         """Let the watch of the run see what devices stored: their parts run once more."""
         (watch, arrays), self._watched = watched, None
         watch.give(arrays)
@@ -311,14 +353,23 @@ class Executable:
             for name in pipeline.graph.inputs:
                 if name in arrays:
                     pipeline.give(name, Tensor.from_numpy(arrays[name], name=name))
-            pipeline.repeat(watch, suspect=watch.thorough or not are_finite(results))
+            pipeline.repeat(watch, suspect=watch.thorough or not are_finite([on_host(result) for result in results]))
 
-    def _fetch(self, graph: Graph, name: str, target: Array | None, passed: Mapping[str, Array]) -> Array:
+    def _fetch(self, graph: Graph, name: str, target: Given | None, passed: Mapping[str, Array]) -> Given:
         pipeline = self.made.get(name)
+        if isinstance(target, Buffer):
+            if pipeline is None:
+                known = graph.constants.get(name)
+                target.put(known if known is not None else passed[name])
+            else:
+                target.take(pipeline.port(name))
+            self._transfers.from_devices += target.nbytes
+            return target
         if pipeline is not None and name in pipeline.mapped:
             mapped = pipeline.mapped[name]
             result = self._memory.array(name, mapped.shape, mapped.dtype) if target is None else target
             (copy_into if result.dtype == mapped.dtype else _convert)(result, mapped)
+            self._transfers.from_devices += result.nbytes
             return result
         spec = graph.specs[name]
         result = self._memory.array(name, spec.dims, spec.dtype.numpy) if target is None else target
@@ -331,6 +382,7 @@ class Executable:
         else:
             with pipeline.copying(name):
                 np.copyto(result, pipeline.tensor(name).numpy())
+        self._transfers.from_devices += result.nbytes
         return result
 
     # -- end ---------------------------------------------------------------------------------------------
@@ -339,6 +391,7 @@ class Executable:
         """Wait for the last run, whose outputs are lost unless they were taken."""
         self.abandon()
         self._wait()
+        self.leave_buffers()
 
     def evict(self) -> None:
         """Close it while its session goes on: the profile forgets what its backends reported."""
@@ -349,13 +402,24 @@ class Executable:
     def close(self) -> None:
         """Close the pipelines; errors, such as that of a lost device, are logged."""
         close_all(self.given_up()[::-1])  # a pipeline that uses the memory of others is closed before them
+        self.leave_buffers()
+
+
+def _copied(value: Given) -> Array:
+    return value.value() if isinstance(value, Buffer) else value.copy()
+
+
+def _put(target: Given, source: Array) -> None:
+    if isinstance(target, Buffer):
+        target.put(source)
+    else:
+        _convert(target, source)
 
 
 def _convert(target: Array, source: Array) -> None:
     """Copy an output to an array that may be of another float type; numbers beyond that become infinite."""
     with np.errstate(over="ignore"):
         copy_into(target, source)
-
 
 
 def close_all(owners: Sequence[Pipeline | Backend]) -> None:

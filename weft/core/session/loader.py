@@ -26,7 +26,7 @@ from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.executable import Executable, close_all
 from weft.core.session.notices import Notices
 from weft.core.session.pipeline import Pipeline, Progress, open_pipeline
-from weft.core.session.report import CopyRecord, Report, make_report
+from weft.core.session.report import CopyRecord, Report, Transfers, make_report
 from weft.errors import BackendError, Refusal
 
 log = logging.getLogger("weft.session")
@@ -68,6 +68,8 @@ class Loader:
         """The outputs of which it was said that they are declared with another shape."""
         self._made: list[Executable] = []
         """All that has pipelines, the latest last."""
+        self.transfers = Transfers()
+        """What runs copied to and from devices."""
         self.now = Executable()
         """What was loaded or run last: its backends are asked, and the next network takes its place."""
 
@@ -125,7 +127,7 @@ class Loader:
 
         It resizes the pipelines of what was `now`, unless it is to be loaded `beside` that.
 
-        `state` are tensors of a `StateMemory`, by the names of inputs in `OptimizedNetwork.state`: runs read these
+        `state` are tensors of a `DeviceMemory`, by the names of inputs in `OptimizedNetwork.state`: runs read these
         inputs there, and leave the outputs that lie in them. `unaliased` then says which inputs do not use theirs, and
         why: they and their outputs are like any others. BackendError if a tensor has not its input's shape and type.
         """
@@ -133,12 +135,15 @@ class Loader:
         for pipeline in before.pipelines:
             pipeline.wait()  # a later part may still read memory that the resize frees
         before.abandon()
+        before.leave_buffers()
         imported, unaliased = self._state(network, state)
         old: dict[str, deque[Pipeline]] = {}
         for pipeline in () if beside else before.given_up():
             old.setdefault(pipeline.device, deque()).append(pipeline)
         thrifty = self.config.memory is MemoryMode.LIMIT
-        now = self.now = Executable(thrifty=thrifty, profile=self.profile, acquire=self._acquire)
+        now = self.now = Executable(
+            thrifty=thrifty, profile=self.profile, acquire=self._acquire, transfers=self.transfers
+        )
         self._made[:] = [*(each for each in self._made if each.pipelines), now]
         now.unaliased = unaliased
         now.aliased = frozenset(network.state[name].output for name in imported)

@@ -14,6 +14,7 @@ from time import perf_counter
 
 import numpy as np
 
+from weft.core.buffers.buffer import Buffer
 from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend, Execution, Recorded, StorageType
 from weft.core.contract.callbacks import Callbacks, done, executed
@@ -29,12 +30,13 @@ from weft.core.host.shared_arrays import is_lasting
 from weft.core.host.tensor_copy import copy_tensor
 from weft.core.placement.optimized_network import Part
 from weft.core.placement.replan import NodeRefused
+from weft.core.session.arguments import Given
 from weft.core.session.overflow import OverflowWatch
 from weft.errors import BackendError, ExecutionError
 
 Progress = Callable[[int, int], None]
 """Called after each node with the number of prepared nodes and of all nodes of the part."""
-NO_TARGETS: Mapping[str, Array] = {}
+NO_TARGETS: Mapping[str, Given] = {}
 
 
 @dataclass
@@ -411,11 +413,17 @@ class Pipeline:
 
     # -- run ---------------------------------------------------------------------------------------------
 
-    def execute(self, targets: Mapping[str, Array] = NO_TARGETS, watch: OverflowWatch | None = None) -> list[str]:
+    def execute(
+        self,
+        targets: Mapping[str, Given] = NO_TARGETS,
+        watch: OverflowWatch | None = None,
+        read: Sequence[Buffer] = (),
+    ) -> list[str]:
         """Start one run; an asynchronous backend may still be at work afterwards.
 
-        Return the outputs that the run itself leaves in the arrays of `targets`, by the end of `wait`. A `watch` sees
-        what a host's backend stores; for others see `repeat`.
+        Return the outputs that the run itself leaves in the arrays and buffers of `targets`, by the end of `wait`;
+        buffers that are also `read` it writes after that. A `watch` sees what a host's backend stores; for others see
+        `repeat`.
         """
         answer: object
         backend, task, callback = self.backend, None, "onExecuteBegin"
@@ -423,7 +431,7 @@ class Pipeline:
             answer = backend.onExecuteBegin()
             if answer is not None:
                 done(answer, backend, callback)
-            stored = self._store(targets)
+            stored = self._store(targets, read)
             if backend.host_memory:
                 for task in self._called:
                     self._run(task)
@@ -447,8 +455,8 @@ class Pipeline:
                 raise
         return stored
 
-    def _store(self, targets: Mapping[str, Array]) -> list[str]:
-        """Have the run that has begun leave outputs in arrays, and return which; the session copies the others."""
+    def _store(self, targets: Mapping[str, Given], read: Sequence[Buffer]) -> list[str]:
+        """Have the run that has begun leave outputs in `targets`, and return which; the session copies the others."""
         return []
 
     def give(self, name: str, source: Tensor) -> None:
@@ -486,10 +494,17 @@ class Pipeline:
             fix="write into it: np.maximum(x, 0, out=outputs[0].memory), or outputs[0].memory[...] = result",
         )
 
-    def fill(self, name: str, array: Array) -> None:
-        """Hand over an input, of the same shape and type, of the next run; what is not lent is copied by its end."""
+    def fill(self, name: str, value: Given) -> int:
+        """Hand over an input, of the same shape and type, of the next run, and return how many bytes are copied.
+
+        Arrays that are not lent are copied by the end of the call.
+        """
         try:
-            copy_tensor(Tensor.from_numpy(array, name=name), self.tensor(name))
+            if isinstance(value, Buffer):
+                value.give(self.tensor(name))
+            else:
+                copy_tensor(Tensor.from_numpy(value, name=name), self.tensor(name))
+            return value.nbytes
         except Exception:
             with self.copying(name):
                 raise

@@ -32,6 +32,23 @@ class CopyRecord:
         return f"copy {self.source} -> {self.target}: {self.value}, {self.nbytes} bytes"
 
 
+@dataclass
+class Transfers:
+    """What the runs of a session copied, in bytes; a value that a device uses where the caller has it is not copied."""
+
+    runs: int = 0
+    to_devices: int = 0
+    """Bytes of inputs, from arrays or buffers to where a device reads them."""
+    from_devices: int = 0
+    """Bytes of outputs, from where a device left them to arrays or buffers."""
+
+    def add(self, other: Transfers) -> None:
+        """Add what other runs copied."""
+        self.runs += other.runs
+        self.to_devices += other.to_devices
+        self.from_devices += other.from_devices
+
+
 @dataclass(frozen=True)
 class Report:
     """Facts about a prepared session.

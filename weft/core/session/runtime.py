@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 from weft.core.contract import check_answers
 from weft.core.contract.backend import Wait
@@ -15,7 +16,6 @@ from weft.core.contract.error_context import caught
 from weft.core.contract.not_copied import NotCopied
 from weft.core.contract.profile import Profiled
 from weft.core.contract.session_config import member
-from weft.core.graph.layout import Array
 from weft.core.host import shutdown
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions
@@ -116,7 +116,7 @@ class Runtime(NotCopied):
     @door
     def run(
         self, network: int, *inputs: Input | Mapping[str, Input], outputs: Outputs | None = None
-    ) -> list[Array]:
+    ) -> list[Any]:
         """Run a loaded network, as `Session.run` does."""
         return self.session(network).run(*inputs, outputs=outputs)
 

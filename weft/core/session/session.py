@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
+from weft.core.buffers.buffer import Buffer
+from weft.core.buffers.device_memories import device_memories
 from weft.core.contract.backend import Backend, BackendConfig, MemoryMode, Precision, SameNodes, Wait
 from weft.core.contract.doors import door
 from weft.core.contract.error_context import do_all, is_error
@@ -45,12 +47,16 @@ from weft.core.placement.stage_split import Corner
 from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.arguments import (
     Forms,
+    Given,
     Input,
     Outputs,
     apart,
     as_given,
+    asks_for_buffers,
+    buffers_in,
     half_outputs,
     host_outputs,
+    hosted,
     is_half,
     take_inputs,
     take_outputs,
@@ -77,7 +83,7 @@ from weft.core.session.overflow import (
 from weft.core.session.pipeline import Pipeline, Progress
 from weft.core.session.plans import Plan, Plans
 from weft.core.session.prefetch import Prefetch, Ready
-from weft.core.session.report import Report, joined
+from weft.core.session.report import Report, Transfers, joined
 from weft.core.session.stage_loader import LoadedStages
 from weft.core.session.stage_runner import Rest, Rows, StageRunner, tensor
 from weft.core.session.stages_ahead import foresee
@@ -91,6 +97,7 @@ from weft.errors import (
     WeftError,
     brief,
     grouped,
+    listing,
 )
 
 if TYPE_CHECKING:
@@ -213,6 +220,7 @@ class Session(NotCopied):
         state: Mapping[str, str] | None = None,
     ) -> None:
         close_forgotten()
+        device_memories.free_dropped()
         if prefetch is None and (fixed is None or fixed.tail is None):  # a first stage does not make all outputs
             validate(graph)
         self.graph = graph
@@ -263,12 +271,12 @@ class Session(NotCopied):
         """Whether a run came to later stages, and whether that was looked at since."""
         self._plan = _Plan()
         """The plan that runs use; one that could not be loaded does not take its place."""
-        self._submitted: tuple[Outputs | None, list[Array | None]] = None, []
+        self._submitted: tuple[Outputs | None, list[Given | None]] = None, []
         """The arrays for the outputs of the last `submit`: as they were given, and in order."""
         self._checks_range = overflow_check and self.config.precision is Precision.LOW
         self._watch = OverflowWatch() if self._checks_range else None
         """Sees what the next run stores."""
-        self._kept_inputs: dict[str, Array] | None = None
+        self._kept_inputs: dict[str, Given] | None = None
         """Copies of the inputs of the run that `submit` started, if it is watched."""
         self._in_vain = 0
         """How many runs were watched in which nothing overflowed, though they showed what is not finite."""
@@ -436,21 +444,22 @@ class Session(NotCopied):
             self._prepare_state()
 
     @_alone
-    def run(self, *inputs: Input | Mapping[str, Input], outputs: Outputs | None = None) -> list[Array]:
+    def run(self, *inputs: Input | Mapping[str, Input], outputs: Outputs | None = None) -> list[Any]:
         """Return the outputs, in order, for arrays in input order or a dict by name.
 
         An input or an output that is a sequence is a list of arrays, an optional that holds nothing None. Arrays may be
-        numpy's or of any library with DLPack, such as PyTorch's tensors on the CPU.
-        `outputs` may hold arrays of the right shape and type, which are written and returned. If the arrays' shapes
-        differ from the current ones, the session is resized to them first. At precision LOW, inputs and outputs of
-        float32 may be float16 where the network stores them so; where the last run had the other type, it is planned
-        anew.
+        numpy's or of any library with DLPack, such as PyTorch's tensors on the CPU, or buffers, which stay on their
+        device. `outputs` may hold arrays and buffers of the right shape and type, which are written and returned; the
+        class `weft.Buffer` in the place of one, or of all, asks for a new buffer on the device that makes the output.
+        If the arrays' shapes differ from the current ones, the session is resized to them first. At precision LOW,
+        inputs and outputs of float32 may be float16 where the network stores them so; where the last run had the other
+        type, it is planned anew.
         """
         own, outputs = outputs, None if outputs is None else host_outputs(outputs)
         arrays = self._accept(inputs, outputs)
         given = self._checked(outputs)
         plan = self._plan
-        if outputs is not None and (plan.reads_late or self._checks_range):
+        if outputs is not None and (plan.reads_late or self._checks_range or buffers_in(given)):
             arrays = self._kept_apart(arrays, outputs, given)
         try:
             self._start(arrays, given)
@@ -463,14 +472,15 @@ class Session(NotCopied):
         finally:
             self._plan.executable.abandon()  # after an interrupt, too
 
-    def _may_repeat(self, given: Sequence[Array | None]) -> bool:
+    def _may_repeat(self, given: Sequence[Given | None]) -> bool:
         """Tell whether a checked run with these arrays for its outputs may be repeated after an overflow."""
         return self._watch is not None or are_checked(given)
 
-    def _in_range(self, arrays: dict[str, Array], outputs: Outputs | None, results: list[Array]) -> list[Array]:
+    def _in_range(self, arrays: dict[str, Given], outputs: Outputs | None, results: list[Any]) -> list[Any]:
         """Return the results of a run, or of another with what overflowed in float32; see `weft.core.session.overflow`.
 
         A run that was not watched is repeated if its outputs are not finite, unless NaN in its inputs explains that.
+        Buffers are not read for that.
         """
         watch, self._watch = self._watch, None
         is_odd = watch is None and are_suspect(self._judged(results))
@@ -523,7 +533,7 @@ class Session(NotCopied):
         named = zip(self.graph.outputs, results, strict=True)
         return [result for name, result in named if not (name in wide and is_half(result))]
 
-    def _watched_run(self, arrays: dict[str, Array], outputs: Outputs | None) -> tuple[list[Array], OverflowWatch]:
+    def _watched_run(self, arrays: dict[str, Given], outputs: Outputs | None) -> tuple[list[Any], OverflowWatch]:
         self._watch = watch = OverflowWatch(thorough=True)
         self._undo_run()
         try:
@@ -555,14 +565,19 @@ class Session(NotCopied):
             return
         self._plan = _Plan()
 
-    def _checked(self, outputs: Outputs | None, *, converted: frozenset[str] = frozenset()) -> list[Array | None]:
+    def _checked(self, outputs: Outputs | None, *, converted: frozenset[str] = frozenset()) -> list[Given | None]:
         """Return the arrays for the outputs in order; an empty list if none is given, or later stages give the outputs.
 
         The arrays of `converted` are in the type of `output_arrays`, whatever the run gives.
         """
         network = self._plan.executable.network
         assert network is not None
-        if self._plan.tail is not None or outputs is None:
+        if outputs is None:
+            return []
+        is_whole = self._plan.tail is None and self._plan.roomy is None
+        if not is_whole and asks_for_buffers(outputs):
+            self._whole()  # says why there are none
+        if self._plan.tail is not None:
             return []
         if self._plan.roomy is not None:  # they are copied to when the run has ended
             live = self._plan.roomy.network
@@ -578,28 +593,32 @@ class Session(NotCopied):
         specs |= {o: self._travelling(o, specs[o]) for o in converted}
         wide = self._halves - self._plan.narrowable
         specs |= {o: TensorSpec(specs[o].shape, DType.FLOAT16) for o in wide & half_outputs(self.graph, outputs)}
-        return take_outputs(self.graph, specs, outputs, narrowable=self._plan.narrowable)
+        make = partial(self._new_output, specs)
+        return take_outputs(self.graph, specs, outputs, narrowable=self._plan.narrowable, make=make)
+
+    def _new_output(self, specs: Mapping[str, TensorSpec], name: str) -> Buffer:
+        return self._new_buffer(name, specs[name], self._maker(name))
 
     def _kept_apart(
-        self, arrays: dict[str, Array], outputs: Outputs | None, given: Sequence[Array | None]
-    ) -> dict[str, Array]:
+        self, arrays: dict[str, Given], outputs: Outputs | None, given: Sequence[Given | None]
+    ) -> dict[str, Given]:
         """Return the inputs of a run, as copies where it may read one after an output was written there."""
         repeats = self._checks_range and (self._unpadded is not None or self._may_repeat(given))
-        if outputs is None or not (self._plan.reads_late or repeats):
+        if outputs is None or not (self._plan.reads_late or repeats or buffers_in(given)):
             return arrays
         if self._unpadded is not None:
-            self._unpadded = apart(self._unpadded, outputs)
+            self._unpadded = apart(self._unpadded, given or outputs)
             return arrays
-        return apart(arrays, outputs)
+        return apart(arrays, given or outputs)
 
-    def _finished(self, given: Sequence[Array | None], outputs: Outputs | None) -> list[Array]:
+    def _finished(self, given: Sequence[Given | None], outputs: Outputs | None) -> list[Any]:
         """Wait for the run that was started, and return the outputs."""
         if self._plan.roomy is not None:
             return self._live(self._plan.roomy, outputs)
         tail = self._plan.tail
         return self._plan.executable.finish(given) if tail is None else self._finish(tail, outputs)
 
-    def _live(self, plan: RoomyPlan, outputs: Outputs | None) -> list[Array]:
+    def _live(self, plan: RoomyPlan, outputs: Outputs | None) -> list[Any]:
         """Wait for a run of a network for capacities, and return what is live of its outputs."""
         numbers, executable = self._numbers, self._plan.executable
         made = dict(zip(executable.results, executable.finish([]), strict=True))
@@ -611,19 +630,22 @@ class Session(NotCopied):
         results = []
         for target, (name, array) in zip(given, live.items(), strict=True):
             if target is not None:
-                np.copyto(target, array)
+                _put(target, array)
             # A part of an array would hold the memory of all of it.
             whole = array.size == made[name].size
             results.append(array if target is None and whole else np.array(array) if target is None else target)
         return results
 
-    def _start(self, arrays: dict[str, Array], given: Sequence[Array | None], *, keep: bool = False) -> None:
+    def _start(self, arrays: dict[str, Given], given: Sequence[Given | None], *, keep: bool = False) -> None:
         """Start the first stage; `keep` what later ones read of the inputs, which the caller may change."""
         self._stages.begin(self._plan)
         self._fed, self._submitted = {}, (None, [])
+        if self._plan.tail is not None or self._watch is not None:
+            on_host = hosted(arrays)
+            arrays = on_host
         if self._plan.tail is not None:
             read = {*self._plan.tail.rest.graph.inputs, *self.graph.outputs}
-            self._fed = {i: a.copy() if keep else a for i, a in arrays.items() if i in read}
+            self._fed = {i: a.copy() if keep else a for i, a in on_host.items() if i in read}
         executable = self._plan.executable
         if self._watch is not None and executable.network is not None:
             own = () if self._plan.roomy is None else self._plan.roomy.network.masks
@@ -636,7 +658,7 @@ class Session(NotCopied):
             self._store.rows = self._plan.roomy.network.rows(self._numbers)
             self._store.length += self._store.rows
 
-    def _finish(self, tail: _Tail, outputs: Outputs | None) -> list[Array]:
+    def _finish(self, tail: _Tail, outputs: Outputs | None) -> list[Any]:
         """Wait for the first stage, run the others, and return the outputs, in the given arrays where there are any."""
         network = self._plan.executable.network
         assert network is not None
@@ -649,12 +671,12 @@ class Session(NotCopied):
         results = dict(zip(self.graph.outputs, values, strict=True))
         specs = {n: TensorSpec(a.shape, DType.of(a.dtype)) for n, a in results.items() if isinstance(a, np.ndarray)}
         if outputs is None and len(specs) < len(results):  # some are sequences, or optionals that hold nothing
-            return [np.array(v) if isinstance(v, np.ndarray) else v for v in values]  # type: ignore[misc]
+            return [np.array(v) if isinstance(v, np.ndarray) else v for v in values]
         arrays = [tensor(name, value) for name, value in zip(self.graph.outputs, values, strict=True)]
         given = take_outputs(self.graph, specs, outputs)
         for target, result in zip(given, arrays, strict=True):
             if target is not None:
-                np.copyto(target, result)
+                _put(target, result)
         # A part of a roomy value would hold all of its memory, and one array may be two outputs.
         return [np.array(result) if target is None else target for target, result in zip(given, arrays, strict=True)]
 
@@ -672,13 +694,13 @@ class Session(NotCopied):
         arrays = self._kept_apart(arrays, outputs, given)
         self._kept_inputs = None
         if self._watch is not None:
-            arrays = self._kept_inputs = copy.deepcopy(arrays)
+            arrays = self._kept_inputs = copy.deepcopy(hosted(arrays))
             self._unpadded = copy.deepcopy(self._unpadded)
         self._start(arrays, given, keep=True)
         self._submitted = own, given
 
     @_alone
-    def wait(self, outputs: Outputs | None = None) -> list[Array]:
+    def wait(self, outputs: Outputs | None = None) -> list[Any]:
         """Wait for the run that `submit` started and return its outputs, once.
 
         Arrays for them are copied to, and those of `output_arrays` converted to if they are float16; only arrays that
@@ -750,7 +772,12 @@ class Session(NotCopied):
         of outputs follow from values that only a run tells.
         """
         self._settle()
-        graph = self._first_stage().graph
+        graph = self._whole().graph
+        specs = {name: self._travelling(name, graph.specs[name]) for name in graph.outputs}
+        return {name: self._plan.executable.lend(name, spec, is_input=False) for name, spec in specs.items()}
+
+    def _whole(self) -> OptimizedNetwork:
+        """Return the network that is loaded; InputError if it does not tell the shapes of the outputs."""
         if self._plan.tail is not None or self._plan.roomy is not None:
             raise InputError(
                 "the shapes of the outputs are not known before a run",
@@ -760,8 +787,51 @@ class Session(NotCopied):
                 else "it is planned for sizes that grow",
                 fix="let run make the arrays, or give your own for outputs of known shapes (outputs={name: array})",
             )
-        specs = {name: self._travelling(name, graph.specs[name]) for name in graph.outputs}
-        return {name: self._plan.executable.lend(name, spec, is_input=False) for name, spec in specs.items()}
+        return self._first_stage()
+
+    @_alone
+    def buffer(self, what: str | TensorSpec, value: Any = None) -> Buffer:
+        """Return a new buffer for an input or output, by name, on the device that reads or makes it.
+
+        It has the current shape, and the type of `input_arrays`. A `TensorSpec` makes one of that shape and type on the
+        first device. Its content is arbitrary without a `value`. InputError while shapes are unbound, and for outputs
+        whose shapes follow from values that only a run tells.
+        """
+        self._settle()
+        if isinstance(what, TensorSpec):
+            spec, device = what, self._first_stage().devices[0]
+        elif what in self._asked.inputs:
+            graph = self._first_stage().graph
+            spec = self._travelling(what, self._bound.specs[what] if self._plan.roomy else graph.specs[what])
+            readers = (p.device for p in self._plan.executable.pipelines if what in p.graph.inputs)
+            device = next(readers, self._choices[0].device)
+        elif what in self._asked.outputs:
+            spec = self._travelling(what, self._whole().graph.specs[what])
+            device = self._maker(what)
+        else:
+            names = listing([*self._asked.inputs, *self._asked.outputs], ", ")
+            raise InputError(f"the network has no input or output {what!r}", why=f"it has {names}",
+                             fix="name one of these, or pass a TensorSpec")
+        made = self._new_buffer(what if isinstance(what, str) else "buffer", spec, device)
+        if value is not None:
+            made.write(value)
+        return made
+
+    def _maker(self, output: str) -> str:
+        """Return the device that makes an output; the first one for what no device makes."""
+        pipeline = self._plan.executable.made.get(output)
+        return self._choices[0].device if pipeline is None else pipeline.device
+
+    def _new_buffer(self, name: str, spec: TensorSpec, device: str) -> Buffer:
+        choices = self._choices if self._later is None else self._later.choices  # where later runs are
+        hosts = () if self._host_choice is None else (self._host_choice,)
+        choice = next(choice for choice in (*choices, *hosts) if choice.device == device)
+        return device_memories.make(choice, spec, name)
+
+    @property
+    def transfers(self) -> Transfers:
+        """Return what the runs so far copied to and from devices; of stages, what the first one copied."""
+        return replace(self._loader.transfers)
 
     def _travelling(self, name: str, spec: TensorSpec) -> TensorSpec:
         """Return the spec of an input or output in the smallest type in which it can travel."""
@@ -920,8 +990,13 @@ class Session(NotCopied):
         fed = {i: arrays[i] for i in found.network.inputs if i in arrays}
         return found.network.feed(fed, self._numbers) | self._store.arrays
 
-    def _take_grown(self, arrays: dict[str, Array], values: Mapping[str, Array]) -> dict[str, Array] | None:
-        """Return what a network for capacities takes, if a cache among the inputs grows from run to run; else None."""
+    def _take_grown(
+        self, given: dict[str, Any], halves: frozenset[str], values: Mapping[str, Array]
+    ) -> dict[str, Any] | None:
+        """Return what a network for capacities takes, if a cache among the inputs grows from run to run; else None.
+
+        `halves` are the inputs for which float16 is given though the model has float32.
+        """
         if self._capacities is None or self._plan.tail is not None:
             return None
         if any(isinstance(self.graph.specs[i], SequenceSpec) for i in self.graph.inputs):
@@ -929,19 +1004,21 @@ class Session(NotCopied):
         numbered = {f"{i}[0]": int(a.reshape(-1)[0]) for i, a in values.items() if a.size == 1}
         if len(numbered) < len(values):
             return None
-        sizes = sizes_of(self.graph, arrays) | numbered
+        sizes = sizes_of(self.graph, given) | numbered
         plan = self._plan.roomy if self._plan.executable.is_loaded else None
         steady = self._capacities.note(sizes)
         numbers = None if plan is None else plan.numbers(sizes)
         if plan is None or numbers is None:
             plan = self._capacities.known(sizes)
             if plan is None and steady:
-                plan = self._capacities.for_growth(arrays, numbered)
+                plan = self._capacities.for_growth(given, numbered)
             numbers = None if plan is None else plan.numbers(sizes)
             if plan is None or numbers is None:
                 return None
             self._prepare_roomy(plan, "a cache among the inputs grows from run to run")
-            self._bound = bind(self.graph, {i: a.shape for i, a in arrays.items()})
+            self._bound = bind(self.graph, {i: a.shape for i, a in given.items()})
+        arrays = hosted(given)
+        arrays |= {i: arrays[i].astype(np.float32) for i in halves}
         self._numbers, self._unpadded = numbers, arrays
         return plan.network.feed({i: arrays[i] for i in plan.network.inputs}, numbers)
 
@@ -1136,6 +1213,7 @@ class Session(NotCopied):
             setattr(self, name, its)
             setattr(other, name, mine)
         self._loader.notices, other._loader.notices = other._loader.notices, self._loader.notices
+        self._loader.transfers.add(other._loader.transfers)
         self._ends[0], other._ends[0] = self._loader, other._loader
         log.info("network %r runs with all of its kernels from now on", self.graph.name)
 
@@ -1295,7 +1373,7 @@ class Session(NotCopied):
         if self._loader.is_closed:
             raise ClosedError("the session is closed", fix="load the model again")
 
-    def _accept(self, inputs: Sequence[Input | Mapping[str, Input]], outputs: Outputs | None) -> dict[str, Array]:
+    def _accept(self, inputs: Sequence[Input | Mapping[str, Input]], outputs: Outputs | None) -> dict[str, Any]:
         """Check the arrays, prepare the session for their shapes and types if it must be, and return them by name."""
         if self._loader.is_closed:
             self._check_open()
@@ -1304,7 +1382,7 @@ class Session(NotCopied):
             self._take_later()
         self._unpadded = None
         if self._store is not None:
-            return self._take_state(take_inputs(self._asked, inputs))
+            return self._take_state(hosted(take_inputs(self._asked, inputs)))
         plan = self._plan
         # What most runs get, with as few calls as can be.
         is_loaded = plan.executable.network is not None
@@ -1324,10 +1402,10 @@ class Session(NotCopied):
         specs = self._bound.specs
         tensors = {i: a for i, a in arrays.items() if not isinstance(specs[i], SequenceSpec)}
         self._learn_deciding(tensors)
-        values = {i: tensors[i] for i in self.graph.inputs if i in self._deciding}
+        values = hosted({i: tensors[i] for i in self.graph.inputs if i in self._deciding})
         halves = _half_inputs(specs, tensors)
         wanted = halves | half_outputs(self.graph, outputs)
-        grown = self._take_grown(tensors | {i: tensors[i].astype(np.float32) for i in halves}, values)
+        grown = self._take_grown(tensors, halves, values)
         if grown is not None:
             return grown
         specs = self._bound.specs
@@ -1342,10 +1420,10 @@ class Session(NotCopied):
         elif (self._plan.wanted ^ wanted) & self._plan.narrowable:
             self._prepare(self._bound, wanted)
         for name in halves - self._plan.narrowable:
-            arrays[name] = tensors[name].astype(np.float32)
+            arrays[name] = np.asarray(tensors[name]).astype(np.float32)
         return arrays
 
-    def _learn_deciding(self, arrays: Mapping[str, Array]) -> None:
+    def _learn_deciding(self, arrays: Mapping[str, Given]) -> None:
         """After a run in stages, note which inputs decided the shapes, if they are few integers.
 
         A caller's total length decides the size of a cache, for example. With its value known, as shapes are, the
@@ -1364,7 +1442,7 @@ class Session(NotCopied):
 
     def _taken(
         self, plan: _Plan, inputs: Sequence[Input | Mapping[str, Input]], outputs: Outputs | None
-    ) -> dict[str, Array] | None:
+    ) -> dict[str, Given] | None:
         """Return the arrays by name if a plan takes them as they come, else None."""
         if plan.tail is not None and not self._decided:
             return None
@@ -1432,6 +1510,14 @@ def _are_values(known: Mapping[str, Array], given: Mapping[str, Array]) -> bool:
     return known.keys() == given.keys() and all(np.array_equal(known[i], a) for i, a in given.items())
 
 
+def _put(target: Given, array: Array) -> None:
+    """Copy an output to where the caller wants it."""
+    if isinstance(target, Buffer):
+        target.write(array)
+    else:
+        np.copyto(target, array)
+
+
 def _interface(graph: Graph) -> Graph:
     """Return a graph's inputs and outputs, without its nodes and weights."""
     ends = (*graph.inputs, *graph.outputs)
@@ -1452,6 +1538,6 @@ def _forms(names: Sequence[str], specs: Mapping[str, TensorSpec], half: frozense
     return [(i, (DType.FLOAT16 if i in half else specs[i].dtype).numpy, specs[i].dims) for i in names]
 
 
-def _half_inputs(specs: Mapping[str, TensorSpec], arrays: Mapping[str, Array]) -> frozenset[str]:
+def _half_inputs(specs: Mapping[str, TensorSpec], arrays: Mapping[str, Given]) -> frozenset[str]:
     """Return the fp32 inputs for which there are fp16 arrays."""
     return frozenset(i for i, a in arrays.items() if specs[i].dtype is DType.FLOAT32 and is_half(a))

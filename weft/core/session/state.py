@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from weft.core.buffers.device_memory import DeviceMemory
 from weft.core.contract.backend import Backend
 from weft.core.contract.error_context import do_all
 from weft.core.graph.graph import Graph
@@ -18,7 +19,6 @@ from weft.core.graph.layout import Array, Shape
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.placement.capacity import Axes, is_padded
 from weft.core.placement.optimized_network import OptimizedNetwork
-from weft.core.session.state_memory import StateMemory
 from weft.errors import ConfigError, InputError, listing
 
 KNOWN = {
@@ -122,7 +122,7 @@ class StateStore:
     _held: dict[str, _Held] = field(default_factory=dict)
     _pending: Mapping[str, Array] = field(default_factory=dict)
     """Values that were restored before there was a network."""
-    _memories: dict[str, StateMemory] = field(default_factory=dict)
+    _memories: dict[str, DeviceMemory] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -185,9 +185,9 @@ class StateStore:
                 fix="restore what a session of the same model, with the same batch, has saved, or reset the state",
             )
 
-    def _memory(self, device: str) -> StateMemory:
+    def _memory(self, device: str) -> DeviceMemory:
         if device not in self._memories:
-            self._memories[device] = StateMemory(self.open_backend(device))
+            self._memories[device] = DeviceMemory(self.open_backend(device))
         return self._memories[device]
 
     @property

@@ -88,8 +88,18 @@ class Uploaded(Enum):
     UPLOADED = "uploaded"
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A piece of the device's memory that a caller holds, for an input or an output of a run."""
+
+    buffer: GpuBuffer
+    offset: int
+    in_place: bool
+    """Whether kernels use it themselves; if not, the run copies inside the device."""
+
+
 T = TypeVar("T")
-_Memory = LentBuffer | Uploaded
+_Memory = LentBuffer | Uploaded | Bound
 _Key = tuple[_Memory | None, ...]
 Chosen = Mapping[str, _Memory]
 """Memory of callers, by the names of inputs and outputs; a name that is missing has its port's."""
@@ -219,6 +229,8 @@ class PipelineRecording:
 
     def _is_streamed(self, name: str, memory: _Memory | None) -> bool:
         """Tell whether work on an input begins before the run; not if it is there as a whole and nodes run on that."""
+        if isinstance(memory, Bound):
+            return False
         return name in self._streamed and (_lent(memory) is None or not self.run.undivided)
 
     def _uploads_directly(self, name: str) -> bool:
@@ -271,18 +283,24 @@ class PipelineRecording:
         divided = self.run.micro_batches.input
         begun = self._is_streamed(divided, chosen.get(divided))  # then launches of micro-batches belong to a stream
         with ExitStack() as placed:
-            before, after = list[Access](), list[Access]()
+            before, after, copied = list[Access](), list[Access](), dict[str, Binding]()
             for name, port in self._recorded_ports(chosen).items():
                 memory = chosen.get(name)
                 if isinstance(memory, Uploaded):
                     continue
+                offset, used = 0, port.in_place and (name in self._outputs or self.device.computes_on_streams)
+                if isinstance(memory, Bound):
+                    offset, used = memory.offset, memory.in_place
                 buffer = port.buffer if memory is None else memory.buffer
-                if port.in_place and (name in self._outputs or self.device.computes_on_streams):
-                    placed.enter_context(_placed(port.tensor, buffer))
-                elif name in self._outputs:
-                    after.append(_download(port.tensor, buffer))
-                elif memory is not None or not port.in_place:
-                    before.append(_upload(buffer, port.tensor))
+                if used:
+                    placed.enter_context(_placed(port.tensor, buffer, offset))
+                elif name in self._outputs or memory is not None or not port.in_place:
+                    copied[name] = Binding(buffer, offset, port.tensor.nbytes)
+            for name, there in copied.items():  # now that tensors, and their views, are where kernels find them
+                if name in self._outputs:
+                    after.append(_copy(_own(self._outputs[name].tensor), there, f"download {name}"))
+                else:
+                    before.append(_copy(there, _own(self._inputs[name].tensor), f"upload {name}"))
             before += [_inside(source, target) for source, target in self.imports]
             parts = self._in_parts(self.run.joined if begun else self.run.at_once)
             launches = [part.launch for part in parts]
@@ -389,6 +407,17 @@ class PipelineRecording:
         elif self._is_streamed(name, lent):
             self._stream(name, lent).settle()
         return True
+
+    def bind(self, tensor: Tensor, piece: Binding, *, in_place: bool) -> None:
+        """Have the next run take an input from a piece of the device's memory, or leave an output there."""
+        name = tensor.name
+        if name in self._streamed:
+            self.wait()
+            with self._keeping:
+                for (other, _), stream in self._streams.items():
+                    if other == name:
+                        stream.settle()
+        self._choose(name, Bound(piece.buffer, piece.offset, in_place))
 
     def store(self, tensor: Tensor, target: Array) -> bool:
         """Have the run that has begun leave an output in an array; False unless the array was lent."""
@@ -567,10 +596,12 @@ class PipelineRecording:
 
 
 def _lent(memory: _Memory | None) -> LentBuffer | None:
-    return None if isinstance(memory, Uploaded) else memory
+    return memory if isinstance(memory, LentBuffer) else None
 
 
 def _is_gone(memory: _Memory | None) -> bool:
+    if isinstance(memory, Bound):
+        return memory.buffer.handle is None
     lent = _lent(memory)
     return lent is not None and not lent.is_held
 
@@ -629,13 +660,11 @@ def _mapped(buffer: GpuBuffer, tensor: Tensor) -> Array:
 
 
 def _upload(buffer: GpuBuffer, tensor: Tensor) -> Access:
-    host, device = Binding(buffer, 0, tensor.nbytes), _own(tensor)
-    return Access(CopyCommand(host, device, f"upload {tensor.name}"), (host,), (device,))
+    return _copy(Binding(buffer, 0, tensor.nbytes), _own(tensor), f"upload {tensor.name}")
 
 
-def _download(tensor: Tensor, buffer: GpuBuffer) -> Access:
-    host, device = Binding(buffer, 0, tensor.nbytes), _own(tensor)
-    return Access(CopyCommand(device, host, f"download {tensor.name}"), (device,), (host,))
+def _copy(source: Binding, target: Binding, label: str) -> Access:
+    return Access(CopyCommand(source, target, label), (source,), (target,))
 
 
 def _own(tensor: Tensor) -> Binding:
@@ -644,11 +673,11 @@ def _own(tensor: Tensor) -> Binding:
 
 
 @contextmanager
-def _placed(tensor: Tensor, buffer: GpuBuffer) -> Iterator[None]:
+def _placed(tensor: Tensor, buffer: GpuBuffer, offset: int = 0) -> Iterator[None]:
     """Let a tensor that fills its slot, and its views, lie in another buffer while commands are recorded."""
     slot = tensor.memory.slot
-    usual, slot.buffer = slot.buffer, buffer
+    usual, slot.buffer, slot.offset = (slot.buffer, slot.offset), buffer, offset
     try:
         yield
     finally:
-        slot.buffer = usual
+        slot.buffer, slot.offset = usual

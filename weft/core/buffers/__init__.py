@@ -1,0 +1,1 @@
+"""Buffers, and the memories of devices in which they lie."""

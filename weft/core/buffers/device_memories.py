@@ -1,0 +1,129 @@
+"""The memories of devices in which buffers lie: one for each device, open while there are buffers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from weft.core.buffers.buffer import Buffer
+from weft.core.buffers.device_memory import DeviceMemory
+from weft.core.contract.backend import BackendConfig, BackendCreator
+from weft.core.contract.backend_options import Options
+from weft.core.contract.error_context import caught, do_all
+from weft.core.graph.layout import Array
+from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.core.host import shutdown
+from weft.core.registry.device_choice import DeviceChoice
+from weft.errors import ClosedError, DeviceLost
+
+log = logging.getLogger("weft.memory")
+_Key = tuple[BackendCreator, int, Options]
+
+
+class DeviceMemories:
+    """Makes buffers, in the memory of a device that is opened for the first and closed after the last of them.
+
+    A device is open once for each set of options of its backend, so those of other options are other devices.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[_Key, DeviceMemory] = {}
+        self._dropped: deque[tuple[DeviceMemory, Tensor]] = deque()
+        """What buffers held that were dropped without a close. A collection may run at any time, such as while this
+        thread holds a lock of the device, so it only takes note."""
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._dropped.clear)
+        shutdown.note(self)
+
+    def make(self, choice: DeviceChoice, spec: TensorSpec, name: str, value: Array | None = None) -> Buffer:
+        """Return a buffer on a device, with a value or any content; OutOfMemory if there is none for it."""
+        if value is None:
+            return self._made(choice, lambda memory: memory.acquire(name, spec))
+        return self._made(choice, lambda memory: memory.make(name, spec, value))
+
+    def adopt(self, choice: DeviceChoice, array: Array, name: str, *, is_writable: bool) -> Buffer:
+        """Return a buffer in the memory of an array, on a device whose memory is the host's."""
+        return self._made(choice, lambda memory: memory.adopt(name, array), is_writable=is_writable)
+
+    def _made(
+        self, choice: DeviceChoice, make: Callable[[DeviceMemory], Tensor], *, is_writable: bool = True
+    ) -> Buffer:
+        self.free_dropped()
+        while True:
+            memory = self._opened(choice)
+            try:
+                tensor = make(memory)
+            except ClosedError:
+                if memory.is_closed:  # another thread has freed the last buffer there
+                    continue
+                raise
+            except DeviceLost:
+                with self._lock:
+                    self._held = {key: each for key, each in self._held.items() if each is not memory}
+                raise
+            except BaseException:
+                self._close_empty(memory)
+                raise
+            dropped = partial(_note, self._dropped, memory)
+            return Buffer(memory, tensor, partial(self._free, memory), dropped, is_writable=is_writable)
+
+    def _opened(self, choice: DeviceChoice) -> DeviceMemory:
+        key = (choice.creator, choice.index, choice.options)
+        with self._lock:
+            memory = self._held.get(key)
+            if memory is None or memory.is_closed:
+                memory = self._held[key] = DeviceMemory(choice.open(BackendConfig()))
+            return memory
+
+    def _free(self, memory: DeviceMemory, tensor: Tensor) -> None:
+        try:
+            memory.release(tensor)
+        finally:
+            self._close_empty(memory)
+
+    def _close_empty(self, memory: DeviceMemory) -> None:
+        if memory.close_if_empty():
+            with self._lock:
+                self._held = {key: each for key, each in self._held.items() if each is not memory}
+
+    def free_dropped(self) -> None:
+        """Free what buffers held that were dropped without a close."""
+        while self._dropped:
+            try:
+                memory, tensor = self._dropped.popleft()
+            except IndexError:
+                return  # another thread took the last
+            with caught(partial(log.warning, "a buffer that was dropped on %s could not be freed: %s", memory.device)):
+                if not memory.is_closed:
+                    self._free(memory, tensor)
+
+    @property
+    def open(self) -> list[DeviceMemory]:
+        """Return the memories in which there are buffers."""
+        self.free_dropped()
+        with self._lock:
+            return list(self._held.values())
+
+    def end(self, patience: float) -> bool:
+        """Free all buffers at the end of the process; in a forked one they are its parent's."""
+        if self._process == os.getpid():
+            do_all(partial(self._end_one, memory) for memory in self.open)
+        return True
+
+    @staticmethod
+    def _end_one(memory: DeviceMemory) -> None:
+        with caught(partial(log.warning, "the buffers on %s could not be freed: %s", memory.device)):
+            memory.close()
+
+
+def _note(dropped: deque[tuple[DeviceMemory, Tensor]], memory: DeviceMemory, tensor: Tensor) -> None:
+    dropped.append((memory, tensor))
+
+
+device_memories = DeviceMemories()

@@ -1,0 +1,164 @@
+"""Memory of a device for tensors that live until they are released, whatever networks come and go.
+
+Buffers of callers and the state of networks lie there.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import numpy as np
+
+from weft.core.contract import check_answers
+from weft.core.contract.backend import Backend, StorageType
+from weft.core.contract.error_context import blame, callback_of, do_all
+from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import Array
+from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.core.host.tensor_copy import copy_tensor
+from weft.errors import LESS_MEMORY, ClosedError, InputError, OutOfMemory
+
+
+class DeviceMemory:
+    """Tensors of one device, which any number of loaded networks may read and write.
+
+    It owns a backend object that runs nothing. The memory is of kind STATE where the backend keeps state, else STATIC.
+    Any thread may call it. Nothing here waits for runs: none that uses a tensor may be under way when the tensor is
+    written, read, copied or released. Close networks that use a tensor (`LoadedNetwork.load`) before it.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._storage = StorageType.STATE if backend.keeps_state else StorageType.STATIC
+        self._held: dict[Tensor, bool] = {}
+        """The tensors, and whether their memory is of the backend: that of others is theirs."""
+        self._closed = False
+        self._lock = threading.RLock()
+        """Held during each call of the backend, which need not know threads."""
+
+    @property
+    def device(self) -> str:
+        """Return the device's name, "vulkan:0"."""
+        return self._backend.info.device
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Return the id of the device's backend, and the index."""
+        return self._backend.info.id, self._backend.info.index
+
+    @property
+    def is_closed(self) -> bool:
+        """Tell whether it was closed."""
+        return self._closed
+
+    @property
+    def count(self) -> int:
+        """Return how many tensors there are."""
+        return len(self._held)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all tensors, without those in memory of others."""
+        with self._lock:
+            return sum(tensor.nbytes for tensor, is_own in self._held.items() if is_own)
+
+    def make(self, name: str, spec: TensorSpec, value: Array | None = None) -> Tensor:
+        """Return a tensor of zeros, or with a value; OutOfMemory if the device has no memory for it."""
+        with self._lock:
+            tensor = self.acquire(name, spec)
+            try:
+                self.write(tensor, np.zeros(spec.dims, spec.dtype.numpy) if value is None else value)
+            except BaseException:
+                self.release(tensor)
+                raise
+            return tensor
+
+    def acquire(self, name: str, spec: TensorSpec) -> Tensor:
+        """Return a tensor with any content; OutOfMemory if the device has no memory for it."""
+        tensor = Tensor(name, spec.dims, spec.dtype, backend=self._backend)
+        device, callback = self.device, self._callback("onAcquireBuffer")
+        with self._lock, blame(device, f"{name!r} got no memory", callback=callback):
+            self._check_open()
+            answer = self._backend.onAcquireBuffer(tensor, self._storage)
+            if not check_answers.granted(answer, f"{device}: {callback}", "where memory is lacking"):
+                raise OutOfMemory(
+                    f"{device} has no memory for {name!r}",
+                    why=f"{tensor.nbytes:,} bytes of {self._storage.name} memory were refused",
+                    fix=f"{LESS_MEMORY}, or another device",
+                )
+            self._held[tensor] = True
+        return tensor
+
+    def adopt(self, name: str, array: Array) -> Tensor:
+        """Return a tensor in the memory of an array, of a backend whose memory is the host's."""
+        tensor = Tensor(name, array.shape, DType.of(array.dtype), memory=array, backend=self._backend)
+        with self._lock:
+            self._check_open()
+            self._held[tensor] = False
+        return tensor
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the memory of {self.device} is closed", fix="use a device that is open")
+
+    def write(self, tensor: Tensor, array: Array) -> None:
+        """Replace the value; the array has the tensor's shape, and any float type if that is of floats."""
+        if array.shape != tensor.shape:
+            raise InputError(
+                f"{tensor.name!r} was given another shape",
+                why=f"it is {tensor.shape}, and the array {array.shape}",
+                fix="give an array of its shape",
+            )
+        self.move(Tensor.from_numpy(array, name=tensor.name), tensor)
+
+    def read(self, tensor: Tensor) -> Array:
+        """Return the value in a new array."""
+        made = Tensor.empty(tensor.shape, tensor.dtype, name=tensor.name)
+        self.move(tensor, made)
+        value: Array = made.memory
+        return value
+
+    def copy(self, tensor: Tensor, dtype: DType | None = None) -> Tensor:
+        """Return a new tensor with the value of another, in another float type if one is given."""
+        with self._lock:
+            made = self.acquire(tensor.name, TensorSpec(tensor.shape, dtype or tensor.dtype))
+            try:
+                self.move(tensor, made)
+            except BaseException:
+                self.release(made)
+                raise
+            return made
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copy the value of one tensor to another; one of them is held here, the other may be anywhere."""
+        what = f"{target.name!r} could not be copied"
+        with self._lock, blame(self.device, what, callback=self._callback("onCopyBuffer")):
+            copy_tensor(source, target)
+
+    def release(self, tensor: Tensor) -> None:
+        """Free a tensor; nothing must use it any more."""
+        device, callback = self.device, self._callback("onReleaseBuffer")
+        with self._lock, blame(device, f"{tensor.name!r} could not be freed", callback=callback):
+            if self._held.pop(tensor):
+                answer = self._backend.onReleaseBuffer(tensor, self._storage)
+                check_answers.granted(answer, f"{device}: {callback}", "where it does not know the tensor")
+            tensor.memory = None
+
+    def close_if_empty(self) -> bool:
+        """Close unless there are tensors; tell whether it is closed."""
+        with self._lock:
+            if not self._held:
+                self.close()
+            return self._closed
+
+    def close(self) -> None:
+        """Free all tensors and close the backend object; a second close does nothing."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                releases = [partial(self.release, tensor) for tensor in [*self._held]]
+                do_all([*releases, self._backend.onClearBuffer, self._backend.close])
+
+    def _callback(self, name: str) -> str:
+        return callback_of(self._backend, name)
