@@ -38,7 +38,7 @@ from weft.core.contract.backend_options import NO_OPTIONS
 from weft.core.graph.dtypes import DType
 from weft.core.registry.backend_registry import registry
 from weft.errors import WeftError
-from weft.kernels.source import Arg, KernelSource
+from weft.kernels.source import Arg, KernelCode, KernelSource
 
 ITEMS = 256
 RUNS = 15
@@ -94,7 +94,8 @@ def source(api: str, poll: str) -> KernelSource:
             group="(int)get_group_id(0)", item="(int)get_local_id(0)", fence="\n" + fence,
             add="atomic_add(count, 1);", poll="count[0]" if poll == "reading" else "atomic_add(count, 0)",
         ))
-    return KernelSource("levels" if api == "opencl" else "main", text, ARGS, tuple((n, "int") for n in CONSTANTS))
+    entry = "levels" if api == "opencl" else "main"
+    return KernelSource(entry, KernelCode(text), ARGS, tuple((n, "int") for n in CONSTANTS))
 
 
 class Bench:

@@ -36,6 +36,7 @@ from weft.extend import (
     GpuBuffer,
     GpuCreator,
     GpuDevice,
+    KernelCode,
     KernelParts,
     KernelSource,
     LaunchCommand,
@@ -128,14 +129,14 @@ class CudaDialect(Dialect):
         """Return the names that bodies use."""
         return PRELUDE
 
-    def assemble(self, parts: KernelParts) -> str:
+    def assemble(self, parts: KernelParts) -> KernelCode:
         """Return prelude, signature, shared arrays and body, whose literals are of the type it computes in."""
         params = ", ".join(f"{'' if a.written else 'const '}{self._element(a)}* {a.name}" for a in parts.args)
         shared = "\n".join(f"  __shared__ {s.type} {s.name}[{s.size}];" for s in parts.shared)
         head = f'extern "C" __global__ void __launch_bounds__(LX * LY * LZ) {parts.entry}({params})'
         real, body = ("double", parts.body) if parts.computes_double else ("float", with_suffix(parts.body, "f"))
-        before = f"#define real {real}\n{parts.prelude}{with_suffix(self.formats(parts), 'f')}"
-        return f"{before}{head} {{\n{shared}\n{body}\n}}\n"
+        before = f"#define real {real}\n{parts.prelude}{with_suffix(''.join(self.formats(parts)), 'f')}"
+        return KernelCode(f"{before}{head} {{\n{shared}\n{body}\n}}\n")
 
     def _element(self, arg: Arg) -> str:
         if arg.in_fours and arg.dtype in _VECTORS:

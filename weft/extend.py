@@ -7,8 +7,8 @@
     a backend on the host    HostBackend (tensors are numpy arrays), CpuBackend (which runs every op)
     a device with kernels    GpuDevice, GpuBackend, GpuCreator, DeviceCaps, the commands, KernelSource, DiskCache;
                              raw_device (pyopencl's)
-    a kernel language        OpenCLDialect, GlslDialect, or your own Dialect, with View and the words for bits and
-                             coded numbers: to_bits, from_bits, is_coded, cut_to_bits, extended, with_suffix
+    a kernel language        OpenCLDialect, GlslDialect, or your own Dialect, which makes KernelCode; View; and for bits
+                             and coded numbers to_bits, from_bits, is_coded, cut_to_bits, extended, with_suffix
     an op on GPUs            GpuOp, gpu_op, KernelBuilder, WantedLayout, add_shader_folder; launch_move and
                              launch_expression, which need no template; Strides, row_major
     a front end              FrontEnd, ReadOptions, register_front_end, front_ends (the registry)
@@ -66,11 +66,11 @@ from weft.errors import (
 )
 from weft.kernels.compile_error import kernel_refused
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.dialect import Dialect, KernelParts, Shared, View, cut_to_bits, extended, with_suffix
+from weft.kernels.dialect import Dialect, KernelParts, View, cut_to_bits, extended, with_suffix
 from weft.kernels.formats import from_bits, is_coded, to_bits
 from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder
-from weft.kernels.source import Arg, KernelSource
+from weft.kernels.source import Arg, KernelCode, KernelSource, Shared
 from weft.kernels.template import add_shader_folder
 from weft.ops.gpu.elementwise import launch_expression
 from weft.ops.gpu.move import Strides, launch_move
@@ -110,6 +110,7 @@ __all__ = [
     "GpuOp",
     "HostBackend",
     "KernelBuilder",
+    "KernelCode",
     "KernelParts",
     "KernelSource",
     "LaunchCommand",

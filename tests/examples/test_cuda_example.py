@@ -36,7 +36,7 @@ from weft.core.graph.layout import Array
 from weft.core.registry.backend_registry import registry
 from weft.errors import ClosedError, CompileError, DeviceError, DeviceLost, NoDevice, OutOfMemory
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.source import Arg, KernelSource
+from weft.kernels.source import Arg, KernelCode, KernelSource
 from weft.kernels.template import SHADERS, render
 from weft.ops.gpu.conv.gemm.tiles import SOFTWARE_TILE, TILES, GemmTile
 from weft.ops.gpu.conv.gemm.wide_tiles import WIDE_TILES
@@ -139,7 +139,7 @@ def test_codes_are_told_apart(code: Code, error: type[DeviceError], monkeypatch:
 
 def test_constants_are_exact() -> None:
     constants = (("N", "int"), ("least", "int"), *((name, "float") for name in ("tenth", "huge", "nan")))
-    source = KernelSource("k", "", (), constants)  # type: ignore[arg-type]
+    source = KernelSource("k", KernelCode(""), (), constants)  # type: ignore[arg-type]
     values = {"N": 7, "least": -(1 << 31), "tenth": 0.1, "huge": 1e40, "nan": math.nan}
     lines = dict(line.split(" ", 2)[1:] for line in example.defines(source, values).splitlines())
     assert (lines["N"], lines["least"]) == ("(7)", "(-2147483648)")
@@ -367,7 +367,7 @@ def test_too_much_memory_is_refused_with_numbers(index: int) -> None:
 @pytest.mark.parametrize("index", on_gpu([0]))
 def test_a_kernel_is_taken_from_the_disk_the_second_time(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
     text = f'extern "C" __global__ void put(int* y) {{ y[threadIdx.x] = WHAT; }} // {id(object())}'
-    source = KernelSource("put", text, (Arg("y", DType.INT32, "linear", True),), (("WHAT", "int"),))
+    source = KernelSource("put", KernelCode(text), (Arg("y", DType.INT32, "linear", True),), (("WHAT", "int"),))
     for _ in range(2):
         device = example.CudaDevice(index)
         kernel = device.compile(source, {"WHAT": 7, "LX": 4, "LY": 1, "LZ": 1})

@@ -12,7 +12,7 @@ from tests.helpers.emulated_group_matrices import without_matrices
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.core.graph.dtypes import DType
 from weft.kernels.dialect import KernelParts, View
-from weft.kernels.source import Arg
+from weft.kernels.source import Arg, KernelCode
 
 ROUND = """
 #define float16_t(value) unpackHalf2x16(packHalf2x16(vec2(value, 0.0))).x
@@ -85,7 +85,7 @@ float emulated_shuffle(float from, int mask) {
 class EmulatedMatrices(GlslDialect):
     """GLSL in which the types and statements of `matrices.glsl.mako` are arrays and functions."""
 
-    def assemble(self, parts: KernelParts) -> str:
+    def assemble(self, parts: KernelParts) -> KernelCode:
         """Return the kernel; only those that name these get the functions, and not the extensions."""
         if "gl_ScopeWorkgroup" in parts.body:
             parts = without_matrices(parts)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from weft.backends.opencl.dialect import OpenCLDialect
-from weft.kernels.dialect import KernelParts, Shared
+from weft.kernels.dialect import KernelParts
+from weft.kernels.source import KernelCode, Shared
 
 WORDS = 6
 """What a lane hands over at most: four words of A and two of B."""
@@ -115,7 +116,7 @@ class EmulatedPtx(OpenCLDialect):
 
     copies_at_once: bool = False
 
-    def assemble(self, parts: KernelParts) -> str:
+    def assemble(self, parts: KernelParts) -> KernelCode:
         """Return the kernel; only those that name an instruction get the functions."""
         if "#ifndef MMA" in parts.body or "#ifndef COPY_16" in parts.body:
             parts = replace(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from tests.helpers.emulated_ptx import EmulatedPtx
 from weft.backends.opencl.ptx import MARK
 from weft.kernels.dialect import KernelParts
+from weft.kernels.source import KernelCode
 
 FUNCTIONS = """
 #define CALLED __attribute__((noinline))
@@ -101,8 +102,9 @@ def without_assembly(body: str) -> str:
 class EmulatedWgmma(EmulatedPtx):
     """OpenCL C in which matrix instructions are functions, those of warpgroups too."""
 
-    def assemble(self, parts: KernelParts) -> str:
+    def assemble(self, parts: KernelParts) -> KernelCode:
         """Return the kernel; those with covered instructions are rewritten."""
         if MARK in parts.body and "wgmma" in parts.body:
-            parts = replace(parts, prelude=parts.prelude + FUNCTIONS, body=without_assembly(parts.body))
+            prelude, body = parts.prelude + FUNCTIONS, without_assembly(parts.body)
+            parts = replace(parts, prelude=prelude, body=body, traits=())
         return super().assemble(parts)

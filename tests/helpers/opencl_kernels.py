@@ -9,7 +9,7 @@ from weft.backends.opencl.device import OpenCLDevice
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
 from weft.kernels.dialect import Dialect
-from weft.kernels.source import Arg, ConstantKind, KernelSource
+from weft.kernels.source import Arg, ConstantKind, KernelCode, KernelSource
 
 LOCAL: tuple[tuple[str, ConstantKind], ...] = (("LX", "int"), ("LY", "int"), ("LZ", "int"))
 SCALE = """
@@ -26,7 +26,7 @@ void half_scale(__global const half* x, __global half* y) {
 }
 """
 X, Y = Arg("x", DType.FLOAT32, "linear"), Arg("y", DType.FLOAT32, "linear", written=True)
-SOURCE = KernelSource("scale", SCALE, (X, Y), (*LOCAL, ("N", "int"), ("A", "float")))
+SOURCE = KernelSource("scale", KernelCode(SCALE), (X, Y), (*LOCAL, ("N", "int"), ("A", "float")))
 
 NO_DIALECT = cast(Dialect, None)  # never asked: these kernels are written by hand
 

@@ -8,7 +8,7 @@ from weft.backends.gpu.device.device import Binding, GpuBuffer, LaunchCommand
 from weft.backends.vulkan.device import VulkanDevice
 from weft.core.graph.dtypes import DType
 from weft.kernels.dialect import Dialect
-from weft.kernels.source import Arg, ConstantKind, KernelSource
+from weft.kernels.source import Arg, ConstantKind, KernelCode, KernelSource
 
 NO_DIALECT = cast(Dialect, None)
 LOCAL = 64
@@ -42,7 +42,7 @@ void main() {{
 }}
 """
     args = (Arg("x", dtype, "linear"), Arg("y", dtype, "linear", written=True))
-    return KernelSource(entry, text, args, CONSTANTS)
+    return KernelSource(entry, KernelCode(text), args, CONSTANTS)
 
 
 SCALE = kernel_source("float", "y[i] = A * x[i];", DType.FLOAT32)

@@ -15,7 +15,7 @@ from weft.backends.opencl.dialect import OpenCLDialect
 from weft.core.graph.dtypes import DType
 from weft.core.host.disk_cache import DiskCache
 from weft.kernels import template
-from weft.kernels.source import Arg
+from weft.kernels.source import Arg, KernelCode
 from weft.kernels.template import KernelRequest, render
 
 REQUEST = KernelRequest("mine", (), (Arg("y", DType.FLOAT32, "linear", True),), ("TOTAL",))
@@ -68,9 +68,12 @@ def test_a_damaged_blob_is_rendered_anew(shaders: Path) -> None:
     assert render(REQUEST, OpenCLDialect()) == first
 
 
-GOOD: dict[str, Any] = {"text": "", "shared": [], "subgroup": 0, "warpgroup": False, "bounds": []}
+CODE = json.loads(json.dumps(KernelCode("").facts()))
+GOOD: dict[str, Any] = {"code": CODE, "shared": [], "subgroup": 0, "warpgroup": False, "bounds": []}
 CHANGED: list[dict[str, Any]] = [
-    {"text": 7}, {"shared": "ab"}, {"shared": ""}, {"shared": [["f32"]]}, {"shared": [["f33", "1"]]},
+    {"code": 7}, {"code": CODE[:-1]}, *({"code": [*CODE[:k], 7, *CODE[k + 1 :]]} for k in range(len(CODE) - 1)),
+    {"code": [*CODE[:4], "text", *CODE[5:]]},
+    {"shared": "ab"}, {"shared": ""}, {"shared": [["f32"]]}, {"shared": [["f33", "1"]]},
     {"shared": [["f32", "exit()"]]}, {"shared": [["f32", 7]]}, {"shared": [[[], "1"]]},
     {"subgroup": 16}, {"subgroup": False}, {"subgroup": []}, {"warpgroup": 1},
     {"bounds": 7}, {"bounds": "N"}, {"bounds": ["other"]}, {"bounds": [[]]},

@@ -223,7 +223,7 @@ def compiled_expressions(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDL
         pytest.skip("no C compiler")
     text = C_PRELUDE + "".join(f"#define {f} {f}f\n" for f in C_FUNCTIONS.split())
     text += "#define fmax nan_max\n#define fmin nan_min\n"
-    text += functions(ROUNDED) + "".join(ROUNDED.values())
+    text += "".join([*functions(ROUNDED), *ROUNDED.values()])
     for k, row in enumerate(expression_rows()):
         op = row.make_op()
         assert isinstance(op, Elementwise)

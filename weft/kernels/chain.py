@@ -8,7 +8,6 @@ groups have more, several groups of a launch run side by side in one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 from weft.core.graph.dtypes import DType
 from weft.kernels.device_caps import WARPGROUP_MEMORY, DeviceCaps, Size3
 from weft.kernels.shared_size import shared_bytes
-from weft.kernels.source import LOCAL_SIZE, SUBGROUP, Arg, ConstantKind, KernelSource
+from weft.kernels.source import LOCAL_SIZE, SUBGROUP, Arg, ConstantKind, KernelCode, KernelSource
 
 if TYPE_CHECKING:
     from weft.kernels.dialect import Dialect
@@ -40,13 +39,8 @@ SPREAD = ("CHAIN_SLOTS", "CHAIN_SHIFT", "CHAIN_BYTES")
 """The constants that say how a level is spread: `Level.slots`, `Level.shift` and `ChainedLaunch.local_bytes`."""
 BARRIERS = 15
 """Barriers of a part of a group, beside that of all its items: PTX has sixteen of both kinds."""
-_OWN_BARRIERS = "bar.sync"
-"""Barriers in a kernel's own text have the numbers that barriers of parts would have."""
-_CONSTANT_CACHE = "ld.global.nc"
-"""Loads that are right only for what no work-item writes while the kernel runs: in a chain a level before may."""
 SHARED_VECTORS = "SHARED_VECTORS"
 """The constant that says how many vectors of 16 bytes of work-group memory a chain takes."""
-_BARRIER = re.compile(r"^(?!\s*#define BARRIER\b).*\bBARRIER\b", re.MULTILINE)
 LEAST_PREFETCHED = 1 << 18
 """Bytes of the smallest constant that is prefetched; for a smaller one that takes longer than it saves."""
 MOST_ROUNDS = 1 << 21
@@ -80,15 +74,15 @@ class ChainedLaunch:
         """Return the number of groups."""
         return prod(self.grid)
 
-    @cached_property
+    @property
     def meets(self) -> bool:
-        """Tell whether the items of a group wait for each other."""
-        return bool(self.source.shared) or _BARRIER.search(self.source.text) is not None
+        """Tell whether the items of a group wait for each other, which they do for what lies in its memory."""
+        return bool(self.source.shared)
 
     @property
     def may_join(self) -> bool:
         """Tell whether the kernel may read what others wrote in the same launch."""
-        return _CONSTANT_CACHE not in self.source.text
+        return self.source.code.in_pieces and not self.source.has("unwritten")
 
     @property
     def alignment(self) -> int:
@@ -113,7 +107,7 @@ class ChainedLaunch:
             return 0  # the other levels would have to do with as few registers as its many items leave
         if width > items or (self.source.subgroup and width % SUBGROUP):
             return 0
-        parted = caps.partial_barriers and width % SUBGROUP == 0 and _OWN_BARRIERS not in self.source.text
+        parted = caps.partial_barriers and width % SUBGROUP == 0 and not self.source.has("numbered")
         if self.meets and width != items and not parted:
             return 0
         side_by_side = min(items // width, BARRIERS) if self.meets else items // width
@@ -180,7 +174,9 @@ def chain_source(
     subgroup = max(level.step.source.subgroup for level in levels)
     warpgroup = any(level.step.source.warpgroup for level in levels)
     shared = (("uint4", SHARED_VECTORS),)
-    return KernelSource(CHAIN, text, args, tuple(kinds), shared, subgroup, warpgroup), values
+    covered = any(level.step.source.has("covered") for level in levels)
+    code = KernelCode(text, traits=("covered",) if covered else ())
+    return KernelSource(CHAIN, code, args, tuple(kinds), shared, subgroup, warpgroup), values
 
 
 def constant(level: int, name: str) -> str:

@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from weft.core.graph.dtypes import DType
 from weft.kernels import index_map_text
 from weft.kernels.formats import INDICES, ODD_FLOAT, ROUNDED, functions
-from weft.kernels.source import Arg, ConstantKind, KernelSource, computes_double
+from weft.kernels.source import (
+    Arg,
+    ConstantKind,
+    KernelCode,
+    KernelSource,
+    Shared,
+    Trait,
+    computes_double,
+    defined,
+)
 
 if TYPE_CHECKING:
     from weft.kernels.chain import Level
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """An array in work-group memory; `size` is an expression of constants, `align` is in bytes (0: by its type)."""
-
-    type: str
-    name: str
-    size: str
-    align: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +58,9 @@ class KernelParts:
     """For languages that fix an argument's type at its declaration and cannot cast pointers."""
     functions: Sequence[str] = ()
     """Functions beside the kernel, for templates written for one language."""
+    macros: Sequence[str] = ()
+    """The macros that the body defines in its own way."""
+    traits: Sequence[Trait] = ()
 
     @property
     def computes_double(self) -> bool:
@@ -106,6 +108,10 @@ class Dialect(ABC):
     prelude: ClassVar[str] = ""
     """The file in a shader folder that defines the names that bodies use; unused if `prelude_text` returns them."""
 
+    launch: ClassVar[Mapping[str, str]] = {}
+    """The macros by which bodies know their place in a launch, if no prelude defines them: LOCAL_X, LOCAL_Y, LOCAL_Z,
+    GROUP_X, GROUP_Y, GROUP_Z and GROUPS_X, and BARRIER."""
+
     exchange_extensions: ClassVar[tuple[str, ...]] = ()
     """Compiler extensions that `EXCHANGE(v, mask)` of the prelude requires. It returns the f32 `v` of the item whose
     number differs in the bits of `mask`. Only kernels for devices with `DeviceCaps.shuffles` use it."""
@@ -129,38 +135,45 @@ class Dialect(ABC):
     def from_group(self, source: KernelSource, axis: int) -> KernelSource | None:
         """Return a kernel whose work-groups begin at FIRST_GROUP along an axis, of ALL_GROUPS in several launches.
 
-        Both are further int constants. None, as by default, if the language, or the kernel, cannot.
+        Both are further int constants. None if the language has no `launch` for bodies, or the kernel is one text.
         """
-        return None
+        own = f"GROUP_{'XYZ'[axis]}"
+        if own not in self.launch or not source.code.in_pieces:
+            return None
+        launch = {**self.launch, own: f"(FIRST_GROUP + {self.launch[own]})"}
+        if axis == 0:
+            launch["GROUPS_X"] = ALL_GROUPS
+        constants = (*source.constants, (FIRST_GROUP, "int"), (ALL_GROUPS, "int"))
+        return replace(source, code=replace(source.code, launch=defined(launch.items())), constants=constants)
 
-    def formats(self, parts: KernelParts) -> str:
+    def formats(self, parts: KernelParts) -> tuple[str, ...]:
         """Return the functions for element types that the language lacks, and what gives the bits of floats.
 
-        "" if no argument is of such a type and the body asks for no bits. Before them come the functions of indices,
-        if the body calls one, `plus_product` likewise, and those of arguments that are reached through a map.
+        There are none if no argument is of such a type and the body asks for no bits. Before them come the functions
+        of indices, if the body calls one, `plus_product` likewise, and those of arguments reached through a map.
         """
-        indices = INDICES if any(name in parts.body for name in ("index_of_", "_place(", "place_inside(")) else ""
-        indices += self.plus_product if "plus_product(" in parts.body else ""
-        return indices + index_map_text.functions(parts.args) + self._formats(parts)
+        indices = (INDICES,) if any(name in parts.body for name in ("index_of_", "_place(", "place_inside(")) else ()
+        product = (self.plus_product,) if "plus_product(" in parts.body else ()
+        return (*indices, *product, *index_map_text.functions(parts.args), *self._formats(parts))
 
-    def _formats(self, parts: KernelParts) -> str:
+    def _formats(self, parts: KernelParts) -> tuple[str, ...]:
         rounds = [dtype for dtype in ROUNDED if f"narrow_{dtype.name.lower()}(" in parts.body]
-        text = functions([*(a.dtype for a in parts.args if not a.raw_bytes and not a.double), *rounds])
-        text += ODD_FLOAT if "odd_float(" in parts.body else ""
-        text += "".join(ROUNDED[dtype] for dtype in rounds)
+        texts = functions([*(a.dtype for a in parts.args if not a.raw_bytes and not a.double), *rounds])
+        texts += (ODD_FLOAT,) if "odd_float(" in parts.body else ()
+        texts += tuple(ROUNDED[dtype] for dtype in rounds)
         names = ("BITS_OF", "FLOAT_OF", "TO_U32")
-        if not text and not any(f"{name}(" in parts.body for name in names):
-            return ""
-        macros = (f"#define {name}(v) {form}\n" for name, form in zip(names, self.reinterprets, strict=True))
-        return "".join(macros) + text
+        if not texts and not any(f"{name}(" in parts.body for name in names):
+            return ()
+        bits = ((f"{name}(v)", form) for name, form in zip(names, self.reinterprets, strict=True))
+        return (defined(bits), *texts)
 
     def prelude_text(self) -> str | None:
         """Return the prelude's definitions, for a dialect without a prelude file; None: read the file `prelude`."""
         return None
 
     @abstractmethod
-    def assemble(self, parts: KernelParts) -> str:
-        """Return the complete source of a kernel."""
+    def assemble(self, parts: KernelParts) -> KernelCode:
+        """Return a kernel; one text, `KernelCode(text)`, suffices where no device joins or divides launches."""
 
     def chain(self, levels: Sequence[Level], args: Sequence[Arg], items: int) -> str | None:
         """Return the text of one kernel of `items` work-items that does what the levels do; None if it cannot.

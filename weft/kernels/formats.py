@@ -147,7 +147,7 @@ uint low_of_float64(f32 v) {
 """
 
 
-def functions(dtypes: Iterable[DType]) -> str:
+def functions(dtypes: Iterable[DType]) -> tuple[str, ...]:
     """Return the functions that any of the types need, each once."""
     texts = []
     for dtype in sorted(set(dtypes), key=lambda d: d.value):
@@ -159,7 +159,7 @@ def functions(dtypes: Iterable[DType]) -> str:
             texts.append(_FLOAT64)
         elif dtype in SMALL_FLOATS:
             texts.append(_small_float(dtype.name.lower(), SMALL_FLOATS[dtype]))
-    return "".join(texts)
+    return tuple(texts)
 
 
 def from_bits(dtype: DType, bits: str) -> str:

@@ -39,10 +39,10 @@ def place(through: Through, name: str, index: str) -> str:
     return index
 
 
-def functions(args: Iterable[Arg]) -> str:
+def functions(args: Iterable[Arg]) -> tuple[str, ...]:
     """Return the functions that `place` calls, each once, in the part of C that all kernel languages have."""
     used = {shifted for arg in args if arg.through is not None for shifted in arg.through.stages}
-    return "".join(map(_function, sorted(used)))
+    return tuple(map(_function, sorted(used)))
 
 
 def _parts(shifted: Shifted) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from weft.core.graph.dtypes import DType
 
@@ -72,9 +72,91 @@ def computes_double(args: Iterable[Arg]) -> bool:
     return any(a.double for a in args)
 
 
+Trait = Literal["covered", "numbered", "unwritten"]
+"""What a template declares of instructions of one language. covered: the compiler must not see some of them
+(`weft.backends.opencl.ptx`). numbered: barriers have numbers, which no other part of the group may use. unwritten: some
+loads are right only of what no work-item writes while the kernel runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """An array in work-group memory; `size` is an expression of constants, `align` is in bytes (0: by its type)."""
+
+    type: str
+    name: str
+    size: str
+    align: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCode:
+    """A kernel in one language, in pieces. Printed (`text`), they follow each other in this order.
+
+    What joins kernels to one, or to one program, or changes what a kernel knows of its launch, prints the pieces
+    in another way. A kernel that is written by hand may be all `body`; then nothing of that is done with it.
+    """
+
+    body: str
+    """The statements of the kernel, which name its arguments, its arrays and what the other pieces define."""
+    start: str = ""
+    """What stands first in a source; another program may begin otherwise."""
+    launch: str = ""
+    """The macros by which an item knows its place in the launch, and the barrier of its group."""
+    prelude: str = ""
+    """The names that bodies of this language use; kernels of which it is the same may share it."""
+    functions: tuple[str, ...] = ()
+    """Functions beside the kernel; each text is the same in all kernels that have it, and reads no constant."""
+    head: str = ""
+    """The kernel's signature and its arrays of work-group memory, up to its first statement."""
+    end: str = ""
+    arrays: tuple[Shared, ...] = ()
+    """The arrays that `head` declares."""
+    macros: tuple[str, ...] = ()
+    """The macros that `body` defines in its own way, which must not outlive it."""
+    traits: tuple[Trait, ...] = ()
+    late: bool = False
+    """Whether constants may be known when it runs: ints and floats as arguments in OpenCL C, floats pushed in GLSL."""
+
+    @property
+    def text(self) -> str:
+        """Return the whole source."""
+        pieces = (self.start, self.launch, self.prelude, *self.functions, self.head, self.body, self.end)
+        return "".join(pieces)
+
+    @property
+    def in_pieces(self) -> bool:
+        """Tell whether the kernel can be part of other sources."""
+        return bool(self.head)
+
+    def facts(self) -> tuple[Any, ...]:
+        """Return the pieces as JSON takes them."""
+        return astuple(self)
+
+    @classmethod
+    def of_facts(cls, facts: Any) -> KernelCode:
+        """Return what `facts` described once it came through JSON; TypeError or ValueError if it is something else."""
+        body, start, launch, prelude, functions, head, end, arrays, macros, traits, late = facts
+        texts = (body, start, launch, prelude, head, end, *functions, *macros, *traits)
+        if {*map(type, texts)} != {str} or {*map(type, (functions, arrays, macros, traits))} != {list}:
+            raise TypeError("pieces of code are texts")
+        made = tuple(Shared(*array) for array in arrays)
+        listed = tuple(functions), head, end, made, tuple(macros), tuple(traits)
+        return cls(body, start, launch, prelude, *listed, late is True)
+
+
+def defined(macros: Iterable[tuple[str, str]]) -> str:
+    """Return the lines that define macros."""
+    return "".join(f"#define {name} {text}\n" for name, text in macros)
+
+
+def undefined(names: Iterable[str]) -> str:
+    """Return the lines that forget macros."""
+    return "".join(f"#undef {name}\n" for name in names)
+
+
 @dataclass(frozen=True)
 class KernelSource:
-    """A rendered kernel. Its text leaves out the values of `constants`, so equal texts mean equal kernels.
+    """A rendered kernel. Its code leaves out the values of `constants`, so equal texts mean equal kernels.
 
     The first constants are the ints LX, LY and LZ, the local size. In Vulkan GLSL the constant at
     position i has `constant_id` i + 3 (ids 0 to 2 are the local size of the layout), in OpenCL C each is
@@ -82,7 +164,7 @@ class KernelSource:
     """
 
     entry: str
-    text: str
+    code: KernelCode
     args: tuple[Arg, ...]
     constants: tuple[tuple[str, ConstantKind], ...]
     shared: tuple[tuple[str, str], ...] = ()
@@ -93,6 +175,15 @@ class KernelSource:
     """Whether the kernel needs four subgroups together and their memory (`DeviceCaps.has_warpgroups`)."""
     bounds: frozenset[str] = frozenset()
     """The constants that bound the loop in which the work-groups, or the work-items, of a launch share its work."""
+
+    @cached_property
+    def text(self) -> str:
+        """Return the code as the compiler gets it, printed once."""
+        return self.code.text
+
+    def has(self, trait: Trait) -> bool:
+        """Tell whether the template declared this."""
+        return trait in self.code.traits
 
     @property
     def computes_double(self) -> bool:

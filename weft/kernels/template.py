@@ -21,18 +21,27 @@ from typing import TYPE_CHECKING
 from weft.core.graph.dtypes import DType
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError, ConfigError
-from weft.kernels.dialect import Dialect, KernelParts, Shared, View
+from weft.kernels.dialect import Dialect, KernelParts, View
 from weft.kernels.formats import is_coded
 from weft.kernels.index_map_text import place
 from weft.kernels.output_maps import OUTPUT_MAPS, Pairs
 from weft.kernels.shared_size import TYPE_BYTES, parse
-from weft.kernels.source import LOCAL_SIZE, SUBGROUP, Arg, ConstantKind, KernelSource, computes_double
+from weft.kernels.source import (
+    LOCAL_SIZE,
+    SUBGROUP,
+    Arg,
+    ConstantKind,
+    KernelCode,
+    KernelSource,
+    Shared,
+    Trait,
+    computes_double,
+)
 
 if TYPE_CHECKING:
     from mako.lookup import TemplateLookup
 
 SHADERS = Path(__file__).parent.parent / "shaders"
-_F32 = re.compile(r"\bf32(x4)?\b")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 LANES = ("x", "y", "z", "w")
 PLACE = ("NS", "CS", "PS", "O", "C")
@@ -40,7 +49,7 @@ PLACE = ("NS", "CS", "PS", "O", "C")
 pixel. Then the first vector, and the number of channels."""
 LOADED = ("channel", "pixel")
 """The kinds of a prologue's operands that are arguments (`Operand`)."""
-FACTS = ("text", "shared", "subgroup", "warpgroup", "bounds")
+FACTS = ("code", "shared", "subgroup", "warpgroup", "bounds")
 """What a cache entry holds of a source; the rest follows from its request."""
 Variant = tuple[tuple[str, str | int | bool | tuple[str, ...]], ...]
 
@@ -443,6 +452,8 @@ class Writer:
     extensions: list[str] = field(default_factory=list)
     views: list[View] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
+    macros: list[str] = field(default_factory=list)
+    traits: list[Trait] = field(default_factory=list)
     subgroup: bool = False
     """Whether the kernel requires subgroups of SUBGROUP work-items."""
     warpgroup: bool = False
@@ -500,6 +511,19 @@ class Writer:
     def function(self, text: str) -> str:
         """Define a function beside the kernel, in the template's language."""
         self.functions.append(text)
+        return ""
+
+    def defines(self, *names: str) -> str:
+        """Declare the macros that the template defines, unless their texts are the same in all kernels that do.
+
+        Where several kernels become one source, they end with this one.
+        """
+        self.macros += names
+        return ""
+
+    def declare(self, *traits: Trait) -> str:
+        """Declare what the kernel's instructions need of others."""
+        self.traits += traits
         return ""
 
     def needs_subgroup(self) -> str:
@@ -640,6 +664,11 @@ def writers_hash(dialect: Dialect) -> str:
     return hashed.hexdigest()
 
 
+@lru_cache(maxsize=16)
+def _prelude(lookup: TemplateLookup, file: str, double: bool) -> str:
+    return str(lookup.get_template(file).render(double=double))
+
+
 @lru_cache(maxsize=4096)
 def render(request: KernelRequest, dialect: Dialect) -> KernelSource:
     """Return the kernel's source; CompileError shows the template's own trace if the template fails.
@@ -652,7 +681,8 @@ def render(request: KernelRequest, dialect: Dialect) -> KernelSource:
     if held is not None:
         return held
     source = _written(request, dialect, entry)
-    facts = {name: getattr(source, name) for name in FACTS} | {"bounds": sorted(source.bounds)}
+    facts = {name: getattr(source, name) for name in FACTS}
+    facts |= {"code": source.code.facts(), "bounds": sorted(source.bounds)}
     cache.put(key, json.dumps(facts).encode())
     return source
 
@@ -661,17 +691,18 @@ def _held(blob: bytes | None, entry: str, request: KernelRequest) -> KernelSourc
     """Return the source in a cache entry; None if there is no entry, or not one that `render` writes."""
     try:
         facts = json.loads(blob or b"{}")
-        text, shared, subgroup, warpgroup, bounds = (facts[name] for name in FACTS)
+        described, shared, subgroup, warpgroup, bounds = (facts[name] for name in FACTS)
+        code = KernelCode.of_facts(described)
         arrays = tuple((kind, size) for kind, size in shared)
         for kind, size in arrays:
             TYPE_BYTES[kind], parse(size)
         known = frozenset(request.ints).issuperset(bounds)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         return None
-    whole = isinstance(text, str) and isinstance(shared, list) and isinstance(warpgroup, bool)
+    whole = isinstance(shared, list) and isinstance(warpgroup, bool)
     if not (whole and known and isinstance(bounds, list)) or type(subgroup) is not int or subgroup not in (0, SUBGROUP):
         return None
-    return KernelSource(entry, text, request.args, _constants(request), arrays, subgroup, warpgroup, frozenset(bounds))
+    return KernelSource(entry, code, request.args, _constants(request), arrays, subgroup, warpgroup, frozenset(bounds))
 
 
 def _written(request: KernelRequest, dialect: Dialect, entry: str) -> KernelSource:
@@ -686,9 +717,9 @@ def _written(request: KernelRequest, dialect: Dialect, entry: str) -> KernelSour
         missed = {arg.name for arg in request.args if arg.output_map} - writer.mapped
         if missed:
             raise ValueError(f"it does not store {', '.join(missed)} with `store4` or `store8`, which find its places")
-        if writer.double and _F32.search(body):  # OpenCL C would round without a word
+        if writer.double and "f32" in body:  # OpenCL C would round without a word
             raise ValueError("it computes in f32, and reads or writes float64: such a template says `real`")
-        prelude = dialect.prelude_text() or _lookup().get_template(dialect.prelude).render(double=writer.double)
+        prelude = dialect.prelude_text() or _prelude(_lookup(), dialect.prelude, writer.double)
     except Exception as e:
         raise CompileError(
             f"the kernel template {request.template!r} does not render: {e}",
@@ -697,9 +728,9 @@ def _written(request: KernelRequest, dialect: Dialect, entry: str) -> KernelSour
             fix="mend the template; docs/add-an-op.md says what `k` offers",
         ) from e
     constants = _constants(request)
-    declared = writer.shared_arrays, body, writer.extensions, writer.views, writer.functions
-    text = dialect.assemble(KernelParts(entry, prelude, request.args, constants, *declared))
+    asked = writer.extensions, writer.views, writer.functions, writer.macros, writer.traits
+    code = dialect.assemble(KernelParts(entry, prelude, request.args, constants, writer.shared_arrays, body, *asked))
     shared = tuple((array.type, array.size) for array in writer.shared_arrays)
     subgroup = SUBGROUP if writer.subgroup else 0
     bounds = frozenset(writer.bounds)
-    return KernelSource(entry, text, request.args, constants, shared, subgroup, writer.warpgroup, bounds)
+    return KernelSource(entry, code, request.args, constants, shared, subgroup, writer.warpgroup, bounds)

@@ -18,7 +18,6 @@ return the nearest number that a narrower type holds.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -154,13 +153,11 @@ class Elementwise(Op):
         text = self.scalar(present)
         if text is None:
             return None
-        text = re.sub(r"\{(\d+)\}", r"({\1})", text)
-        numbers: list[float] = []
-        for name, value in self.attributes().items():
-            if isinstance(value, (int, float)) and f"{{{name}}}" in text:
-                text = text.replace(f"{{{name}}}", f"{{{len(present) + len(numbers)}}}")
-                numbers.append(float(value))
-        return Expression(f"({text})", tuple(numbers))
+        attributes = self.attributes().items()
+        numbers = {name: v for name, v in attributes if isinstance(v, (int, float)) and f"{{{name}}}" in text}
+        inputs = (f"({{{k}}})" for k in range(len(present)))
+        named = {name: f"{{{k}}}" for k, name in enumerate(numbers, len(present))}
+        return Expression(f"({text.format(*inputs, **named)})", tuple(map(float, numbers.values())))
 
     def scalar(self, present: tuple[bool, ...]) -> str | None:
         """Return `expr`, or the expression for these inputs."""

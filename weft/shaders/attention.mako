@@ -32,6 +32,7 @@ def zeros(i):
 %>
 <%namespace name="mask" file="mask.parts.mako"/>
 <%namespace name="tiles" file="attention.tiles.mako"/>
+<% k.defines("LARGER") %>\
 #define LARGER(a, b) ((a) > (b) ? (a) : (b)) // a NaN may get lost here: it makes the total one all the same
 ## Two adjacent items share a line and the next two a column, because two items at a time share a load of 16 bytes.
 const int item = LOCAL_X, column = item / 2 % ${lx}, line = item % 2 + item / ${2 * lx} * 2;

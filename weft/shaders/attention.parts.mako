@@ -8,6 +8,7 @@ def scaled(context, score):
     return f"{score} * SCALE" if context.get("unscaled", False) else score
 %>
 <%def name="names()">
+<% k.defines("LARGER", "PLUS", "LOG2E", "INSIDE") %>\
 #define LARGER(a, b) max((a), (b)) // a NaN may get lost here: it makes the total one all the same
 #define PLUS(a, b) ((a) + (b))
 #define LOG2E 1.44269504

@@ -17,6 +17,7 @@ if slices > 1:
 %>
 <%namespace name="parts" file="attention.parts.mako"/>
 <%include file="matrices.glsl.mako"/>
+<% k.defines("EXP2", "RECIPROCAL") %>\
 #define EXP2(x) exp2(x)
 % if context.get("capped", False):
 #define RECIPROCAL(x) (1.0 / (x))

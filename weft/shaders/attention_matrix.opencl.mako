@@ -17,6 +17,7 @@ sums = [(n, e, n // (4 * width) * 2 + e // 2) for n in range(4 * width * query_t
 its = "head / SHARED" if context.get("shared", False) else "head"  # of keys and values
 apart = "apart" in context.keys()  # the elements of a head of the result
 k.needs_subgroup()
+k.defines("EXP2", "RECIPROCAL", "LOW_HALVES", "HIGH_HALVES")
 if slices > 1:
     k.shared("f32", "Parts", f"{(slices - 1) * warps * 32 * (len(sums) + 2 * len(rows))}")
 key_pitch, value_pitch = 4 * depth + (4 if depth % 2 == 0 else 0), 4 * width + 1  # vectors of 16 bytes

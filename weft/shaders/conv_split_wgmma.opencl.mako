@@ -12,6 +12,7 @@ turn_bytes = plane * planes
 stage_bytes = turn_bytes * wz
 sums = range(cols // 2)
 k.needs_warpgroup()
+k.declare("covered", "unwritten")
 k.shared("uchar", "tiles", f"{stages * stage_bytes}", align=1024)
 def listed(texts): return ", ".join(texts)
 loads = [(q, r) for q in range(4) for r in range(2)]

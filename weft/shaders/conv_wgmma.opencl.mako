@@ -14,6 +14,7 @@ assert teams == 1 or wz == 1
 stage_bytes, every = a_bytes + b_bytes, threads // 8
 a_pieces, sums = rows // every, range(cols // 2)
 k.needs_warpgroup()
+k.declare("covered", *(["numbered"] if wz * teams > 1 else []))
 k.shared("uchar", "tiles", f"{teams * wz * slots * stage_bytes}", align=1024)
 listed = ", ".join
 stop = "stop" if parted else "STEPS"

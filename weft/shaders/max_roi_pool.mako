@@ -8,6 +8,7 @@ def corner(at):
 def place(text, most):
     return f"TO_I32(fmin(fmax({text}, 0.0), {to_real(most)}))"
 %>
+<% k.defines("corner", "length") %>\
 #define corner(v) (fabs(v) < 2147483648.0 ? ((v) < 0.0 ? -floor(0.5 - (v)) : floor((v) + 0.5)) : -2147483648.0)
 #define length(first, last) (first > -2147483648.0 ? fmax(last - first + 1.0, 1.0) : 1.0)
 ${k.for_each("i", "TOTAL")} {

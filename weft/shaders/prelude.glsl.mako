@@ -1,4 +1,4 @@
-## The names that kernel bodies use, in Vulkan GLSL. With `double` the kernel computes in float64.
+## The names that kernel bodies use, in Vulkan GLSL, but those of `Dialect.launch`. With `double` the kernel computes in float64.
 #define real ${"double" if double else "float"}
 #define f32 float
 #define f32x4 vec4
@@ -8,16 +8,8 @@
 #define TO_F32(a) float(a)
 #define TO_REAL(a) real(a)
 #define TO_I32(a) int(a)
-#define LOCAL_X int(gl_LocalInvocationID.x)
-#define LOCAL_Y int(gl_LocalInvocationID.y)
-#define LOCAL_Z int(gl_LocalInvocationID.z)
-#define GROUP_X int(gl_WorkGroupID.x)
-#define GROUP_Y int(gl_WorkGroupID.y)
-#define GROUP_Z int(gl_WorkGroupID.z)
-#define GROUPS_X int(gl_NumWorkGroups.x)
 #define GLOBAL_ID (GROUP_X * LX + LOCAL_X)
 #define GLOBAL_SIZE (GROUPS_X * LX)
-#define BARRIER barrier()
 #define EXCHANGE(v, mask) subgroupShuffleXor(v, mask)
 #define INFINITY_F uintBitsToFloat(0x7f800000u)
 #define NAN_F uintBitsToFloat(0x7fc00000u)

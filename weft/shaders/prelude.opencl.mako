@@ -1,4 +1,4 @@
-## The names that kernel bodies use, in OpenCL C 1.2. With `double` the kernel computes in float64.
+## The names that kernel bodies use, in OpenCL C 1.2, but those of `Dialect.launch`. With `double` the kernel computes in float64.
 % if double:
 #ifdef cl_khr_fp64
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
@@ -13,16 +13,8 @@
 #define TO_F32(a) ((float)(a))
 #define TO_REAL(a) ((real)(a))
 #define TO_I32(a) ((int)(a))
-#define LOCAL_X ((int)get_local_id(0))
-#define LOCAL_Y ((int)get_local_id(1))
-#define LOCAL_Z ((int)get_local_id(2))
-#define GROUP_X ((int)get_group_id(0))
-#define GROUP_Y ((int)get_group_id(1))
-#define GROUP_Z ((int)get_group_id(2))
-#define GROUPS_X ((int)get_num_groups(0))
 #define GLOBAL_ID (GROUP_X * LX + LOCAL_X)
 #define GLOBAL_SIZE (GROUPS_X * LX)
-#define BARRIER barrier(CLK_LOCAL_MEM_FENCE)
 #define INFINITY_F INFINITY
 #define NAN_F NAN
 #define is_nan(x) (isnan(x) != 0)

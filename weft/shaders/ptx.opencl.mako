@@ -2,6 +2,7 @@
 ## Names and layouts of fragments are those of the PTX ISA (mma.m16n8k16, ldmatrix); in the layouts g is lane / 4 and t is
 ## lane % 4. A dialect may define them before: tests emulate them on devices without matrix units, so all warps of a group
 ## must reach each of them together.
+<% k.defines("SPLIT_HALVES") %>\
 #ifndef MMA
 // An address in work-group memory as ldmatrix takes it, in its own type.
 #define shared_at uint

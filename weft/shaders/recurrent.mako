@@ -60,6 +60,7 @@ peep = lambda gate: k.args["p"].load(f"(d * 3 + {gate}) * HIDDEN + j")
 % endif
 % endif
 </%def>
+<% k.defines("UNITS") %>\
 #define UNITS (LX / ${parts})
 const int unit = LOCAL_X % UNITS, part = LOCAL_X / UNITS;
 ${k.for_groups("group", "GROUPS")} {

@@ -32,8 +32,8 @@ ${name} = setTensorLayoutStrideNV(${name}, ${pitch}, 1);
     total = coopMatMulAdd(of_rows, of_weights, total);
   }
 </%def>
-const uint row = min(gl_WorkGroupID.y * ${rows}, ROWS - ${rows});
-const uint column = COLUMNS % ${columns} == 0 ? gl_WorkGroupID.x * ${columns} : min(gl_WorkGroupID.x * ${columns}, COLUMNS - ${columns}) / 8 * 8;
+const uint row = min(uint(GROUP_Y) * ${rows}, ROWS - ${rows});
+const uint column = COLUMNS % ${columns} == 0 ? uint(GROUP_X) * ${columns} : min(uint(GROUP_X) * ${columns}, COLUMNS - ${columns}) / 8 * 8;
 ${layout("as_x", "ROWS", "DEPTH", x.row_pitch("PLACES"))}
 ${layout("as_w", "DEPTH", "COLUMNS", "COLUMNS")}
 ${layout("as_y", "ROWS", "COLUMNS", y.row_pitch("PLACES"))}

@@ -21,7 +21,7 @@ from weft.kernels.device_caps import WARPGROUP_MEMORY, DeviceCaps
 from weft.kernels.dialect import KernelParts
 from weft.kernels.matrix_shapes import WARPGROUP_HALVES
 from weft.kernels.shared_size import DEEPEST, LONGEST, SizeError, parse
-from weft.kernels.source import SUBGROUP, KernelSource
+from weft.kernels.source import SUBGROUP, KernelCode, KernelSource
 from weft.kernels.special import kernel_families, special_kernels
 
 VALUES = {"LX": 8, "LY": 4, "LZ": 2, "N": 7, "SCALE": 0.5}
@@ -82,7 +82,7 @@ def test_the_longest_sum_has_a_value() -> None:
 
 
 def source(*shared: tuple[str, str], subgroup: int = 0, warpgroup: bool = False) -> KernelSource:
-    return KernelSource("mine", "", (), (("LX", "int"),), shared, subgroup, warpgroup)
+    return KernelSource("mine", KernelCode(""), (), (("LX", "int"),), shared, subgroup, warpgroup)
 
 
 def test_arrays_of_all_types_are_added() -> None:
@@ -148,7 +148,7 @@ def _noted(name: str, parts: KernelParts) -> KernelParts:
 class NotedOpenCL(OpenCLDialect):
     """OpenCL C of which the bodies of kernels are kept."""
 
-    def assemble(self, parts: KernelParts) -> str:
+    def assemble(self, parts: KernelParts) -> KernelCode:
         """Return the kernel."""
         return super().assemble(_noted("opencl", parts))
 
@@ -157,7 +157,7 @@ class NotedOpenCL(OpenCLDialect):
 class NotedGlsl(GlslDialect):
     """GLSL of which the bodies of kernels are kept."""
 
-    def assemble(self, parts: KernelParts) -> str:
+    def assemble(self, parts: KernelParts) -> KernelCode:
         """Return the kernel."""
         return super().assemble(_noted("vulkan", parts))
 

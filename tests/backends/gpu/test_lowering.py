@@ -483,6 +483,6 @@ def test_planning_packs_no_weights(api: str, precision: str, monkeypatch: pytest
 
 
 def _source() -> Any:
-    from weft.kernels.source import KernelSource
+    from weft.kernels.source import KernelCode, KernelSource
 
-    return KernelSource("main", "", (), ())
+    return KernelSource("main", KernelCode(""), (), ())

@@ -17,7 +17,7 @@ from weft.backends.opencl.device import OpenCLDevice, open_device
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.core.graph.dtypes import DType
 from weft.errors import CompileError, ConfigError
-from weft.kernels.source import Arg, KernelSource
+from weft.kernels.source import Arg, KernelCode, KernelSource
 
 TEXT = """
 __kernel void k(__global const float* restrict x, __global float* restrict y) { y[0] = x[0] * NUMBER; }
@@ -29,7 +29,8 @@ ONE = {"LX": 1, "LY": 1, "LZ": 1}
 
 def source(number: int) -> KernelSource:
     """Return a kernel that differs by its number; one below 0 does not compile."""
-    return KernelSource("k", TEXT.replace("NUMBER", f"{number}.0f" if number >= 0 else "nothing"), ARGS, CONSTANTS)
+    text = TEXT.replace("NUMBER", f"{number}.0f" if number >= 0 else "nothing")
+    return KernelSource("k", KernelCode(text), ARGS, CONSTANTS)
 
 
 @pytest.fixture

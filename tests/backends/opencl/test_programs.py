@@ -22,12 +22,12 @@ from weft.backends.opencl.programs import build_options, disk_key
 from weft.core.graph.dtypes import DType
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError
-from weft.kernels.source import Arg, KernelSource
+from weft.kernels.source import Arg, KernelCode, KernelSource
 
 
 def test_a_kernel_that_is_refused_is_named_with_the_log_and_its_source_is_in_a_file(device: OpenCLDevice) -> None:
     broken = KernelSource(
-        "scale", SCALE.replace("A *", "A * undeclared_thing *"), SOURCE.args, SOURCE.constants
+        "scale", KernelCode(SCALE.replace("A *", "A * undeclared_thing *")), SOURCE.args, SOURCE.constants
     )
     with pytest.raises(CompileError) as caught:
         device.compile(broken, values(4))
@@ -40,7 +40,7 @@ def test_a_kernel_that_is_refused_is_named_with_the_log_and_its_source_is_in_a_f
     assert "#define N 4" in text and f"#line 1\n{broken.text.rstrip()}" in text
     assert "undeclared_thing" in text.partition("The compiler said")[2]
     with pytest.raises(CompileError, match="no kernel of that name"):
-        device.compile(KernelSource("other", SCALE, SOURCE.args, SOURCE.constants), values(4))
+        device.compile(KernelSource("other", KernelCode(SCALE), SOURCE.args, SOURCE.constants), values(4))
 
 
 def test_constants_are_exact() -> None:
@@ -96,7 +96,7 @@ def test_unloadable_binary_is_rebuilt(device: OpenCLDevice) -> None:
 
 
 def test_binaries_that_changed_places_are_built_anew_in_the_same_start(cache: Path) -> None:
-    other = replace(SOURCE, text=SCALE.replace("A *", "-A *"))
+    other = replace(SOURCE, code=KernelCode(SCALE.replace("A *", "-A *")))
     for source in (SOURCE, other):
         device = open_device(0, NO_DIALECT)
         _result(device, source)
@@ -134,10 +134,11 @@ def test_a_cpu_holds_what_it_compiled_if_the_driver_refuses_the_binary(
 @pytest.mark.parametrize("why", ["another entry", "more arguments"])
 def test_a_binary_that_does_not_fit_is_built_anew_in_the_same_start(why: str, cache: Path) -> None:
     if why == "another entry":
-        other = replace(SOURCE, entry="other", text=SCALE.replace("scale", "other"))
+        other = replace(SOURCE, entry="other", code=KernelCode(SCALE.replace("scale", "other")))
     else:
         text = SCALE.replace("global float* y", "global float* y, global float* z")
-        other = replace(SOURCE, text=text, args=(*SOURCE.args, Arg("z", DType.FLOAT32, "linear", written=True)))
+        args = (*SOURCE.args, Arg("z", DType.FLOAT32, "linear", written=True))
+        other = replace(SOURCE, code=KernelCode(text), args=args)
         assert other.text != SOURCE.text
     device = open_device(0, NO_DIALECT)
     device.compile(other, values(1, 3.0))
@@ -159,7 +160,7 @@ def test_cache_can_be_off(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_half_storage(device: OpenCLDevice) -> None:
     n = 77
     args = (Arg("x", DType.FLOAT16, "linear"), Arg("y", DType.FLOAT16, "linear", written=True))
-    source = KernelSource("half_scale", HALF, args, SOURCE.constants)
+    source = KernelSource("half_scale", KernelCode(HALF), args, SOURCE.constants)
     data = np.random.default_rng(1).standard_normal(n).astype(np.float16)
     x, y = device.allocate(2 * n), device.allocate(2 * n)
     device.upload(x, 0, data)
@@ -182,10 +183,10 @@ def test_nvidia_is_told_how_many_registers_an_item_may_have(monkeypatch: pytest.
 
 
 VARYING = """
-int twice(int v) { return 2 * v + FIXED; }
+int twice(int v) { return 2 * v; }
 __kernel __attribute__((reqd_work_group_size(LX, LY, LZ)))
 void fill(__global float* restrict y LATE_CONSTANTS) {
-  if (get_global_id(0) == 0) y[0] = A * (twice(N) + M);
+  if (get_global_id(0) == 0) y[0] = A * (twice(N) + M + FIXED);
 }
 """
 
@@ -193,7 +194,7 @@ void fill(__global float* restrict y LATE_CONSTANTS) {
 def test_constants_that_vary_become_arguments_of_one_program(device: OpenCLDevice) -> None:
     names = ("N", "M", "FIXED")
     constants = (*SOURCE.constants[:3], *((n, "int") for n in names), ("A", "float"))
-    source = KernelSource("fill", VARYING, (replace(SOURCE.args[1]),), constants)  # type: ignore[arg-type]
+    source = KernelSource("fill", KernelCode(VARYING, late=True), (replace(SOURCE.args[1]),), constants)  # type: ignore[arg-type]
     buffer, out = device.allocate(4), np.empty(1, np.float32)
     context = buffer.handle.context
     chosen = programs.Programs(context, context.devices[0], all_late=False)

@@ -25,6 +25,7 @@ from weft.backends.opencl.queues import QueuePool
 from weft.backends.opencl.recording import WriteStep
 from weft.errors import DeviceError
 from weft.kernels.chain import CHAIN
+from weft.kernels.source import KernelCode
 
 COMPLETE = cl.command_execution_status.COMPLETE
 
@@ -190,7 +191,8 @@ def test_uploads_that_are_sent_are_there_when_a_submit_reads_them() -> None:
 def test_only_recordings_with_a_chain_are_started_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     device = opened("opencl")
     assert isinstance(device, OpenCLDevice)
-    kernel = device.compile(replace(SOURCE, entry=CHAIN, text=SOURCE.text.replace("scale", CHAIN)), values(32, 1.0))
+    code = KernelCode(SOURCE.text.replace("scale", CHAIN))
+    kernel = device.compile(replace(SOURCE, entry=CHAIN, code=code), values(32, 1.0))
     plain = device.compile(SOURCE, values(32, 1.0))
     x, y = device.allocate(128), device.allocate(128)
     launches = [LaunchCommand(k, (whole(x), whole(y)), (1, 1, 1), "k") for k in (kernel, plain)]

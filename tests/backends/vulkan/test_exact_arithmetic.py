@@ -7,15 +7,10 @@ import pytest
 from tests.helpers.vulkan_kernels import SCALE, values
 from weft.backends.vulkan import glslang
 from weft.backends.vulkan.device import VulkanDevice
-from weft.backends.vulkan.exact_arithmetic import (
-    NO_CONTRACTION,
-    PRESERVE,
-    with_exact_arithmetic,
-    with_special_values,
-)
-from weft.backends.vulkan.spirv_module import DECORATE, Module, read
+from weft.backends.vulkan.exact_arithmetic import with_exact_arithmetic, with_special_values
+from weft.backends.vulkan.spirv_module import PRESERVE, Decoration, Module, Op, read
 
-ADD, MULTIPLY, VECTOR_TIMES_SCALAR, EXT_INST, LESS, EXECUTION_MODE = 129, 133, 142, 12, 184, 16
+LESS = 184
 HEAD = """#version 450
 layout(std430, set = 0, binding = 0) buffer X { float x[]; };
 layout(std430, set = 0, binding = 1) buffer V { vec4 v[]; };
@@ -33,7 +28,8 @@ def compiled(body: str, before: str = "") -> Module:
 
 def exact(module: Module) -> dict[int, list[bool]]:
     """Return for each opcode, in order, whether its results are to be computed exactly."""
-    decorated = {words[0] for op, words in module.outside if op == DECORATE and words[1] == NO_CONTRACTION}
+    given = (words for op, words in module.outside if op == Op.DECORATE)
+    decorated = {words[0] for words in given if words[1] == Decoration.NO_CONTRACTION}
     found: dict[int, list[bool]] = {}
     for function in module.functions:
         for op, words in function:
@@ -44,13 +40,13 @@ def exact(module: Module) -> dict[int, list[bool]]:
 
 def test_steps_are_exact() -> None:
     made = exact(compiled("float _v = x[0]; _v = ((_v) * (x[1])); _v = ((_v) + (x[2])); x[3] = log(exp(_v));"))
-    assert made[MULTIPLY] == made[ADD] == [True]
-    assert made[EXT_INST] == [True, True]
+    assert made[Op.MULTIPLY] == made[Op.ADD] == [True]
+    assert made[Op.EXT_INST] == [True, True]
 
 
 def test_functions_beside_the_kernel_are_exact() -> None:
     made = exact(compiled("x[0] = f(x[1]);", "float f(float a) { return a < 0.0 ? a * 2.0 + 1.0 : a; }\n"))
-    assert made[MULTIPLY] == made[ADD] == made[LESS] == [True]
+    assert made[Op.MULTIPLY] == made[Op.ADD] == made[LESS] == [True]
 
 
 @pytest.mark.parametrize(
@@ -66,23 +62,23 @@ def test_functions_beside_the_kernel_are_exact() -> None:
 def test_a_sum_of_products_is_not(statement: str) -> None:
     body = f"float sum = 0.0; float sums[2]; for (int k = 0; k < 8; k++) {{ {statement} }} x[0] = sum + sums[0];"
     made = exact(compiled(body))
-    assert set(made[MULTIPLY]) == {False}
-    assert made[ADD] == [False] * (len(made[ADD]) - 1) + [True], "the last addition adds no product"
+    assert set(made[Op.MULTIPLY]) == {False}
+    assert made[Op.ADD] == [False] * (len(made[Op.ADD]) - 1) + [True], "the last addition adds no product"
 
 
 def test_nor_a_sum_of_scaled_vectors() -> None:
     made = exact(compiled("vec4 sum = vec4(0.0); for (int k = 0; k < 8; k++) sum += x[k] * v[k]; v[9] = sum * 2.0;"))
-    assert made[ADD] == [False] and made[VECTOR_TIMES_SCALAR] == [False, True]
+    assert made[Op.ADD] == [False] and made[Op.VECTOR_TIMES_SCALAR] == [False, True]
 
 
 def test_a_product_that_is_added_to_another_variable_is_exact() -> None:
     made = exact(compiled("float a = x[0], b = x[1]; b = a + x[2] * x[3]; x[4] = b;"))
-    assert made[MULTIPLY] == made[ADD] == [True]
+    assert made[Op.MULTIPLY] == made[Op.ADD] == [True]
 
 
 def test_what_is_already_exact_is_decorated_once() -> None:
     module = compiled("precise float a = x[0] * x[1] + x[2]; x[3] = a;")
-    given = [words[0] for op, words in module.outside if op == DECORATE and words[1] == NO_CONTRACTION]
+    given = [words[0] for op, words in module.outside if op == Op.DECORATE and words[1] == Decoration.NO_CONTRACTION]
     assert len(given) == len(set(given)) == 2
 
 
@@ -90,7 +86,7 @@ def modes(spirv: bytes) -> list[int]:
     """Return the widths of floats whose special values a module has preserved."""
     module = read(spirv)
     assert module is not None
-    return [words[2] for op, words in module.outside if op == EXECUTION_MODE and words[1] == PRESERVE]
+    return [words[2] for op, words in module.outside if op == Op.EXECUTION_MODE and words[1] == PRESERVE]
 
 
 @pytest.mark.parametrize(("real", "widths"), [("float", [32]), ("double", [32, 64])])

@@ -31,7 +31,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError
-from weft.kernels.source import Arg, KernelSource
+from weft.kernels.source import Arg, KernelCode, KernelSource
 
 
 class StandIn:
@@ -131,7 +131,7 @@ def test_a_device_that_runs_ptx_launches_what_opencl_compiles(stand_in: StandIn)
         assert stand_in.written == [], "its PTX is kept on disk"
 
 
-SOURCE = KernelSource("k", "", (Arg("x", DType.UINT8, "linear"), Arg("y", DType.UINT8, "linear", True)), ())
+SOURCE = KernelSource("k", KernelCode(""), (Arg("x", DType.UINT8, "linear"), Arg("y", DType.UINT8, "linear", True)), ())
 
 
 def test_a_kernel_gets_the_addresses_of_its_pieces_in_order(stand_in: StandIn) -> None:

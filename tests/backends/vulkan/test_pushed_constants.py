@@ -19,7 +19,7 @@ from weft.backends.vulkan.pushed_constants import pushable
 from weft.backends.vulkan.pushed_numbers import MOST_BYTES, positions
 from weft.backends.vulkan.spirv import spirv_for
 from weft.core.graph.dtypes import DType
-from weft.kernels.source import LOCAL_SIZE, Arg, ConstantKind, KernelSource
+from weft.kernels.source import LOCAL_SIZE, Arg, ConstantKind, KernelCode, KernelSource
 from weft.kernels.template import render
 
 N, A = 3, 4
@@ -36,7 +36,7 @@ void main() {{
     {body}
 }}
 """
-    return KernelSource("fill", text, (Arg("y", DType.FLOAT32, "linear", written=True),), CONSTANTS)
+    return KernelSource("fill", KernelCode(text), (Arg("y", DType.FLOAT32, "linear", written=True),), CONSTANTS)
 
 
 def test_one_pipeline_serves_all_values_of_constants_that_vary(device: VulkanDevice) -> None:

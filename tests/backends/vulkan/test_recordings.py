@@ -30,7 +30,7 @@ from weft.backends.gpu.device.device import (
 from weft.backends.vulkan.device import VulkanDevice, open_device, validation_messages
 from weft.core.graph.dtypes import DType
 from weft.errors import CompileError, DeviceError
-from weft.kernels.source import Arg, KernelSource
+from weft.kernels.source import Arg, KernelCode, KernelSource
 
 
 def test_a_recording_replays_with_new_inputs(device: VulkanDevice) -> None:
@@ -106,7 +106,7 @@ void main() {{
     y[(at.z * size.y + at.y) * size.x + at.x] = int(gl_WorkGroupSize.y) + LZ;
 }}
 """
-    source = KernelSource("grid", text, (Arg("y", DType.INT32, "linear", written=True),), CONSTANTS)
+    source = KernelSource("grid", KernelCode(text), (Arg("y", DType.INT32, "linear", written=True),), CONSTANTS)
     y = device.allocate(4 * 8 * 4 * 2 * 3, MemoryKind.DOWNLOAD)
     kernel = device.compile(source, {"LX": 4, "LY": 2, "LZ": 2, "N": 0, "A": 0.0})
     run(device, device.record([LaunchCommand(kernel, (whole(y),), (2, 2, 3))]))

@@ -20,7 +20,7 @@ from weft.backends.vulkan.device import VulkanDevice, open_device
 from weft.core.graph.dtypes import DType
 from weft.core.host.disk_cache import DiskCache, seal
 from weft.errors import CompileError, ConfigError, DeviceError
-from weft.kernels.source import KernelSource
+from weft.kernels.source import KernelCode, KernelSource
 
 
 def test_a_kernel_that_is_refused_is_named_with_the_log_and_its_source_is_in_a_file(device: VulkanDevice) -> None:
@@ -46,7 +46,7 @@ def test_spirv_targets_vulkan_1_1() -> None:
 
 
 def unseen(name: str) -> KernelSource:
-    return replace(SCALE, text=SCALE.text + f"// {name}\n")
+    return replace(SCALE, code=KernelCode(SCALE.text + f"// {name}\n"))
 
 
 def test_no_compiler_says_which_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

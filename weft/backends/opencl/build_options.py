@@ -23,5 +23,5 @@ def language_options(source: KernelSource) -> tuple[str, ...]:
 
 def given_to_compiler(source: KernelSource, header: str) -> str:
     """Return all that decides a kernel's binary but for the driver and the device, for the keys of caches."""
-    patch = (ptx.VERSION,) if ptx.MARK in source.text else ()
+    patch = (ptx.VERSION,) if source.has("covered") else ()
     return "\n".join((*patch, *language_options(source), source.digest, source.entry, header))

@@ -1,16 +1,13 @@
 """The text of a chain of launches in OpenCL C: the bodies of their kernels as functions, and a kernel that calls them.
 
-A body keeps its text. What it takes for its constants, its place in the grid and the barrier of its group are macros,
+A body keeps its text. What it takes for its constants, its place in the launch and the barrier of its group are macros,
 which mean something else in each function.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-from weft.errors import BackendError
 from weft.kernels.chain import (
     CHAIN,
     COUNTER,
@@ -22,18 +19,13 @@ from weft.kernels.chain import (
     constant,
     prefetched_bytes,
 )
-from weft.kernels.source import LOCAL_SIZE, Arg
+from weft.kernels.source import LOCAL_SIZE, Arg, defined, undefined
 
-LATE = "#ifndef LATE_CONSTANTS\n#define LATE_CONSTANTS\n#endif\n"
-OWN = "// What follows is this kernel's own.\n"
-KERNEL = "\n__attribute__((reqd_work_group_size(LX, LY, LZ)))\n__kernel void "
-BODY = " LATE_CONSTANTS) {\n"
-"""The lines that separate the parts of a kernel's text."""
-_SHARED = re.compile(r"^  __local (\w+) (\w+)\[(.*)\](?: __attribute__\(\(aligned\(\d+\)\)\))?;$")
-_FUNCTION = re.compile(r"^\w[\w ]* \*?(\w+)\([^;]*\{", re.MULTILINE)
-_MACRO = re.compile(r"^\s*#define (\w+)", re.MULTILINE)
-_REPLACED = (*LOCAL_SIZE, "LOCAL_X", "LOCAL_Y", "LOCAL_Z", "GROUP_X", "GROUP_Y", "GROUP_Z", "GROUPS_X", "BARRIER")
-_WAITING = """\
+Pointer = Callable[[Arg], str]
+"""Returns the type by which a kernel reaches an argument."""
+_WAITING = f"""\
+#define MOST_ROUNDS {MOST_ROUNDS}u
+""" """\
 #ifdef __NV_CL_C_VERSION
 #define PART_BARRIER(number, items) asm volatile("bar.sync %0, %1;" :: "r"(number), "r"(items) : "memory")
 // A load that acquires is cheaper than a fence after the loop.
@@ -92,50 +84,16 @@ uint await(volatile __global uint* counter, uint* turn, __local uint* at) {
 """
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """The parts of a kernel's text."""
-
-    prelude: str
-    functions: str
-    params: str
-    shared: tuple[tuple[str, str, str], ...]
-    """Type, name and size."""
-    body: str
-
-    @classmethod
-    def of(cls, text: str) -> _Parts:
-        """Return the parts that `OpenCLDialect.assemble` joined; BackendError if a mark between them is missing."""
-        missing = [mark.strip() for mark in (OWN, KERNEL, BODY) if mark not in text]
-        if missing:
-            raise BackendError(
-                "a kernel cannot be part of a chain",
-                why=f"its text lacks {missing[0]!r}",
-                fix="turn off the option chains, and report this",
-            )
-        prelude, _, own = text.removeprefix(LATE).partition(OWN)
-        functions, _, kernel = own.partition(KERNEL)
-        head, _, rest = kernel.partition(BODY)
-        lines, shared = rest.rpartition("}")[0].split("\n"), []
-        while lines and (found := _SHARED.match(lines[0])):
-            shared.append((found[1], found[2], found[3]))
-            lines = lines[1:]
-        return cls(prelude, functions, head.partition("(")[2], tuple(shared), "\n".join(lines))
-
-
-def chain_text(levels: Sequence[Level], args: Sequence[Arg], items: int) -> str:
+def chain_text(levels: Sequence[Level], args: Sequence[Arg], items: int, pointer: Pointer) -> str:
     """Return the kernel of a chain."""
-    parts = [_Parts.of(level.step.source.text) for level in levels]
-    prelude = parts[0].prelude
-    known = set(_MACRO.findall(prelude))
-    given = "".join(f"#undef {name}\n" for name in _REPLACED)
-    pairs = list(enumerate(zip(levels, parts, strict=True)))
-    functions = "".join(_function(i, level, own, known, items) for i, (level, own) in pairs)
+    prelude = levels[0].step.source.code.prelude  # all compute in f32
+    functions = dict.fromkeys(text for level in levels for text in level.step.source.code.functions)
+    bodies = "".join(_function(i, level, items, pointer) for i, level in enumerate(levels))
     prefetches = _prefetches(levels, args)
-    calls = "".join(_call(i, level, own, args, items, prefetches.get(i, ())) for i, (level, own) in pairs)
+    calls = "".join(_call(i, level, args, items, pointer, prefetches.get(i, ())) for i, level in enumerate(levels))
     params = ", ".join(f"{'volatile __global uint' if a is COUNTER else '__global uchar'}* {a.name}" for a in args)
     return (
-        f"{prelude}{given}{_WAITING.replace('MOST_ROUNDS', f'{MOST_ROUNDS}u')}{functions}"
+        f"{prelude}{undefined(LOCAL_SIZE)}{_WAITING}{''.join(functions)}{bodies}"
         f"__kernel __attribute__((reqd_work_group_size({items}, 1, 1)))\nvoid {CHAIN}({params}) {{\n"
         f"  __local uint4 group_memory[{SHARED_VECTORS}] __attribute__((aligned(1024)));\n"
         f"  MISSING_PLACE\n"
@@ -159,38 +117,34 @@ def _prefetches(levels: Sequence[Level], args: Sequence[Arg]) -> dict[int, list[
     return found
 
 
-def _function(number: int, level: Level, parts: _Parts, known: set[str], items: int) -> str:
+def _function(number: int, level: Level, items: int, pointer: Pointer) -> str:
     """Return the body of a kernel as a function of the group's number and the item's, with all its macros."""
-    step = level.step
-    macros = {name: constant(number, name) for name, _ in step.source.constants}
-    macros |= {name: f"{name}_{number}" for name in _FUNCTION.findall(parts.functions)}
+    step, code = level.step, level.step.source.code
+    macros = {name: constant(number, name) for name in (*(name for name, _ in step.source.constants), *GRID)}
     macros |= {
         "LOCAL_X": "(_item % LX)", "LOCAL_Y": "(_item / LX % LY)", "LOCAL_Z": "(_item / (LX * LY))",
         "GROUP_X": "(_group % GRID_X)", "GROUP_Y": "(_group / GRID_X % GRID_Y)",
         "GROUP_Z": "(_group / (GRID_X * GRID_Y))", "GROUPS_X": "GRID_X", "BARRIER": _barrier(level, items),
     }
-    macros |= {name: constant(number, name) for name in GRID}
-    own = (set(_MACRO.findall(parts.functions)) | set(_MACRO.findall(parts.body))) - known
+    params = "".join(f"{pointer(a)} restrict {a.name}, " for a in step.source.args)
     at, arrays = "0", []
-    for kind, name, size in parts.shared:
-        arrays.append(f"  __local {kind}* {name} = (__local {kind}*)(_memory + {at});\n")
-        at += f" + ((int)sizeof({kind}) * ({size}) + {step.alignment - 1}) / {step.alignment} * {step.alignment}"
+    for array in code.arrays:
+        kind, each = array.type, step.alignment
+        arrays.append(f"  __local {kind}* {array.name} = (__local {kind}*)(_memory + {at});\n")
+        at += f" + ((int)sizeof({kind}) * ({array.size}) + {each - 1}) / {each} * {each}"
     return (
-        "".join(f"#define {name} {text}\n" for name, text in macros.items())
-        + f"{parts.functions}\nvoid level_{number}({parts.params}, __local uchar* _memory, const int _slot, "
-        f"const int _item, const int _group) {{\n{''.join(arrays)}{parts.body}\n}}\n"
-        + "".join(f"#undef {name}\n" for name in sorted({*macros, *own}))
+        f"{defined(macros.items())}void level_{number}({params}__local uchar* _memory, const int _slot, "
+        f"const int _item, const int _group) {{\n{''.join(arrays)}{code.body}\n}}\n"
+        f"{undefined([*macros, *code.macros])}"
     )
 
 
-def _barrier(level: Level, items: int) -> str:
-    if level.width == items:
-        return "barrier(CLK_LOCAL_MEM_FENCE)"
-    return f"PART_BARRIER(_slot + 1, {level.width})"
+def _barrier(level: Level, items: int, slot: str = "_slot") -> str:
+    return "barrier(CLK_LOCAL_MEM_FENCE)" if level.width == items else f"PART_BARRIER({slot} + 1, {level.width})"
 
 
 def _call(
-    number: int, level: Level, parts: _Parts, args: Sequence[Arg], items: int, prefetches: Sequence[str]
+    number: int, level: Level, args: Sequence[Arg], items: int, pointer: Pointer, prefetches: Sequence[str]
 ) -> str:
     """Return the loop over the groups of a level, with what must be done before it."""
     step = level.step
@@ -200,11 +154,10 @@ def _call(
     if level.waits:
         fetched = "".join(f"prefetch_l2({each}); " for each in prefetches)
         before = f"  arrive({COUNTER.name}); {fetched}if (await({COUNTER.name}, &turn, MISSING_AT)) return;\n"
-    types = [p.rpartition("* ")[0].strip() for p in parts.params.split(", ")]
     named = [a.name for a in args if a is not COUNTER]
-    given = ", ".join(f"({t.replace(' restrict', '')}*){named[a]}" for t, a in zip(types, level.args, strict=True))
+    given = ", ".join(f"({pointer(a)}){named[k]}" for a, k in zip(step.source.args, level.args, strict=True))
     alone = level.slots == 1 and level.width == items
-    again = "" if not step.meets else _barrier(level, items).replace("_slot", "slot") + "; "
+    again = f"{_barrier(level, items, 'slot')}; " if step.meets else ""
     own = "item" if alone else f"item % {level.width}"
     if level.width != step.items:
         own = f"min({own}, {step.items - 1})"

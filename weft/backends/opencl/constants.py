@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,8 +15,6 @@ _INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
 _NUMPY: dict[ConstantKind, Callable[[Any], np.number[Any]]] = {
     "int": np.int32, "float": np.float32, "double": np.float64,
 }
-_WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_NONE: frozenset[str] = frozenset()
 Named = tuple[str, ConstantKind]
 """A constant's name and kind."""
 
@@ -37,14 +34,11 @@ def as_arguments(late: Sequence[Named], values: Mapping[str, int | float]) -> tu
 def late_constants(source: KernelSource, varying: frozenset[str] | None) -> list[tuple[str, ConstantKind]]:
     """Return which constants of a kernel are arguments, if these vary between shapes, or any may (None).
 
-    The local size must be known to the compiler, and what functions beside the kernel read: they do not see its
-    arguments. A source that was not written for this has none.
+    The local size must be known to the compiler. A source that was not written for this has none.
     """
-    beside, found, _ = source.text.rpartition("LATE_CONSTANTS")
-    if not found or varying == _NONE:
+    if not source.code.late:
         return []
-    known = {*LOCAL_SIZE, *(_WORD.findall(beside) if varying is not None else ())}
-    return [c for c in source.constants if c[0] not in known and (varying is None or c[0] in varying)]
+    return [c for c in source.constants if c[0] not in LOCAL_SIZE and (varying is None or c[0] in varying)]
 
 
 def late_define(late: Sequence[tuple[str, ConstantKind]]) -> str:

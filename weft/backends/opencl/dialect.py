@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
-from weft.backends.opencl.chain_text import BODY, KERNEL, LATE, OWN, chain_text
+from weft.backends.opencl.chain_text import chain_text
 from weft.core.graph.dtypes import DType
 from weft.kernels.chain import Level
-from weft.kernels.dialect import (
-    ALL_GROUPS,
-    FIRST_GROUP,
-    Dialect,
-    KernelParts,
-    cut_to_bits,
-    extended,
-    with_suffix,
-)
+from weft.kernels.dialect import Dialect, KernelParts, cut_to_bits, extended, with_suffix
 from weft.kernels.formats import from_bits, is_coded, to_bits
-from weft.kernels.source import Arg, KernelSource
+from weft.kernels.source import Arg, KernelCode, defined
 
 _RAW = {1: "uchar", 2: "ushort", 4: "uint", 8: "uint2", 16: "uint4"}
 _TYPES = {
@@ -43,6 +36,12 @@ def _aligned(align: int) -> str:
     return f" __attribute__((aligned({align})))" if align else ""
 
 
+@lru_cache(maxsize=64)
+def _floats(text: str) -> str:
+    """Return a text of the prelude or of functions beside kernels, which compute in f32 where they have literals."""
+    return with_suffix(text, "f")
+
+
 @dataclass(frozen=True)
 class OpenCLDialect(Dialect):
     """OpenCL C. Constants are macros; fp16 is storage only (vload_half), so cl_khr_fp16 is not needed."""
@@ -56,45 +55,45 @@ class OpenCLDialect(Dialect):
         "  return sum + product;\n"
         "}\n"
     )
+    launch: ClassVar[Mapping[str, str]] = {
+        **{f"LOCAL_{letter}": f"((int)get_local_id({axis}))" for axis, letter in enumerate("XYZ")},
+        **{f"GROUP_{letter}": f"((int)get_group_id({axis}))" for axis, letter in enumerate("XYZ")},
+        "GROUPS_X": "((int)get_num_groups(0))",
+        "BARRIER": "barrier(CLK_LOCAL_MEM_FENCE)",
+    }
     reinterprets: ClassVar[tuple[str, str, str]] = ("as_uint(v)", "as_float(v)", "((uint)(v))")
 
-    def assemble(self, parts: KernelParts) -> str:
+    def assemble(self, parts: KernelParts) -> KernelCode:
         """Return prelude, signature, work-group arrays and body.
 
         Arguments are `restrict`: no element is written through one and accessed through another, since bound pieces
         of one buffer do not overlap. Constants are macros that `compile` defines, or arguments that it puts at
         LATE_CONSTANTS.
         """
-        params = ", ".join(
-            f"__global {'' if a.written else 'const '}{self._element(a)}* restrict {a.name}" for a in parts.args
-        )
+        params = ", ".join(f"{self._pointer(a)} restrict {a.name}" for a in parts.args)
         locals_ = "\n".join(f"  __local {s.type} {s.name}[{s.size}]{_aligned(s.align)};" for s in parts.shared)
-        body = parts.body if parts.computes_double else with_suffix(parts.body, "f")
-        return (
-            f"{LATE}{with_suffix(parts.prelude, 'f')}{OWN}{with_suffix(self.formats(parts), 'f')}"
-            f"{KERNEL}{parts.entry}({params}{BODY}{locals_}\n{body}\n}}\n"
+        size = "__attribute__((reqd_work_group_size(LX, LY, LZ)))"
+        return KernelCode(
+            parts.body if parts.computes_double else with_suffix(parts.body, "f"),
+            "#ifndef LATE_CONSTANTS\n#define LATE_CONSTANTS\n#endif\n",
+            defined(self.launch.items()),
+            _floats(parts.prelude),
+            tuple(map(_floats, self.formats(parts))),
+            f"\n{size}\n__kernel void {parts.entry}({params} LATE_CONSTANTS) {{\n{locals_}\n",
+            "\n}\n",
+            tuple(parts.shared),
+            tuple(parts.macros),
+            tuple(parts.traits),
+            late=True,
         )
-
-    def from_group(self, source: KernelSource, axis: int) -> KernelSource | None:
-        """Return a kernel whose work-groups begin at FIRST_GROUP along an axis; None if it asks for them otherwise.
-
-        The names of the prelude get their meaning in the kernel, where arguments are known.
-        """
-        own = f"(int)get_group_id({axis})"
-        before, body, rest = source.text.partition(BODY)
-        named = "\n".join(line for line in before.splitlines() if not line.startswith("#define "))
-        if not body or "get_group_id" in named + rest or "GROUP" in named or "GLOBAL_" in named:
-            return None
-        name = f"GROUP_{'XYZ'[axis]}"
-        meant = f"#undef {name}\n#define {name} (FIRST_GROUP + {own})\n"
-        if axis == 0:
-            meant += "#undef GROUPS_X\n#define GROUPS_X ALL_GROUPS\n"
-        constants = (*source.constants, (FIRST_GROUP, "int"), (ALL_GROUPS, "int"))
-        return replace(source, text=before + body + meant + rest, constants=constants)
 
     def chain(self, levels: Sequence[Level], args: Sequence[Arg], items: int) -> str:
         """Return the text of one kernel that does what several do, one after the other."""
-        return chain_text(levels, args, items)
+        return chain_text(levels, args, items, self._pointer)
+
+    def _pointer(self, arg: Arg) -> str:
+        """Return the type by which a kernel reaches an argument."""
+        return f"__global {'' if arg.written else 'const '}{self._element(arg)}*"
 
     def _element(self, arg: Arg) -> str:
         if arg.raw_bytes:

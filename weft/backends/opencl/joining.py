@@ -1,79 +1,31 @@
-"""Joins the sources of several kernels to one program, in which each kernel and function has a name of its own.
-
-A source is joined only if all it declares outside functions is functions, and macros, which end with its text. Of a
-source of any other kind, `JoinableSource.of` returns None: it is compiled alone. What extensions it enables holds for
-the rest of the program, so that only sources that enable the same ones belong in one.
-"""
+"""One program of several kernels: what they have alike is printed once, and their names end with them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-_COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
-_DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*$", re.MULTILINE)
-_ATTRIBUTE = re.compile(r"__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)")
-_INNERMOST = re.compile(r"\{[^{}]*\}")
-_BODY = "@"
-"""Stands for a function's body; it is no character of the language."""
-_FUNCTION = re.compile(rf"[\w\s*]*?[\s*](\w+)\s*\([^(){{}};{_BODY}]*\)\s*{_BODY}")
-_MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
-_EXTENSION = re.compile(
-    r"^[ \t]*#[ \t]*pragma[ \t]+OPENCL[ \t]+EXTENSION[ \t]+(\w+)[ \t]*:[ \t]*enable[ \t]*$", re.MULTILINE
-)
-_TYPE = re.compile(r"\b(?:struct|union|enum|typedef)\b")
-_PRAGMA = re.compile(r"^[ \t]*#[ \t]*pragma\b", re.MULTILINE)
-"""Outside a function it may hold for the rest of the program; within one, `FP_CONTRACT` ends with its block."""
+from weft.kernels.source import KernelSource, defined, undefined
 
 
-@dataclass(frozen=True)
-class JoinableSource:
-    """The source of a kernel, with its constants, and what it declares."""
-
-    entry: str
-    text: str
-    functions: tuple[str, ...]
-    macros: tuple[str, ...]
-    extensions: tuple[str, ...] = ()
-    """Extensions of the language that it enables."""
-
-    @classmethod
-    def of(cls, entry: str, text: str) -> JoinableSource | None:
-        """Return what a source declares; None if it must be compiled alone."""
-        bare = _COMMENT_OR_STRING.sub(" ", text)
-        if _TYPE.search(bare) or _PRAGMA.search(_without_bodies(_EXTENSION.sub("", bare))):
-            return None
-        outside = _without_bodies(_ATTRIBUTE.sub(" ", _DIRECTIVE.sub("", bare)))
-        functions = {found[1] for found in _FUNCTION.finditer(outside)}
-        if entry not in functions or _FUNCTION.sub("", outside).strip():
-            return None
-        named = (sorted(set(names)) for names in (functions, _MACRO.findall(bare), _EXTENSION.findall(bare)))
-        return cls(entry, text, *map(tuple, named))
-
-    def name(self, place: int) -> str:
-        """Return the name of the kernel in the program in which this source is at `place`."""
-        return _named(self.entry, place)
-
-    def renamed(self, place: int) -> str:
-        """Return the text with the names that it has at `place`; its macros end with it."""
-        own = re.compile(rf"\b(?:{'|'.join(self.functions)})\b")
-        text = own.sub(lambda found: _named(found[0], place), self.text)
-        return text + "".join(f"\n#undef {name}" for name in self.macros) + "\n"
+def may_join(source: KernelSource) -> bool:
+    """Tell whether a program of several kernels can hold a kernel; else it is compiled alone."""
+    return source.code.in_pieces and not source.has("covered")
 
 
-def joined(sources: Sequence[JoinableSource]) -> str:
-    """Return the source of a program with all of these."""
-    return "".join(each.renamed(place) for place, each in enumerate(sources))
+def name_of(source: KernelSource, place: int) -> str:
+    """Return the name of a kernel in a program in which it is at `place`."""
+    return f"{source.entry}_of_{place}"
 
 
-def _without_bodies(text: str) -> str:
-    """Return a text with a mark in the place of each outermost pair of braces."""
-    more = 1
-    while more:
-        text, more = _INNERMOST.subn(_BODY, text)
-    return text
-
-
-def _named(name: str, place: int) -> str:
-    return f"{name}_of_{place}"
+def joined(kernels: Sequence[tuple[KernelSource, str]]) -> str:
+    """Return the program of kernels of one prelude and launch, given with what defines their constants."""
+    first = kernels[0][0].code
+    pieces, functions = [first.launch, first.prelude], set[str]()
+    for place, (source, header) in enumerate(kernels):
+        code = source.code
+        pieces += [text for text in code.functions if text not in functions]
+        functions.update(code.functions)
+        pieces += [header, defined([(source.entry, name_of(source, place))]), code.head, code.body, code.end]
+        constants = (name for name, _ in source.constants)
+        pieces.append(undefined([source.entry, "LATE_CONSTANTS", *constants, *code.macros]))
+    return "".join(pieces)

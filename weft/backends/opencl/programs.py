@@ -22,7 +22,7 @@ from weft.backends.opencl.build_options import given_to_compiler, language_optio
 from weft.backends.opencl.cl_errors import words
 from weft.backends.opencl.compilers import Compilers
 from weft.backends.opencl.constants import as_arguments, header, late_constants
-from weft.backends.opencl.joining import JoinableSource, joined
+from weft.backends.opencl.joining import joined, may_join, name_of
 from weft.backends.opencl.known_drivers import driver_named
 from weft.core.host.background import aside
 from weft.core.host.disk_cache import DiskCache
@@ -167,37 +167,36 @@ class Programs:
         """
         if not self._all_late:
             return []
-        missing: dict[_Key, tuple[_Wanted, JoinableSource]] = {}
+        missing: dict[_Key, _Wanted] = {}
         for source, values in kernels:
             late = late_constants(source, None)
             with suppress(CompileError):  # a value is missing, or too large
                 key = self._key(source, values, late)
-                if key not in missing and self._programs.find(key) is None:
+                if may_join(source) and key not in missing and self._programs.find(key) is None:
                     wanted = _wanted(source, values, key[2], len(late))
-                    joinable = None if self._is_on_disk(wanted) else _joinable(wanted)
-                    if joinable is not None:
-                        missing[key] = wanted, joinable
+                    if not self._is_on_disk(wanted):
+                        missing[key] = wanted
         held: list[Built] = []
         for some in _groups(missing):  # Ctrl-C leaves the program behind that is being built, and begins no other
             held += aside(partial(self._keep_together, some, [missing[key] for key in some]))
         return held
 
-    def _keep_together(self, keys: Sequence[_Key], wanted: Sequence[tuple[_Wanted, JoinableSource]]) -> list[Built]:
+    def _keep_together(self, keys: Sequence[_Key], wanted: Sequence[_Wanted]) -> list[Built]:
         made = zip(keys, self._make_together(wanted), strict=True)
         return [self._programs.get(key, partial(_same, one)) for key, one in made if one]
 
-    def _make_together(self, wanted: Sequence[tuple[_Wanted, JoinableSource]]) -> list[Built | None]:
+    def _make_together(self, wanted: Sequence[_Wanted]) -> list[Built | None]:
         """Build one program of all, and return the kernels; None for those that `get` must build."""
         none: list[Built | None] = [None] * len(wanted)
-        program = cl._cl._Program(self._context, joined([source for _, source in wanted]))
-        first, _ = wanted[0]
+        program = cl._cl._Program(self._context, joined([(each.source, each.header) for each in wanted]))
+        first = wanted[0]
         try:
             self._call_compiler(program, first)
         except (cl.Error, RuntimeError) as e:
             why = words(e.code) if isinstance(e, cl.Error) else str(e)
             log.info("%d kernels cannot be built together: %s", len(wanted), why)
             return none
-        keys = [disk_key(self._device, one.source, one.header) for one, _ in wanted]
+        keys = [disk_key(self._device, one.source, one.header) for one in wanted]
         shared_key = "\n".join((_CACHE_FORMAT, "together", *keys))
         binary = self._keep(shared_key, program)
         if binary is None:
@@ -206,8 +205,8 @@ class Programs:
         if shared is None:
             return none
         made: list[Built | None] = []
-        for place, (key, (one, part)) in enumerate(zip(keys, wanted, strict=True)):
-            name = part.name(place)
+        for place, (key, one) in enumerate(zip(keys, wanted, strict=True)):
+            name = name_of(one.source, place)
             fits = self._fits(shared.program, name, one)
             made.append(Built(shared.program, name, shared) if fits else None)
             if fits:
@@ -354,7 +353,7 @@ class Programs:
     def _build(self, wanted: _Wanted) -> cl._cl._Program:
         """Return the program, its hidden instructions uncovered; see `ptx`."""
         program = self._compiled(wanted)
-        if ptx.MARK not in wanted.source.text:
+        if not wanted.source.has("covered"):
             return program
         return self._checked(cl._cl._Program(self._context, [self._device], [self._ptx(program, wanted)]), wanted)
 
@@ -383,7 +382,7 @@ class Programs:
     def _ptx(self, program: cl._cl._Program, wanted: _Wanted) -> bytes:
         """Return a program's PTX, its hidden instructions uncovered."""
         binary = bytes(cast("list[bytes]", program.get_info(cl.program_info.BINARIES))[0])
-        text = ptx.uncover(binary) if ptx.MARK in wanted.source.text else binary
+        text = ptx.uncover(binary) if wanted.source.has("covered") else binary
         if text is None:
             raise self._refused(wanted.source, wanted.header, "the compiler did not write PTX for sm_90", "")
         return text
@@ -433,16 +432,12 @@ def _wanted(source: KernelSource, values: Mapping[str, int | float], header: str
     return _Wanted(source, header, local, len(source.args) + late)
 
 
-def _joinable(wanted: _Wanted) -> JoinableSource | None:
-    """Return the source as one that a program of several can hold; None if it must be compiled alone."""
-    return None if ptx.MARK in wanted.source.text else JoinableSource.of(wanted.source.entry, wanted.text)
-
-
-def _groups(missing: Mapping[_Key, tuple[_Wanted, JoinableSource]]) -> Iterator[list[_Key]]:
-    """Yield the kernels of each program: those with the same options and extensions, two or more."""
-    alike: dict[tuple[tuple[str, ...], ...], list[_Key]] = {}
-    for key, (wanted, joinable) in missing.items():
-        alike.setdefault((language_options(wanted.source), joinable.extensions), []).append(key)
+def _groups(missing: Mapping[_Key, _Wanted]) -> Iterator[list[_Key]]:
+    """Yield the kernels of each program: those with the same options, prelude and launch, two or more."""
+    alike: dict[tuple[object, ...], list[_Key]] = {}
+    for key, wanted in missing.items():
+        code = wanted.source.code
+        alike.setdefault((language_options(wanted.source), code.prelude, code.launch), []).append(key)
     for keys in alike.values():
         for first in range(0, len(keys), _MOST_TOGETHER):
             some = keys[first : first + _MOST_TOGETHER]

@@ -7,41 +7,73 @@ assembly behind `//@`. The compiler takes that for a comment and copies it into 
 
 from __future__ import annotations
 
-import re
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 MARK = "//@"
 VERSION = "1"
 """The version of `uncover`, part of the key under which programs are cached."""
-_TARGET = re.compile(r"^(\s*\.target\s+sm_90)(?=[\s,]|$)", re.MULTILINE)
-_TEXTURES = re.compile(r"^(\s*\.target\s+\w+)\s*,\s*texmode_independent", re.MULTILINE)
-_SPECIAL = re.compile(r"%envreg(\d+)\b")
-_GROUPS = {"6": "%nctaid.x", "7": "%nctaid.y", "8": "%nctaid.z"}
-_OFFSETS = frozenset("012345")
+_DIRECTIVE = ".target "
+_TEXTURES = "texmode_independent"
+_SPECIAL = "%envreg"
+_WRITTEN_OUT = {
+    **dict.fromkeys("012345", "0"), "6": "%nctaid.x", "7": "%nctaid.y", "8": "%nctaid.z",
+}
+"""What OpenCL's special registers hold: the offsets of groups (0 to 2) and of items (3 to 5), which Weft's launches do
+not have, and the number of groups (6 to 8)."""
+
+
+@dataclass(frozen=True)
+class Ptx:
+    """A module of PTX: what it is for, and the text around that directive, which is a line of its own."""
+
+    before: str
+    target: tuple[str, ...]
+    """The architecture, and options."""
+    after: str
+
+    @classmethod
+    def read(cls, text: str) -> Ptx | None:
+        """Return the parts of a text; None if it has no target, or several."""
+        lines = text.split("\n")
+        found = [n for n, line in enumerate(lines) if line.lstrip().startswith(_DIRECTIVE)]
+        if len(found) != 1:
+            return None
+        (n,) = found
+        words = lines[n].strip().removeprefix(_DIRECTIVE).split(",")
+        return cls("\n".join([*lines[:n], ""]), tuple(word.strip() for word in words), "\n".join(lines[n + 1 :]))
+
+    @property
+    def text(self) -> str:
+        """Return the module."""
+        return f"{self.before}{_DIRECTIVE}{', '.join(self.target)}\n{self.after}"
 
 
 def uncover(binary: bytes) -> bytes | None:
     """Return a program's PTX with the hidden instructions uncovered, for sm_90a; None if it is not PTX for sm_90."""
     try:
-        text = binary.rstrip(b"\0").decode("ascii")
+        found = Ptx.read(binary.rstrip(b"\0").decode("ascii"))
     except UnicodeDecodeError:
         return None
-    changed, targets = _TARGET.subn(r"\1a", text)
-    return changed.replace(MARK, "").encode() if targets == 1 else None
+    if found is None or found.target[0] != "sm_90":
+        return None
+    return replace(found, target=("sm_90a", *found.target[1:]), after=found.after.replace(MARK, "")).text.encode()
 
 
 def as_cuda(text: str) -> str:
     """Return OpenCL's PTX as CUDA's: what OpenCL's driver would put into special registers is written out.
 
-    These are the offsets of groups (0 to 2) and of items (3 to 5), which Weft's launches do not have, and the number of
-    groups (6 to 8). ValueError names any other.
+    ValueError names a register of which it is not known. What is no PTX is returned as it is.
     """
-
-    def register(found: re.Match[str]) -> str:
-        number = found[1]
-        if number in _OFFSETS:
-            return "0"
-        if number not in _GROUPS:
-            raise ValueError(f"it reads {found[0]}")
-        return _GROUPS[number]
-
-    return _SPECIAL.sub(register, _TEXTURES.sub(r"\1", text))
+    found = Ptx.read(text)
+    if found is None:
+        return text
+    first, *rest = found.after.split(_SPECIAL)
+    pieces = [first]
+    for piece in rest:
+        number = "".join(takewhile(str.isdigit, piece))
+        if number not in _WRITTEN_OUT:
+            raise ValueError(f"it reads {_SPECIAL}{number}")
+        pieces.append(_WRITTEN_OUT[number] + piece[len(number) :])
+    target = tuple(word for word in found.target if word != _TEXTURES)
+    return replace(found, target=target, after="".join(pieces)).text

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import re
 from functools import cache
+
+from weft.backends.opencl.ptx import Ptx
 
 log = logging.getLogger("weft.opencl")
 
 LIBRARY = "libnvidia-ptxjitcompiler.so.1"
-_TARGET = re.compile(rb"^\s*\.target\s+(sm_\w+)", re.MULTILINE)
 
 
 def assembled(text: bytes) -> bytes | None:
@@ -22,17 +22,18 @@ def assembled(text: bytes) -> bytes | None:
 
     Several threads may call it at once.
     """
-    library, target = _library(), _TARGET.search(text)
-    if library is None or target is None:
+    library, module = _library(), Ptx.read(text.decode("latin-1"))
+    if library is None or module is None:
         return None
+    target = module.target[0]
     handle = ctypes.c_void_p()
     if library.nvPTXCompilerCreate(ctypes.byref(handle), ctypes.c_size_t(len(text)), ctypes.c_char_p(text)):
         return None
     try:
-        options = (ctypes.c_char_p * 1)(b"--gpu-name=" + target[1])
+        options = (ctypes.c_char_p * 1)(f"--gpu-name={target}".encode())
         size = ctypes.c_size_t()
         if library.nvPTXCompilerCompile(handle, ctypes.c_int(1), options):
-            log.info("the driver's library does not assemble a kernel for %s", target[1].decode())
+            log.info("the driver's library does not assemble a kernel for %s", target)
             return None
         if library.nvPTXCompilerGetCompiledProgramSize(handle, ctypes.byref(size)):
             return None

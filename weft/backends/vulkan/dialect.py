@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -9,8 +10,6 @@ from weft.backends.vulkan import pushed_numbers
 from weft.backends.vulkan.pushed_constants import FIRST_ID
 from weft.core.graph.dtypes import DType
 from weft.kernels.dialect import (
-    ALL_GROUPS,
-    FIRST_GROUP,
     Dialect,
     KernelParts,
     View,
@@ -20,7 +19,7 @@ from weft.kernels.dialect import (
     with_suffix,
 )
 from weft.kernels.formats import from_bits, is_coded, to_bits
-from weft.kernels.source import Arg, KernelSource
+from weft.kernels.source import Arg, ConstantKind, KernelCode, KernelSource, defined
 
 _RAW = {1: "uint8_t", 2: "uint16_t", 4: "uint", 8: "uvec2", 16: "uvec4"}
 _TYPES = {
@@ -48,6 +47,12 @@ _EXTENSIONS = {
 }
 
 
+def _declared(constants: Sequence[tuple[str, ConstantKind]], before: int = 0) -> str:
+    """Return the lines that declare the ints among constants that come behind so many others."""
+    ids = ((i, name) for i, (name, kind) in enumerate(constants, before + FIRST_ID) if kind == "int")
+    return "\n".join(f"layout(constant_id = {i}) const int {name} = 1;" for i, name in ids)
+
+
 @dataclass(frozen=True)
 class GlslDialect(Dialect):
     """GLSL: ints are specialization constants, so one SPIR-V serves every shape, and floats are pushed."""
@@ -61,10 +66,16 @@ class GlslDialect(Dialect):
         "}\n"
     )
     reinterprets: ClassVar[tuple[str, str, str]] = ("floatBitsToUint(v)", "uintBitsToFloat(v)", "uint(v)")
+    launch: ClassVar[Mapping[str, str]] = {
+        **{f"LOCAL_{letter.upper()}": f"int(gl_LocalInvocationID.{letter})" for letter in "xyz"},
+        **{f"GROUP_{letter.upper()}": f"int(gl_WorkGroupID.{letter})" for letter in "xyz"},
+        "GROUPS_X": "int(gl_NumWorkGroups.x)",
+        "BARRIER": "barrier()",
+    }
     exchange_extensions: ClassVar[tuple[str, ...]] = ("GL_KHR_shader_subgroup_shuffle",)
     kept_loop: ClassVar[tuple[str, tuple[str, ...]]] = ("[[dont_unroll]] ", ("GL_EXT_control_flow_attributes",))
 
-    def assemble(self, parts: KernelParts) -> str:
+    def assemble(self, parts: KernelParts) -> KernelCode:
         """Return version, extensions, constants, buffers, prelude, work-group arrays, functions and main."""
         sizes = sorted({a.dtype.itemsize for a in parts.args} & _EXTENSIONS.keys())
         lines = ["#version 450\n" + "".join(_EXTENSIONS[s] for s in sizes)]
@@ -72,9 +83,7 @@ class GlslDialect(Dialect):
         if _MATRICES in parts.extensions:
             lines.append("#pragma use_vulkan_memory_model")
         lines.append("layout(local_size_x_id = 0, local_size_y_id = 1, local_size_z_id = 2) in;")
-        for i, (name, kind) in enumerate(parts.constants):
-            if kind == "int":
-                lines.append(f"layout(constant_id = {i + FIRST_ID}) const int {name} = 1;")
+        lines.append(_declared(parts.constants))
         lines.append(pushed_numbers.declarations(parts.constants, FIRST_ID))
         for i, a in enumerate(parts.args):
             access = (
@@ -86,27 +95,30 @@ class GlslDialect(Dialect):
                 lines.append(f"layout(std430, set = 0, binding = {i}) {block}")
         # A literal without a suffix is a float here.
         suffixed = (lambda text: with_suffix(text, "lf")) if parts.computes_double else str
-        lines.append(suffixed(parts.prelude) + self.formats(parts))
-        lines += [f"shared {s.type} {s.name}[{s.size}];" for s in parts.shared]
-        lines += map(suffixed, parts.functions)
-        return "\n".join([*lines, f"void main() {{  // {parts.entry}", suffixed(parts.body), "}", ""])
+        own = [f"shared {s.type} {s.name}[{s.size}];" for s in parts.shared]
+        own += map(suffixed, parts.functions)
+        return KernelCode(
+            suffixed(parts.body),
+            "\n".join([*lines, ""]),
+            defined(self.launch.items()),
+            suffixed(parts.prelude),
+            self.formats(parts),
+            "\n".join(["", *own, f"void main() {{  // {parts.entry}\n"]),
+            "\n}\n",
+            tuple(parts.shared),
+            tuple(parts.macros),
+            tuple(parts.traits),
+            late=True,
+        )
 
     def from_group(self, source: KernelSource, axis: int) -> KernelSource | None:
-        """Return a kernel whose work-groups begin at FIRST_GROUP along an axis; None if it asks for them otherwise."""
-        letter = "xyz"[axis]
-        number, count = f"#define GROUP_{letter.upper()} ", "#define GROUPS_X "
-        own = f"int(gl_WorkGroupID.{letter})\n"
-        if source.text.count("gl_WorkGroupID") != 3 or number + own not in source.text:
+        """Return a kernel whose work-groups begin at FIRST_GROUP along an axis, with its further constants declared."""
+        made = super().from_group(source, axis)
+        if made is None:
             return None
-        constants = (*source.constants, (FIRST_GROUP, "int"), (ALL_GROUPS, "int"))
-        declared = "".join(
-            f"layout(constant_id = {len(source.constants) + k + FIRST_ID}) const int {name} = 1;\n"
-            for k, name in enumerate((FIRST_GROUP, ALL_GROUPS))
-        )
-        text = source.text.replace(number + own, f"{declared}{number}(FIRST_GROUP + {own[:-1]})\n")
-        if axis == 0:
-            text = text.replace(f"{count}int(gl_NumWorkGroups.x)\n", f"{count}ALL_GROUPS\n")
-        return replace(source, text=text, constants=constants)
+        before = len(source.constants)
+        start = f"{made.code.start}{_declared(made.constants[before:], before)}\n"
+        return replace(made, code=replace(made.code, start=start))
 
     def _element(self, arg: Arg) -> str:
         if arg.raw_bytes:

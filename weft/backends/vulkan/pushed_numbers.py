@@ -61,15 +61,15 @@ def declarations(constants: Sequence[tuple[str, ConstantKind]], first_id: int) -
 
 
 def positions(source: KernelSource) -> frozenset[int]:
-    """Return which of a kernel's constants are pushed numbers; none if its text was not written by `declarations`."""
-    if _BLOCK not in source.text:
+    """Return which of a kernel's constants are pushed numbers; none if it was written by hand."""
+    if not source.code.late:
         return frozenset()
     return frozenset(i for i, _ in _numbers(source.constants).pushed)
 
 
 def packed(source: KernelSource, values: Mapping[str, int | float]) -> bytes:
     """Return the bytes to push for a kernel's numbers."""
-    if _BLOCK not in source.text:
+    if not source.code.late:
         return b""
     numbers = _numbers(source.constants)
     return b"".join(pack(values[name], numbers.kind) for _, name in numbers.pushed) + bytes(4 * bool(numbers.hidden))

@@ -28,6 +28,7 @@ from weft.backends.vulkan.dialect import GlslDialect
 from weft.core.contract.backend import DeviceInfo
 from weft.core.registry.backend_registry import registry
 from weft.kernels.dialect import KernelParts
+from weft.kernels.source import KernelCode
 from weft.kernels.special import (
     KernelFamily,
     kernel_families,
@@ -64,7 +65,7 @@ class WrongOpenCL(OpenCLDialect):
     reading: str = ""
     """The constant that those kernels read; "" for any."""
 
-    def assemble(self, parts: KernelParts) -> str:
+    def assemble(self, parts: KernelParts) -> KernelCode:
         """Return the kernel, spoiled if it is one of those."""
         reads = self.reading in ("", *(name for name, _ in parts.constants))
         return super().assemble(_spoiled(parts, self.wrong) if reads else parts)
@@ -76,7 +77,7 @@ class WrongGlsl(GlslDialect):
 
     wrong: frozenset[str] = frozenset()
 
-    def assemble(self, parts: KernelParts) -> str:
+    def assemble(self, parts: KernelParts) -> KernelCode:
         """Return the kernel, spoiled if it is one of those."""
         return super().assemble(_spoiled(parts, self.wrong))
 

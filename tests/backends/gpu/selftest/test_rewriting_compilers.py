@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -25,6 +25,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.registry.backend_registry import registry
 from weft.kernels.dialect import KernelParts
+from weft.kernels.source import KernelCode
 from weft.kernels.special import kernel_families
 
 MAGIC = np.array(12582912, np.float32)
@@ -36,13 +37,14 @@ SPECIAL = np.array([1, -2, 0, np.inf, -np.inf, np.nan], np.float32)
 class GlslOfZeros(GlslDialect):
     """GLSL whose numbers are zeros that the compiler knows."""
 
-    def assemble(self, parts: KernelParts) -> str:
+    def assemble(self, parts: KernelParts) -> KernelCode:
         """Return the kernel with constants in place of push constants."""
-        text = super().assemble(parts)
-        block = re.search(r"layout\(push_constant.*\{(.*)\};", text)
+        code = super().assemble(parts)
+        block = re.search(r"layout\(push_constant.*\{(.*)\};", code.start)
         if block is None:
-            return text
-        return text.replace(block[0], re.sub(r"float (\w+);", r"const float \1 = 0.0;", block[1]))
+            return code
+        known = re.sub(r"float (\w+);", r"const float \1 = 0.0;", block[1])
+        return replace(code, start=code.start.replace(block[0], known), late=False)
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def test_another_source_uses_nothing_of_it(device: TimedDevice, monkeypatch: pyt
 
     def changed(*request: object) -> object:
         source = render(*request)  # type: ignore[arg-type]
-        return replace(source, text=source.text + "// a change\n")
+        return replace(source, code=replace(source.code, end=source.code.end + "// a change\n"))
 
     monkeypatch.setattr("weft.backends.gpu.lowering.launches.builder.render", changed)
     assert slices(convolutions()) == [1]
