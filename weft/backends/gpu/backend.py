@@ -221,7 +221,7 @@ class GpuBackend(Engine):
         self.recording.run.micro_batches = plan.micro_batches
         self.recording.run.chains.plan(plan.chains)
         if self.recording.submissions.longest:
-            self.recording.expected = plan.expected(lowered.graph, self.device.caps)
+            self.recording.submissions.expected = plan.expected(lowered.graph, self.device.caps)
 
     def wanted_constants(self, plan: GpuPlan) -> list[PlannedConstant]:
         """Return the constants of a plan that are not in memory, in the order of its nodes."""

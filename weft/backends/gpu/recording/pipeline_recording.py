@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from math import ceil, inf
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -18,7 +17,6 @@ from weft.backends.gpu.device import fork_guard
 from weft.backends.gpu.device.device import (
     BarrierCommand,
     Binding,
-    Command,
     CopyCommand,
     GpuBuffer,
     GpuDevice,
@@ -28,11 +26,10 @@ from weft.backends.gpu.device.device import (
 from weft.backends.gpu.memory.heap import DeviceHeap, LentBuffer
 from weft.backends.gpu.memory.slots import Region, touched
 from weft.backends.gpu.recording.chunked_upload import LEAST_DIRECT, Job, Stream, chunks, worthwhile
-from weft.backends.gpu.recording.divided_launches import MOST_PARTS, divided, most_parts
 from weft.backends.gpu.recording.launches import BoundLaunch
 from weft.backends.gpu.recording.run_launches import RunLaunches
 from weft.backends.gpu.recording.schedule import Access, KeptLevels, schedule
-from weft.backends.gpu.recording.submissions import WHOLE, Division, Submissions, weigh
+from weft.backends.gpu.recording.submissions import WHOLE, Division, Submissions
 from weft.core.contract.backend import StorageType
 from weft.core.contract.error_context import is_error
 from weft.core.contract.profile import SPAN, ProfilingContext, Work
@@ -69,17 +66,6 @@ class _Replay:
     """The indices of the launches among the commands."""
     division: Division = WHOLE
     """Into which submissions it is divided."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A launch of a run, or one of those that a long one is divided into."""
-
-    launch: BoundLaunch
-    us: float
-    """The microseconds that the model expects."""
-    divisible: bool
-    """Whether it could be divided into more."""
 
 
 class Uploaded(Enum):
@@ -122,8 +108,6 @@ class PipelineRecording:
     """How many launches' kernels a tuning table chose."""
     submissions: Submissions = field(default_factory=Submissions)
     """How runs are divided."""
-    expected: Mapping[int, float] = field(default_factory=dict)
-    """The microseconds that the model expects of planned launches, by `id`."""
     _submitted: float = 0.0
     """When the last run with chains, or one whose time is noted, was submitted, by `perf_counter`."""
     _inputs: dict[str, Port] = field(default_factory=dict)
@@ -302,7 +286,7 @@ class PipelineRecording:
                 else:
                     before.append(_copy(there, _own(self._inputs[name].tensor), f"upload {name}"))
             before += [_inside(source, target) for source, target in self.imports]
-            parts = self._in_parts(self.run.joined if begun else self.run.at_once)
+            parts = self.submissions.in_parts(self.run.joined if begun else self.run.at_once, self.device)
             launches = [part.launch for part in parts]
             known: dict[object, Binding] = {}
             accesses = [access(launch, known) for launch in launches]
@@ -310,28 +294,11 @@ class PipelineRecording:
         labels = ["" if isinstance(c, BarrierCommand) else c.label for c in commands]
         launched = [i for i, c in enumerate(commands) if isinstance(c, LaunchCommand) and 0 not in c.grid]
         profile = self.profiling is not None and self.profiling.timed
-        division = self._division(commands, {id(a.command): part for a, part in zip(accesses, parts, strict=True)})
+        by_command = {id(a.command): part for a, part in zip(accesses, parts, strict=True)}
+        division = self.submissions.division(commands, by_command, self.device)
         handle = self.device.record_divided(commands, division.cuts, profile=profile)
         owners = {launch.label: launch.owner for launch in launches}
         return _Replay(handle, labels, owners, launched, division)
-
-    def _in_parts(self, launches: Iterable[BoundLaunch]) -> list[_Part]:
-        """Return the launches; in place of each that takes too long for a submission, those it is divided into."""
-        made, most = list[_Part](), self.submissions.most if self.device.divides else inf
-        for launch in launches:
-            us, parts = sum(self.expected.get(id(plan), 0.0) for plan in launch.plans), [launch]
-            if us > most:
-                parts = list(divided(launch, ceil(min(us / most, MOST_PARTS)), self.device))
-            made += [_Part(part, us / len(parts), len(parts) < most_parts(launch, self.device)) for part in parts]
-        return made
-
-    def _division(self, commands: Sequence[Command], parts: Mapping[int, _Part]) -> Division:
-        """Return how a run is divided; `parts` are the launches of its commands, by `id`."""
-        if not self.submissions.longest or not self.device.divides:
-            return WHOLE
-        expected = {key: part.us for key, part in parts.items()}
-        divisible = [at for at, command in enumerate(commands) if id(command) in parts and parts[id(command)].divisible]
-        return self.submissions.divide([weigh(command, expected) for command in commands], divisible)
 
     @property
     def submitted_parts(self) -> int:
@@ -529,7 +496,7 @@ class PipelineRecording:
                     if id(slot) not in cleared and slot.storage is not StorageType.STATE:
                         cleared.add(id(slot))
                         self._write(Binding(slot.buffer, slot.offset, slot.nbytes), np.zeros(slot.nbytes, np.uint8))
-                for part in self._in_parts([launch]):
+                for part in self.submissions.in_parts([launch], self.device):
                     run_once(self.device, [access(part.launch)])
                 yield launch
 

@@ -8,10 +8,12 @@ out to take longer. A launch that takes too long alone becomes several (`divided
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, field
+from math import ceil, inf
 
-from weft.backends.gpu.device.device import BarrierCommand, Command, CopyCommand
+from weft.backends.gpu.device.device import BarrierCommand, Command, CopyCommand, GpuDevice
+from weft.backends.gpu.recording.divided_launches import MOST_PARTS, divided, most_parts
+from weft.backends.gpu.recording.launches import BoundLaunch
 
 LONGEST = 0.5
 """About the seconds of the longest submission to a GPU. One more submission costs some 10 us."""
@@ -46,6 +48,17 @@ class Division:
 WHOLE = Division()
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A launch of a run, or one of those that a long one is divided into."""
+
+    launch: BoundLaunch
+    us: float
+    """The microseconds that the model expects."""
+    divisible: bool
+    """Whether it could be divided into more."""
+
+
 @dataclass
 class Submissions:
     """Divides the runs of a pipeline, and learns from the time that they take."""
@@ -54,6 +67,8 @@ class Submissions:
     """About the most seconds of a submission; 0: no limit."""
     watches: bool = False
     """Whether the time of the next run is to be noted."""
+    expected: Mapping[int, float] = field(default_factory=dict)
+    """The microseconds that the model expects of planned launches, by `id`."""
     _pace: float | None = None
     """Seconds of the device for a microsecond of the model; None before the first run."""
     _took: float = inf
@@ -67,6 +82,24 @@ class Submissions:
     def most(self) -> float:
         """Return the microseconds that the model may expect of a submission."""
         return self.longest / (CAUTION * 1e-6 if self._pace is None else self._pace) if self.longest else inf
+
+    def in_parts(self, launches: Iterable[BoundLaunch], device: GpuDevice) -> list[Part]:
+        """Return the launches; in place of each that takes too long for a submission, those it is divided into."""
+        made, most = list[Part](), self.most if device.divides else inf
+        for launch in launches:
+            us, parts = sum(self.expected.get(id(plan), 0.0) for plan in launch.plans), [launch]
+            if us > most:
+                parts = list(divided(launch, ceil(min(us / most, MOST_PARTS)), device))
+            made += [Part(part, us / len(parts), len(parts) < most_parts(launch, device)) for part in parts]
+        return made
+
+    def division(self, commands: Sequence[Command], parts: Mapping[int, Part], device: GpuDevice) -> Division:
+        """Return how a run is divided; `parts` are the launches of its commands, by `id`."""
+        if not self.longest or not device.divides:
+            return WHOLE
+        expected = {key: part.us for key, part in parts.items()}
+        divisible = [at for at, command in enumerate(commands) if id(command) in parts and parts[id(command)].divisible]
+        return self.divide([_weigh(command, expected) for command in commands], divisible)
 
     def divide(self, weights: Sequence[float], divisible: Iterable[int] = ()) -> Division:
         """Return where commands are cut of which the model expects these microseconds."""
@@ -101,7 +134,7 @@ class Submissions:
         return [(at, took) for at, took in enumerate(seconds) if took > self.longest * SLACK]
 
 
-def weigh(command: Command, launches: Mapping[int, float]) -> float:
+def _weigh(command: Command, launches: Mapping[int, float]) -> float:
     """Return the microseconds that the model expects of a command; `launches` has those of launches, by `id`."""
     if isinstance(command, BarrierCommand):
         return 0.0
