@@ -47,6 +47,9 @@ _modules = count()
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist tells its workers how wide their terminal is
 if not IS_WORKER:
+    # Programs that tests start have the kit of this tree, whatever is installed.
+    searched = (str(ROOT), str(ROOT / "packages" / "conformance"), os.environ.get("PYTHONPATH", ""))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, searched))
     os.environ["WEFT_CACHE_DIR"] = tempfile.mkdtemp(prefix="weft-test-cache-")
     os.environ["WEFT_VULKAN_VALIDATION"] = "1"
     os.environ["WEFT_CHECK_PASSES"] = "1"

@@ -136,8 +136,9 @@ class KernelBuilder(ABC):
         ints: Mapping[str, int] | None = None,
         floats: Mapping[str, float] | None = None,
         variant: Variant | None = None,
-        grid: Size3,
-        local: Size3,
+        items: int | None = None,
+        grid: Size3 | None = None,
+        local: Size3 | None = None,
         raw: bool = False,
         kinds: Mapping[str, ArgKind] | None = None,
         epilogue: bool = True,
@@ -146,6 +147,8 @@ class KernelBuilder(ABC):
         gate: Gate | None = None,
     ) -> None:
         """Launch `weft/shaders/<template>.mako` on `grid` work-groups of `local` work-items.
+
+        In place of these, `items` says over how many elements a one-dimensional loop goes (`for_items`).
 
         `reads` and `writes` are the arguments by the names the template uses. An NC4HW4 or NHWC4 tensor becomes a c4
         argument, any other a linear one (or a raw one if `raw`: elements are moved as bits); `kinds` names the
@@ -156,6 +159,9 @@ class KernelBuilder(ABC):
         has no epilogue. If all of `writes` are empty, nothing is launched.
         """
         if any(t.nbytes for t in writes.values()):
+            if items is not None:
+                grid, local = self.for_items(items)
+            assert grid is not None and local is not None, "a launch has `items`, or `grid` and `local`"
             self.add(
                 LaunchRequest(
                     template, reads, writes, ints or {}, floats or {}, variant or {}, grid, local, raw, kinds or {},

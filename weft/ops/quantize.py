@@ -25,6 +25,7 @@ from weft.ops.conversion import SATURATING, convert
 from weft.ops.elementwise import FLOATS, SHORT_FLOATS, Types, check_type, misfit, take_inputs, widen
 from weft.ops.gather import check_range
 from weft.ops.matmul import product_shape
+from weft.ops.shape import given
 
 QUANTISED: Types = frozenset(
     t for t in DType if (t.is_integer and t.bits <= 16) or (t.is_small_float and t is not DType.FLOAT8E8M0)
@@ -232,8 +233,7 @@ class DynamicQuantizeLinear(Op):
 
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         """Return y, its scale and its zero point; of zeros alone the scale is 1. NaN does not count in the range."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         x = x.astype(np.float32)
         most, least = (pick.reduce(x, axis=None, initial=np.float32(0)) for pick in (np.fmax, np.fmin))
         with np.errstate(all="ignore"):  # a range may be infinite

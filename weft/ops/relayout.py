@@ -40,8 +40,7 @@ class Relayout(MovingOp):
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the logical value with the new element type."""
-        assert inputs[0] is not None
-        return inputs[0].astype(self.dtype.numpy)
+        return given(inputs, 0).astype(self.dtype.numpy)
 
 
 @gpu_op(Relayout)
@@ -68,15 +67,13 @@ def launch_relayout(k: KernelBuilder, x: Tensor, y: Tensor) -> None:
     hw = prod(rest)
     packed = y.layout.packed and len(y.shape) >= 2
     total = storage_size(y.shape, y.layout) // (4 if packed else 1)
-    grid, local = k.for_items(total)
     k.launch(
         "relayout",
         reads={"x": x},
         writes={"y": y},
         ints={"C": c, "HW": hw, "TOTAL": total},
         variant={"source": _form(x), "target": _form(y)},
-        grid=grid,
-        local=local,
+        items=total,
         epilogue=False,
     )
 

@@ -31,6 +31,7 @@ from weft.ops.elementwise import (
     misfit,
     required_inputs,
 )
+from weft.ops.shape import given
 
 BLOCK = 1 << 14
 """Elements per step of `erf_array`: small enough that its passes stay in the nearest cache."""
@@ -477,8 +478,7 @@ class BitCast(Op):
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the same bytes; of bools, whether any bit is set."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         raw = np.ascontiguousarray(x).reshape(x.shape)
         return raw.view(np.uint8) != 0 if self.to is DType.BOOL else raw.view(self.to.numpy)
 

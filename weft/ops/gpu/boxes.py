@@ -17,6 +17,7 @@ from weft.kernels.special import KernelFamily, register_family
 from weft.ops.boxes import NonMaxSuppression, RoiAlign
 from weft.ops.gpu.integers import INTEGERS
 from weft.ops.gpu.select import room_sizes
+from weft.ops.shape import given
 
 MOST_BITS = 32
 """Bits of a word."""
@@ -44,8 +45,7 @@ class NonMaxSuppressionOnGpu(GpuOp):
         self, op: NonMaxSuppression, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
         """Refuse more boxes than work-group memory has bits."""
-        boxes = inputs[0]
-        assert boxes is not None
+        boxes = given(inputs, 0)
         if not op.bounded:
             return "the sizes of its outputs are not bounded"
         if 4 * words(caps, max(boxes.shape[1], 1))[0] > caps.local_memory:
@@ -79,14 +79,12 @@ class NonMaxSuppressionOnGpu(GpuOp):
         order = k.scratch((lines, count), DType.INT32)
         number, kept = k.scratch((lines,), DType.INT32), k.scratch((lines,), DType.INT32)
         chosen = k.scratch((lines, most), DType.INT32)
-        grid, local = k.for_items(lines * count)
         k.launch(
             "nms_order",
             reads={"scores": scores, **({"threshold": least} if least is not None else {})},
             writes={"order": order, "number": number},
             ints={"TOTAL": lines * count, "BOXES": count},
-            grid=grid,
-            local=local,
+            items=lines * count,
             epilogue=False,
         )
         given = {"limit": limit if op.most is None else None, "overlap": overlap}
@@ -105,14 +103,12 @@ class NonMaxSuppressionOnGpu(GpuOp):
             local=(k.tree_items(LARGEST), 1, 1),
             epilogue=False,
         )
-        grid, local = k.for_items(rows.shape[0])
         k.launch(
             "nms_rows",
             reads={"chosen": chosen, "kept": kept},
             writes=dict(zip(("y", "sizes"), outputs, strict=False)),
             ints={"ROOM": rows.shape[0], "LINES": lines, "CLASSES": classes, "MOST": most},
-            grid=grid,
-            local=local,
+            items=rows.shape[0],
             epilogue=False,
         )
 
@@ -128,24 +124,20 @@ class RoiAlignOnGpu(GpuOp):
         self, op: RoiAlign, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
         """Accept every choice of floats."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         return None if x.dtype.is_float else f"{x.name!r} is {x.dtype.value}"
 
     def rounds(self, op: RoiAlign, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the points of a bin, or how many they are at most if the roi decides."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         return nested_rounds(*(op.sampling_ratio or op.most_points(size) for size in x.shape[2:]))
 
     def launches(
         self, op: RoiAlign, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch over the output."""
-        x, rois, images, y = inputs[0], inputs[1], inputs[2], outputs[0]
-        assert x is not None and rois is not None and images is not None
+        x, rois, images, y = given(inputs, 0), given(inputs, 1), given(inputs, 2), outputs[0]
         half = op.coordinate_transformation_mode == "half_pixel"
-        grid, local = k.for_items(prod(y.shape))
         k.launch(
             "roi_align",
             reads={"x": x, "rois": rois, "images": images},
@@ -156,8 +148,7 @@ class RoiAlignOnGpu(GpuOp):
             },
             floats={"SCALE": op.spatial_scale, "HALF": 0.5 if half else 0.0},
             variant={"half": half, "largest": op.mode == "max"},
-            grid=grid,
-            local=local,
+            items=prod(y.shape),
         )
 
 

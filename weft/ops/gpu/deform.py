@@ -15,7 +15,7 @@ from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.deform import Col2Im, DeformConv
 from weft.ops.gpu.integers import INTEGERS
-from weft.ops.shape import ints
+from weft.ops.shape import given, ints
 
 
 @gpu_op(DeformConv)
@@ -26,8 +26,7 @@ class DeformConvOnGpu(GpuOp):
 
     def rounds(self, op: DeformConv, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the number of products that make an output."""
-        assert inputs[1] is not None
-        channels, *kernel = inputs[1].shape[1:]
+        channels, *kernel = given(inputs, 1).shape[1:]
         return nested_rounds(prod(kernel), channels)
 
     def launches(
@@ -53,14 +52,12 @@ class DeformConvOnGpu(GpuOp):
         for pair, values in names.items():
             sizes |= dict(zip(pair.split(), values, strict=True))
         optional = {name: t for name, t in (("bias", bias), ("mask", mask)) if t is not None}
-        grid, local = k.for_items(sizes["TOTAL"])
         k.launch(
             "deform_conv",
             reads={"x": x, "w": w, "offset": offset, **optional},
             writes={"y": y},
             ints=sizes,
-            grid=grid,
-            local=local,
+            items=sizes["TOTAL"],
         )
 
 
@@ -97,15 +94,13 @@ class Col2ImOnGpu(GpuOp):
         letters = {"I": window.inputs, "K": window.kernel, "O": window.outputs, "S": window.strides}
         for letter, values in {**letters, "D": window.dilations, "P": window.begin}.items():
             numbers |= {f"{letter}{d}": value for d, value in enumerate(values)}
-        grid, local = k.for_items(numbers["TOTAL"])
         k.launch(
             "col2im",
             reads={"x": x},
             writes={"y": outputs[0]},
             ints=numbers,
             variant={"rank": window.rank},
-            grid=grid,
-            local=local,
+            items=numbers["TOTAL"],
         )
 register_family(
     KernelFamily(

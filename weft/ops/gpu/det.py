@@ -12,6 +12,7 @@ from weft.kernels.launch import KernelBuilder, computed, nested_rounds
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.det import Det
+from weft.ops.shape import given
 
 
 @gpu_op(Det)
@@ -22,23 +23,19 @@ class DetOnGpu(GpuOp):
 
     def rounds(self, op: Det, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the steps of an elimination, as if none were left out."""
-        assert inputs[0] is not None
-        size = inputs[0].shape[-1]
+        size = given(inputs, 0).shape[-1]
         return size**2 + nested_rounds(size, 3 * size) + nested_rounds(size, size, size)
 
     def launches(self, op: Det, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Launch one work-item a matrix."""
-        x, y = inputs[0], outputs[0]
-        assert x is not None
+        x, y = given(inputs, 0), outputs[0]
         total = prod(y.shape)
-        grid, local = k.for_items(total)
         k.launch(
             "det",
             reads={"x": x},
             writes={"y": y, "work": k.scratch(x.shape, computed(x.dtype))},
             ints={"TOTAL": total, "SIZE": x.shape[-1]},
-            grid=grid,
-            local=local,
+            items=total,
         )
 
 

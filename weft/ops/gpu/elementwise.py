@@ -19,6 +19,7 @@ from weft.kernels.special import KernelFamily, in_place_of, on_many_units, regis
 from weft.ops.binary import Add, Mul, PRelu
 from weft.ops.elementwise import Elementwise
 from weft.ops.norm import BatchNormalization
+from weft.ops.shape import given
 from weft.ops.unary import Erf, Relu
 
 VECTORS = frozenset({DType.FLOAT32, DType.FLOAT16})
@@ -65,8 +66,7 @@ class PReluOnGpu(ElementwiseOnGpu):
         self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
         """Refuse slopes by channel without axes of their own: kernels broadcast."""
-        x, slope = inputs[0], inputs[1]
-        assert x is not None and slope is not None
+        x, slope = given(inputs, 0), given(inputs, 1)
         if PRelu.by_channel(x.shape, slope.shape):
             return f"the slope {slope.name!r} does not broadcast"
         return super().why_not(op, inputs, outputs, caps)
@@ -136,7 +136,6 @@ def _launch_packed(
             f"{name}:{'0' if t.shape[0] == 1 else 'n'}:{'s' if t.shape[1] == 1 and c > 1 else 'c'}:{spatial}"
         )
     total = n * -(-c // 4) * hw
-    grid, local = k.for_items(total)
     k.launch(
         "elementwise_c4",
         reads=packed,
@@ -144,8 +143,7 @@ def _launch_packed(
         ints={"HW": hw, "BLOCKS": -(-c // 4), "TOTAL": total},
         floats=floats,
         variant={"expr": expr, "modes": tuple(modes), "count": count},
-        grid=grid,
-        local=local,
+        items=total,
     )
 
 
@@ -243,7 +241,6 @@ def _launch_linear(
     if not plain:
         ints |= _axis_ints(sizes, dict(zip(reads, strides, strict=True)))
     kind: ArgKind = "fours"
-    grid, local = k.for_items(total)
     k.launch(
         "elementwise",
         reads=reads,
@@ -258,8 +255,7 @@ def _launch_linear(
             "wide": bool(fours),
             "fours": tuple(name for name in reads if name in fours),
         },
-        grid=grid,
-        local=local,
+        items=total,
         kinds=dict.fromkeys(fours, kind),
         epilogue=epilogue,
     )

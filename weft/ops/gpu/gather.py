@@ -19,6 +19,7 @@ from weft.kernels.source import RAW_KINDS, ArgKind
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gather import Gather, GatherElements, GatherND
 from weft.ops.gpu.move import Strides, elements_at_once, launch_move
+from weft.ops.shape import given
 
 
 class _Gather(GpuOp):
@@ -30,8 +31,7 @@ class _Gather(GpuOp):
         self, op: object, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
         """Refuse an empty input: for an index out of range kernels read another element, and it has none."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         if prod(outputs[0].shape) and not prod(x.shape):
             return f"{x.name!r} is empty"
         return None
@@ -51,15 +51,13 @@ def _launch(
     x, places, y = tensors
     raw = kind not in ("linear", "fours")
     total = prod(y.shape) // at_once
-    grid, local = k.for_items(total)
     k.launch(
         template,
         reads={"x": x, "places": places},
         writes={"y": y},
         ints={**ints, "TOTAL": total},
         variant=variant,
-        grid=grid,
-        local=local,
+        items=total,
         raw=raw,
         kinds={"x": kind, "y": kind},
         epilogue=not raw,
@@ -76,8 +74,7 @@ class GatherOnGpu(_Gather):
         self, op: Gather, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> Sequence[IndexMap] | None:
         """Return where the slices lie if their constant indices are evenly spaced."""
-        x, places = inputs[0], inputs[1]
-        assert x is not None and places is not None
+        x, places = given(inputs, 0), given(inputs, 1)
         axis = op.axis % len(x.shape)
         size, inner = x.shape[axis], prod(x.shape[axis + 1 :])
         if places.constant is None or not places.constant.size or not prod(x.shape):
@@ -95,8 +92,7 @@ class GatherOnGpu(_Gather):
         self, op: Gather, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch one work-item for each element, or each vector, of the output."""
-        x, places, y = inputs[0], inputs[1], outputs[0]
-        assert x is not None and places is not None
+        x, places, y = given(inputs, 0), given(inputs, 1), outputs[0]
         axis = op.axis % len(x.shape)
         outer, size, inner = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
         floats = x.dtype in (DType.FLOAT32, DType.FLOAT16)
@@ -120,8 +116,7 @@ class GatherElementsOnGpu(_Gather):
         self, op: GatherElements, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch one work-item for each element of the output."""
-        x, places, y = inputs[0], inputs[1], outputs[0]
-        assert x is not None and places is not None
+        x, places, y = given(inputs, 0), given(inputs, 1), outputs[0]
         rank, axis = len(x.shape), op.axis % len(x.shape)
         ints = {"SIZE": x.shape[axis]}
         for d, (size, step) in enumerate(zip(places.shape, row_major(x.shape), strict=True)):
@@ -137,8 +132,7 @@ class GatherNDOnGpu(_Gather):
         self, op: GatherND, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch one work-item for each element, or each vector, of the output."""
-        x, places, y = inputs[0], inputs[1], outputs[0]
-        assert x is not None and places is not None
+        x, places, y = given(inputs, 0), given(inputs, 1), outputs[0]
         depth, batch = places.shape[-1], op.batch_dims
         inner = prod(x.shape[batch + depth :])
         kind, at_once = _kind(k, x, y, inner)

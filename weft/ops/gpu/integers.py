@@ -40,6 +40,7 @@ from weft.ops.binary import (
 from weft.ops.conversion import SATURATING
 from weft.ops.elementwise import Elementwise
 from weft.ops.gpu.elementwise import ElementwiseOnGpu, broadcast_ints, launch_expression
+from weft.ops.shape import given
 from weft.ops.unary import Abs, BitwiseNot, Cast, CastLike, Neg, Relu, Sign
 
 INTEGERS = frozenset(t for t in DType if t.is_integer and t.bits >= 8)
@@ -92,7 +93,6 @@ def launch_integers(
             reads[f"x{number}"] = t
     axes, rank = broadcast_ints(reads, y)
     ints |= axes
-    grid, local = k.for_items(ints["TOTAL"])
     k.launch(
         "integers",
         reads=reads,
@@ -108,8 +108,7 @@ def launch_integers(
             "count": len(given),
             "rank": rank,
         },
-        grid=grid,
-        local=local,
+        items=ints["TOTAL"],
         epilogue=False,
     )
 
@@ -189,8 +188,7 @@ class PowOnGpu(ArithmeticOnGpu):
 
         Others would be rounded towards zero: the last bit of a float decides between 24 and 25 there.
         """
-        exponent = inputs[1]
-        assert exponent is not None
+        exponent = given(inputs, 1)
         known = exponent.constant if exponent.constant is not None and exponent.constant.size == 1 else None
         whole = is_integer(exponent) or (known is not None and float(known.item()).is_integer())
         if is_integer(inputs[0]) and not whole:
@@ -233,8 +231,7 @@ class CastOnGpu(ElementwiseOnGpu):
         self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
         """Refuse what passes through float32 and would be rounded there, where the device has no doubles."""
-        assert inputs[0] is not None
-        source, to = inputs[0].dtype, outputs[0].dtype
+        source, to = given(inputs, 0).dtype, outputs[0].dtype
         pair = f"from {source.value} to {to.value}"
         exact = (DType.FLOAT64, DType.FLOAT32, DType.BOOL)
         if source is DType.FLOAT64 and to not in exact and not caps.doubles:
@@ -247,8 +244,7 @@ class CastOnGpu(ElementwiseOnGpu):
 
     def rounds(self, op: Elementwise, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the rounds of a conversion from integers, which looks for the highest bit."""
-        assert inputs[0] is not None
-        return 0 if inputs[0].dtype.is_float else BITS
+        return 0 if given(inputs, 0).dtype.is_float else BITS
 
     def fits_channels(self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
         """Accept conversions from floats to floats: nothing else is in NC4HW4, and other kernels are linear."""
@@ -260,8 +256,7 @@ class CastOnGpu(ElementwiseOnGpu):
     ) -> None:
         """Launch the conversion between these types."""
         assert isinstance(op, (Cast, CastLike))
-        x, y = inputs[0], outputs[0]
-        assert x is not None
+        x, y = given(inputs, 0), outputs[0]
         from_float, to_float = (t.dtype.is_float or t.dtype.is_small_float for t in (x, y))
         most = SMALL_FLOATS[y.dtype].largest if op.saturate and y.dtype in SATURATING else 0.0
         if y.dtype is DType.FLOAT8E8M0 and x.dtype is not y.dtype:
@@ -287,15 +282,13 @@ def launch_conversion(
     k: KernelBuilder, template: str, x: Tensor, y: Tensor, variant: Mapping[str, str | int | bool], *, epilogue: bool
 ) -> None:
     """Launch a template that converts element by element; `epilogue` is for floats that are the node's output."""
-    grid, local = k.for_items(prod(y.shape))
     k.launch(
         template,
         reads={"x": x},
         writes={"y": y},
         ints={"TOTAL": prod(y.shape)},
         variant=variant,
-        grid=grid,
-        local=local,
+        items=prod(y.shape),
         epilogue=epilogue,
     )
 register_family(

@@ -48,7 +48,6 @@ class LinearAttentionOnGpu(GpuOp):
         names = ("q", "key", "v", "past", "decay", "beta")
         state = k.scratch(each.state, DType.FLOAT32)
         total = each.batch * each.groups * each.width
-        grid, local = k.for_items(total)
         writes = dict(zip(("y", "present"), outputs, strict=False))
         if not prod(outputs[0].shape):
             return
@@ -62,8 +61,7 @@ class LinearAttentionOnGpu(GpuOp):
             },
             floats={"SCALE": op.factor(each)},
             variant={"each_element": each.decays > 1, "each_head": each.corrections > 1},
-            grid=grid,
-            local=local,
+            items=total,
             epilogue=False,
         )
 

@@ -81,15 +81,13 @@ class WhereOnGpu(GpuOp):
         reads = {name: t for name, t in zip(("condition", "a", "b"), inputs, strict=True) if t is not None}
         axes, rank = broadcast_ints(reads, y)
         ints = {"TOTAL": prod(y.shape), **axes}
-        grid, local = k.for_items(ints["TOTAL"])
         k.launch(
             "choose",
             reads=reads,
             writes={"y": y},
             ints=ints,
             variant={"rank": rank},
-            grid=grid,
-            local=local,
+            items=ints["TOTAL"],
             raw=True,
             epilogue=False,
         )

@@ -21,7 +21,7 @@ from weft.kernels.self_test_cases import one_node
 from weft.kernels.source import RAW_KINDS
 from weft.kernels.special import KernelFamily, in_place_of, register_family
 from weft.ops.concat import Concat, Split
-from weft.ops.shape import Dropout, Expand, Flatten, Identity, Reshape, Squeeze, Transpose, Unsqueeze
+from weft.ops.shape import Dropout, Expand, Flatten, Identity, Reshape, Squeeze, Transpose, Unsqueeze, given
 from weft.ops.slicing import Slice
 from weft.ops.unary import BitCast
 
@@ -58,15 +58,13 @@ def launch_move(
     for d, (size, s, t) in enumerate(reversed(joined)):
         ints |= {f"D{d}": size, f"XS{d}": s, f"YS{d}": t}
     kind = RAW_KINDS.get(at_once * x.dtype.itemsize, "raw")
-    grid, local = k.for_items(ints["TOTAL"])
     k.launch(
         "move",
         reads={"x": x},
         writes={"y": y},
         ints=ints,
         variant={"rank": len(joined)},
-        grid=grid,
-        local=local,
+        items=ints["TOTAL"],
         raw=True,
         kinds={"x": kind, "y": kind},
         epilogue=False,
@@ -96,14 +94,12 @@ def launch_block_copy(k: KernelBuilder, x: Tensor, y: Tensor, first: int) -> Non
     """Copy the channel blocks of `x` to `y`, from block `first` on."""
     n, c, *rest = x.shape
     total = n * -(-c // PACK) * prod(rest)
-    grid, local = k.for_items(total)
     k.launch(
         "block_copy",
         reads={"x": x},
         writes={"y": y},
         ints={"FIRST": first, "BLOCKS": -(-c // PACK), "HW": prod(rest), "TOTAL": total},
-        grid=grid,
-        local=local,
+        items=total,
         epilogue=False,
     )
 
@@ -138,8 +134,7 @@ class MoveOnGpu(GpuOp):
         self, op: Any, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch a copy for each output that does not lie where its elements do."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         for y, (shape, source) in zip(outputs, self.sources(op, inputs, outputs), strict=False):
             if not k.lies_at(y, x, IndexMap.by_steps(shape, source.steps, source.offset)):
                 launch_move(k, x, y, shape, source, Strides(row_major(shape)))
@@ -199,8 +194,7 @@ class BitCastOnGpu(GpuOp):
         self, op: BitCast, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Copy every element."""
-        x, y = inputs[0], outputs[0]
-        assert x is not None
+        x, y = given(inputs, 0), outputs[0]
         launch_move(k, x, y, (prod(x.shape),), Strides((1,)), Strides((1,)))
 
 
@@ -210,8 +204,7 @@ class TransposeOnGpu(MoveOnGpu):
 
     def sources(self, op: Transpose, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Sequence[Source]:
         """Return the permuted steps."""
-        assert inputs[0] is not None
-        steps = row_major(inputs[0].shape)
+        steps = row_major(given(inputs, 0).shape)
         perm = op.perm or tuple(reversed(range(len(steps))))
         return [(outputs[0].shape, Strides(tuple(steps[p] for p in perm)))]
 
@@ -222,8 +215,7 @@ class ExpandOnGpu(MoveOnGpu):
 
     def sources(self, op: Expand, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Sequence[Source]:
         """Return steps of 0 along repeated axes."""
-        assert inputs[0] is not None
-        return [(outputs[0].shape, Strides(broadcast_steps(inputs[0].shape, outputs[0].shape)))]
+        return [(outputs[0].shape, Strides(broadcast_steps(given(inputs, 0).shape, outputs[0].shape)))]
 
 
 def broadcast_steps(shape: Shape, output: Shape) -> tuple[int, ...]:
@@ -243,8 +235,7 @@ class SliceOnGpu(MoveOnGpu):
 
     def sources(self, op: Slice, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Sequence[Source]:
         """Return where the slice starts, and its steps."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         steps, offset = list(row_major(x.shape)), 0
         for axis, r in enumerate(op.ranges(x.shape, [None if t is None else t.constant for t in inputs[1:]])):
             offset += (r.start if len(r) else 0) * steps[axis]
@@ -258,8 +249,7 @@ class SplitOnGpu(MoveOnGpu):
 
     def sources(self, op: Split, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Sequence[Source]:
         """Return the offset of each piece."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         axis = op.axis % len(x.shape)
         steps, start, found = row_major(x.shape), 0, list[Source]()
         for y in outputs:

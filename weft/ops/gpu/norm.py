@@ -37,6 +37,7 @@ from weft.ops.norm import (
     RMSNormalization,
     SumNormalization,
 )
+from weft.ops.shape import given
 
 
 @gpu_op(BatchNormalization)
@@ -187,8 +188,7 @@ class LayerNormOnGpu(GpuOp):
         caps: DeviceCaps,
     ) -> str | None:
         """Refuse a scale of another type, of which the output is."""
-        x, scale = inputs[0], inputs[1]
-        assert x is not None and scale is not None
+        x, scale = given(inputs, 0), given(inputs, 1)
         if x.dtype is scale.dtype:
             return None
         return f"GPU kernels scale in the type of {x.name!r}, {x.dtype.value}; {scale.name!r} is {scale.dtype.value}"
@@ -201,8 +201,7 @@ class LayerNormOnGpu(GpuOp):
         self, op: LayerNormalization | RMSNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps
     ) -> int:
         """Return the rounds of three passes, or of two without a mean."""
-        assert inputs[0] is not None
-        shape = inputs[0].shape
+        shape = given(inputs, 0).shape
         axes = tuple(range(op.axis % len(shape), len(shape)))
         return _walk(caps, shape, axes, 3 if isinstance(op, LayerNormalization) else 2)
 
@@ -214,8 +213,7 @@ class LayerNormOnGpu(GpuOp):
         outputs: Sequence[Tensor],
     ) -> None:
         """Launch one work-item or work-group a line."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         axes = tuple(range(op.axis % len(x.shape), len(x.shape)))
         lines = Lines(
             part_axes(x.shape, axes)[0],
@@ -279,8 +277,7 @@ class ImageNormOnGpu(GpuOp):
         self, op: _OfImages, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch a normalization of lines or, in blocks of channels, of images."""
-        x, y = inputs[0], outputs[0]
-        assert x is not None
+        x, y = given(inputs, 0), outputs[0]
         each = _channels_together(op, x.shape)
         parameters = {
             name: as_image(k, name, weights_of(t), (1, x.shape[1], 1), y.layout)
@@ -456,8 +453,7 @@ class MeanVarianceOnGpu(GpuOp):
 
     def rounds(self, op: MeanVarianceNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the rounds of three passes."""
-        assert inputs[0] is not None
-        shape = inputs[0].shape
+        shape = given(inputs, 0).shape
         return _walk(caps, shape, tuple(a % len(shape) for a in op.axes))
 
     def launches(
@@ -468,8 +464,7 @@ class MeanVarianceOnGpu(GpuOp):
         outputs: Sequence[Tensor],
     ) -> None:
         """Launch one work-item or work-group a line."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         ints, contiguous = part_axes(x.shape, tuple(a % len(x.shape) for a in op.axes))
         lines = Lines(ints, contiguous, factor="1.0 / (sqrt(total / TO_REAL(LENGTH)) + EPSILON)", epsilon=1e-9)
         launch_lines(k, x, outputs, lines)
@@ -483,19 +478,16 @@ class LrnOnGpu(GpuOp):
 
     def rounds(self, op: LRN, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the channels around each of four."""
-        assert inputs[0] is not None
-        return PACK * min(op.size, inputs[0].shape[1])
+        return PACK * min(op.size, given(inputs, 0).shape[1])
 
     def launches(
         self, op: LRN, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch over the pixels of all blocks."""
-        x, y = inputs[0], outputs[0]
-        assert x is not None
+        x, y = given(inputs, 0), outputs[0]
         n, c, *rest = x.shape
         blocks = -(-c // PACK)
         total = n * blocks * prod(rest)
-        grid, local = k.for_items(total)
         k.launch(
             "lrn",
             reads={"x": x},
@@ -505,8 +497,7 @@ class LrnOnGpu(GpuOp):
                 "LOW": min((op.size - 1) // 2, c), "HIGH": min(op.size // 2, c),
             },
             floats={"BIAS": op.bias, "SHARE": op.alpha / op.size, "POWER": -op.beta},
-            grid=grid,
-            local=local,
+            items=total,
         )
 
 

@@ -14,6 +14,7 @@ from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.pad import Pad, Pads
+from weft.ops.shape import given
 from weft.ops.shape import ints as as_ints
 
 Walk = list[tuple[int, int, int, int]]
@@ -46,8 +47,7 @@ class PadOnGpu(GpuOp):
         self, op: Pad, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch over the output's axes, those without pads merged."""
-        x, y = inputs[0], outputs[0]
-        assert x is not None
+        x, y = given(inputs, 0), outputs[0]
         value, pads = (*inputs, None)[2], _pads(op, inputs)
         computed = value is not None and value.constant is None
         fill = np.asarray(0 if value is None or value.constant is None else value.constant.reshape(()), x.dtype.numpy)
@@ -67,7 +67,6 @@ class PadOnGpu(GpuOp):
             floats = {"FILL": float(fill)}
         elif op.mode == "constant":
             reads["fill"] = k.constant("fill", lambda: fill.reshape(1))
-        grid, local = k.for_items(ints["TOTAL"])
         k.launch(
             "pad",
             reads=reads,
@@ -75,8 +74,7 @@ class PadOnGpu(GpuOp):
             ints=ints,
             floats=floats,
             variant={"rank": len(walk), "mode": op.mode, "packed": packed, "wider": wider},
-            grid=grid,
-            local=local,
+            items=ints["TOTAL"],
             raw=not packed,
             epilogue=False,
         )

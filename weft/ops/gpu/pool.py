@@ -33,6 +33,7 @@ from weft.ops.pool import (
     PlanarMaxPool,
     Pool,
 )
+from weft.ops.shape import given
 from weft.ops.window import Window
 
 BLOCKS_AT_ONCE = 16
@@ -82,7 +83,6 @@ def _launch(
     assert x is not None
     window = op.window(x.shape)
     mode, own_ints, floats = _kind(op, window)
-    grid, local = k.for_items(sizes["TOTAL"])
     k.launch(
         template,
         reads={"x": x},
@@ -90,8 +90,7 @@ def _launch(
         ints=window_constants(window) | sizes | own_ints,
         floats=floats,
         variant={"mode": mode},
-        grid=grid,
-        local=local,
+        items=sizes["TOTAL"],
     )
 
 
@@ -144,10 +143,8 @@ class PlanarMaxPoolOnGpu(GpuOp):
         self, op: PlanarMaxPool, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch the window over the output."""
-        x, y = inputs[0], outputs[0]
-        assert x is not None
+        x, y = given(inputs, 0), outputs[0]
         total = prod(y.shape)
-        grid, local = k.for_items(total)
         k.launch(
             "max_pool_planar",
             reads={"x": x},
@@ -156,8 +153,7 @@ class PlanarMaxPoolOnGpu(GpuOp):
             variant={
                 "floats": x.dtype.is_float, "wide": x.dtype is DType.UINT64, "by_columns": bool(op.storage_order),
             },
-            grid=grid,
-            local=local,
+            items=total,
             epilogue=False,
         )
 
@@ -174,15 +170,13 @@ class GlobalPoolOnGpu(GpuOp):
 
     def rounds(self, op: object, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return an item's share of the pixels."""
-        assert inputs[0] is not None
-        return rounds_in_parts(-(-prod(inputs[0].shape[2:]) // tree_items(caps)))
+        return rounds_in_parts(-(-prod(given(inputs, 0).shape[2:]) // tree_items(caps)))
 
     def launches(
         self, op: object, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch the pool."""
-        assert inputs[0] is not None
-        launch_global(k, inputs[0], outputs[0], "max" if isinstance(op, GlobalMaxPool) else "average")
+        launch_global(k, given(inputs, 0), outputs[0], "max" if isinstance(op, GlobalMaxPool) else "average")
 
 
 def launch_global(k: KernelBuilder, x: Tensor, y: Tensor, mode: str) -> None:

@@ -32,6 +32,7 @@ from weft.ops.quantize import (
     QuantizeLinear,
     Spread,
 )
+from weft.ops.shape import given
 
 COLUMNS = 4
 """Numbers of a row that an item computes, so that it loads what they share once."""
@@ -46,7 +47,6 @@ class _Linear(GpuOp):
         self, k: KernelBuilder, template: str, reads: dict[str, Tensor], y: Tensor, spread: Spread, **variant: str
     ) -> None:
         """Launch a template over the output, which finds each element's scale."""
-        grid, local = k.for_items(prod(y.shape))
         ints = {
             "TOTAL": prod(y.shape),
             "SIZE": max(spread.size, 1),
@@ -58,7 +58,7 @@ class _Linear(GpuOp):
         }
         given: dict[str, str | int | bool | tuple[str, ...]] = {**variant}
         k.launch(
-            template, reads=reads, writes={"y": y}, ints=ints, variant=given, grid=grid, local=local, epilogue=False
+            template, reads=reads, writes={"y": y}, ints=ints, variant=given, items=prod(y.shape), epilogue=False
         )
 
 
@@ -78,8 +78,7 @@ class QuantizeOnGpu(_Linear):
         self, op: QuantizeLinear, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch the division, the rounding and the limits."""
-        x, scale, zero, y = inputs[0], inputs[1], (inputs[2] if len(inputs) > 2 else None), outputs[0]
-        assert x is not None and scale is not None
+        x, scale, zero, y = given(inputs, 0), given(inputs, 1), (inputs[2] if len(inputs) > 2 else None), outputs[0]
         spread = Spread.of(op, x.shape, scale.shape, op.axis, op.block_size)
         reads = {"x": x, "scale": scale}
         if zero is not None and y.dtype not in SATURATING:
@@ -101,8 +100,7 @@ class DequantizeOnGpu(_Linear):
         self, op: DequantizeLinear, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch the difference and the product."""
-        x, scale, zero = inputs[0], inputs[1], inputs[2] if len(inputs) > 2 else None
-        assert x is not None and scale is not None
+        x, scale, zero = given(inputs, 0), given(inputs, 1), inputs[2] if len(inputs) > 2 else None
         spread = Spread.of(op, x.shape, scale.shape, op.axis, op.block_size)
         reads = {"x": x, "scale": scale}
         if zero is not None and x.dtype.is_integer:
@@ -150,7 +148,6 @@ class MatMulIntegerOnGpu(_Sums):
             for d in range(len(sizes)):
                 step = strides[0 if name == "a_zero" else 1][d]
                 ints[f"{name.upper()}{d}"] = step * matrix if by_batch else 0
-        grid, local = k.for_items(ints["TOTAL"])
         k.launch(
             "matmul_integer",
             reads=reads,
@@ -162,8 +159,7 @@ class MatMulIntegerOnGpu(_Sums):
                 "a_spread": spread.get("a_zero", ""),
                 "b_spread": spread.get("b_zero", ""),
             },
-            grid=grid,
-            local=local,
+            items=ints["TOTAL"],
             epilogue=False,
         )
 
@@ -174,8 +170,7 @@ class ConvIntegerOnGpu(_Sums):
 
     def rounds(self, op: ConvInteger, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the products that make a sum."""
-        assert inputs[1] is not None
-        channels, *kernel = inputs[1].shape[1:]
+        channels, *kernel = given(inputs, 1).shape[1:]
         return nested_rounds(channels, prod(kernel))
 
     def launches(
@@ -192,15 +187,13 @@ class ConvIntegerOnGpu(_Sums):
         ints["OUT_PER_GROUP"] = y.shape[1] // op.group
         ints |= window_constants(window)
         w_zero = zeros.get("w_zero")
-        grid, local = k.for_items(ints["TOTAL"])
         k.launch(
             "conv_integer",
             reads=reads,
             writes={"y": y},
             ints=ints,
             variant={"by_channel": w_zero is not None and prod(w_zero.shape) > 1},
-            grid=grid,
-            local=local,
+            items=ints["TOTAL"],
             epilogue=False,
         )
 

@@ -8,7 +8,7 @@ from weft.core.graph.layout import row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.gpu_op import gpu_op
 from weft.ops.gpu.move import MoveOnGpu, Source, Strides
-from weft.ops.shape import DepthToSpace, SpaceToDepth, Tile
+from weft.ops.shape import DepthToSpace, SpaceToDepth, Tile, given
 
 
 @gpu_op(Tile)
@@ -17,8 +17,7 @@ class TileOnGpu(MoveOnGpu):
 
     def sources(self, op: Tile, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Sequence[Source]:
         """Return the axes as repetitions and their elements."""
-        x, y = inputs[0], outputs[0]
-        assert x is not None
+        x, y = given(inputs, 0), outputs[0]
         sizes: list[int] = []
         steps: list[int] = []
         for axis, step in enumerate(row_major(x.shape)):
@@ -36,8 +35,7 @@ class DepthToSpaceOnGpu(MoveOnGpu):
         self, op: DepthToSpace, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> Sequence[Source]:
         """Return the permuted axes."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         b = op.blocksize
         n, c, height, width = x.shape
         d = c // (b * b)
@@ -55,8 +53,7 @@ class SpaceToDepthOnGpu(MoveOnGpu):
         self, op: SpaceToDepth, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> Sequence[Source]:
         """Return the permuted axes."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         b = op.blocksize
         n, c, height, width = x.shape
         return [_permuted((n, c, height // b, b, width // b, b), op.order)]

@@ -27,6 +27,7 @@ from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.matmul.matmul import PRODUCTS
 from weft.ops.gpu.matmul.problem import ProductPlan
 from weft.ops.recurrent import GRU, LSTM, RNN, Recurrent, Sizes
+from weft.ops.shape import given
 
 UNIT_BYTES, LAUNCH = 1e5, 4.0
 """Bytes that a compute unit reads in a microsecond, and microseconds between launches: guessed, not measured."""
@@ -198,8 +199,7 @@ class RecurrentOnGpu(GpuOp):
 
     def rounds(self, op: Recurrent, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return twice the multiplications of one output of the product. Steps do not count: launches divide them."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         return 2 * x.shape[-1]
 
     def launches(
@@ -212,8 +212,7 @@ class RecurrentOnGpu(GpuOp):
             for state in outputs[1:]:
                 _clear(k, state)
             return
-        x, w = inputs[0], inputs[1]
-        assert x is not None and w is not None
+        x, w = given(inputs, 0), given(inputs, 1)
         rows, columns = each.steps * each.batch, each.directions * problem.gates * each.hidden
         brought = k.scratch((rows, columns), problem.real)
         flat = replace(

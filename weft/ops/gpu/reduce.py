@@ -40,6 +40,7 @@ from weft.ops.reduce import (
     Reduction,
     bounds,
 )
+from weft.ops.shape import given, optional
 
 SHORT = 32
 """The most elements that one work-item reads in a row; more are divided among a work-group."""
@@ -237,16 +238,14 @@ class ReduceOnGpu(GpuOp):
 
     @staticmethod
     def _axes(op: Reduction, inputs: Sequence[Tensor | None]) -> Shape:
-        x, given = inputs[0], inputs[1] if len(inputs) > 1 else None
-        assert x is not None
-        return op.resolve(None if given is None else given.constant, len(x.shape))
+        axes = optional(inputs, 1)
+        return op.resolve(None if axes is None else axes.constant, len(given(inputs, 0).shape))
 
     def launches(
         self, op: Reduction, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch the walk over the lines."""
-        x, y = inputs[0], outputs[0]
-        assert x is not None
+        x, y = given(inputs, 0), outputs[0]
         if y.layout.packed:
             launch_global(k, x, y, "max" if isinstance(op, ReduceMax) else "average")
             return
@@ -345,8 +344,7 @@ class ArgExtremeOnGpu(GpuOp):
 
     def rounds(self, op: ArgMax | ArgMin, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the rounds of the only pass."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         length, inner = x.shape[op.axis], prod(x.shape[op.axis % len(x.shape) + 1 :])
         return walk_rounds(caps, prod(x.shape) // max(length, 1), length, inner == 1)
 
@@ -358,8 +356,7 @@ class ArgExtremeOnGpu(GpuOp):
         outputs: Sequence[Tensor],
     ) -> None:
         """Launch one work-item or work-group a line."""
-        x, y = inputs[0], outputs[0]
-        assert x is not None
+        x, y = given(inputs, 0), outputs[0]
         axis = op.axis % len(x.shape)
         length, inner = x.shape[axis], prod(x.shape[axis + 1 :])
         lines = prod(x.shape) // length
@@ -443,8 +440,7 @@ class ScanOnGpu(GpuOp):
 
 def _scanned(inputs: Sequence[Tensor | None]) -> tuple[Shape, int | None]:
     """Return the shape, with at least one axis, and the axis of the lines; None if a run computes it."""
-    x, axis = inputs[0], inputs[1]
-    assert x is not None and axis is not None
+    x, axis = given(inputs, 0), given(inputs, 1)
     shape = x.shape or (1,)
     if len(shape) == 1:
         return shape, 0
@@ -466,8 +462,7 @@ class LinearRecurrenceOnGpu(GpuOp):
 
     def rounds(self, op: LinearRecurrence, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the rounds over a line."""
-        assert inputs[0] is not None
-        return inputs[0].shape[op.axis]
+        return given(inputs, 0).shape[op.axis]
 
     def launches(
         self, op: LinearRecurrence, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
@@ -477,14 +472,12 @@ class LinearRecurrenceOnGpu(GpuOp):
         assert factors is not None and terms is not None and start is not None
         shape, axis = factors.shape, op.axis % len(factors.shape)
         lines = prod(start.shape)
-        grid, local = k.for_items(lines)
         k.launch(
             "linear_recurrence",
             reads={"factors": factors, "terms": terms, "start": start},
             writes={"y": outputs[0]},
             ints={"LENGTH": shape[axis], "INNER": max(prod(shape[axis + 1 :]), 1), "LINES": lines},
-            grid=grid,
-            local=local,
+            items=lines,
         )
 
 

@@ -19,6 +19,7 @@ from weft.kernels.self_test_cases import indices, one_node, several_nodes
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.integers import INTEGERS, launch_conversion
 from weft.ops.resize import Resize, Sampling, Taps
+from weft.ops.shape import given
 from weft.ops.unary import Cast
 
 
@@ -35,8 +36,7 @@ class ResizeOnGpu(GpuOp):
         self, op: Resize, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
         """Refuse to interpolate other types than numbers, and parameters that are computed at run time."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         mixed = {DType.FLOAT32, DType.FLOAT16, *((DType.FLOAT64,) if caps.doubles else ()), *INTEGERS}
         if op.mode != "nearest" and x.dtype not in mixed:
             kinds = "integers and floats that the device computes in"
@@ -49,8 +49,7 @@ class ResizeOnGpu(GpuOp):
 
     def rounds(self, op: Resize, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the elements that an output is mixed of."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         if op.mode == "nearest" or any(t is not None and t.constant is None for t in inputs[1:]):
             return 0
         if not op.antialias:
@@ -69,8 +68,7 @@ class ResizeOnGpu(GpuOp):
         self, op: Resize, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch over the output's axes; neighbours that are not sampled count as one. Integers become floats."""
-        x, y = inputs[0], outputs[0]
-        assert x is not None
+        x, y = given(inputs, 0), outputs[0]
         parts = _plan(op, inputs)
         tables = tuple(op.taps(part, x.shape[part.axis]) for part in parts)
         resampling = Resampling(op, x, y, parts, tables)
@@ -157,7 +155,6 @@ def _launch(k: KernelBuilder, r: Resampling) -> None:
         blocks = -(-r.y.shape[1] // PACK)
         ints |= {"TOTAL": r.y.shape[0] * blocks * count, "BLOCKS": blocks, "HW": count}
     raw = r.nearest and not r.packed
-    grid, local = k.for_items(ints["TOTAL"])
     k.launch(
         "resize",
         reads={"x": r.x, **r.arguments(k, numbers)},
@@ -174,16 +171,14 @@ def _launch(k: KernelBuilder, r: Resampling) -> None:
             "cropped": r.cropped,
             "packed": r.packed,
         },
-        grid=grid,
-        local=local,
+        items=ints["TOTAL"],
         raw=raw,
         epilogue=False,
     )
 
 
 def _plan(op: Resize, inputs: Sequence[Tensor | None]) -> tuple[Sampling, ...]:
-    assert inputs[0] is not None
-    return op.plan(inputs[0].shape, _parameters(inputs))
+    return op.plan(given(inputs, 0).shape, _parameters(inputs))
 
 
 def _parameters(inputs: Sequence[Tensor | None]) -> list[Array | None]:

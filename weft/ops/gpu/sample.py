@@ -18,6 +18,7 @@ from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.integers import INTEGERS
 from weft.ops.sample import GridSample
+from weft.ops.shape import given
 
 
 @gpu_op(GridSample)
@@ -29,15 +30,13 @@ class GridSampleOnGpu(GpuOp):
 
     def rounds(self, op: GridSample, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the number of channels."""
-        assert inputs[0] is not None
-        return inputs[0].shape[1]
+        return given(inputs, 0).shape[1]
 
     def launches(
         self, op: GridSample, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch one work-item a place."""
-        x, grid = inputs[0], inputs[1]
-        assert x is not None and grid is not None
+        x, grid = given(inputs, 0), given(inputs, 1)
         lengths, places = x.shape[2:], prod(grid.shape[1:-1])
         ints = {"TOTAL": x.shape[0] * places, "PLACES": max(places, 1), "CHANNELS": x.shape[1], "PIXELS": prod(lengths)}
         floats = {"SHIFT": 0.0 if op.align_corners else -0.5}

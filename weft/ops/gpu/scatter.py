@@ -28,6 +28,7 @@ from weft.ops.gather import ScatterElements, ScatterND
 from weft.ops.gpu.integers import INTEGERS
 from weft.ops.gpu.move import Strides, elements_at_once, launch_move
 from weft.ops.key_cache import TensorScatter
+from weft.ops.shape import given
 
 JOINS = {"add": "{0} + {1}", "mul": "{0} * {1}", "max": "fmax({0}, {1})", "min": "fmin({0}, {1})"}
 
@@ -45,8 +46,7 @@ class _Scatter(GpuOp):
         caps: DeviceCaps,
     ) -> str | None:
         """Refuse to reduce other types than floats and integers; float64 is reduced where the device computes in it."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         computed = {DType.FLOAT32, DType.FLOAT16, DType.BOOL, *INTEGERS, *((DType.FLOAT64,) if caps.doubles else ())}
         if op.reduction != "none" and x.dtype not in computed:
             return f"GPU kernels reduce floats that they compute in, integers and bools; {x.name!r} is {x.dtype.value}"
@@ -68,15 +68,13 @@ class _Scatter(GpuOp):
         if not prod(updates.shape) and not reduces:
             return
         total = prod(x.shape if reduces else updates.shape)
-        grid, local = k.for_items(total)
         k.launch(
             "scatter_reduce" if reduces else "scatter",
             reads={**({"x": x} if reduces else {}), "places": places, "updates": updates},
             writes={"y": y if reduces else _part(y, updates)},
             ints={**ints, "TOTAL": total},
             variant={**variant, **(_join(op, x) if reduces else {})},
-            grid=grid,
-            local=local,
+            items=total,
             raw=not reduces,
             epilogue=False,
         )
@@ -101,16 +99,14 @@ class ScatterElementsOnGpu(_Scatter):
 
     def rounds(self, op: ScatterElements, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return how many updates an element looks at."""
-        updates = inputs[2]
-        assert updates is not None
+        updates = given(inputs, 2)
         return 0 if op.reduction == "none" else updates.shape[op.axis]
 
     def launches(
         self, op: ScatterElements, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch over the updates or the data."""
-        x, places, updates = inputs[0], inputs[1], inputs[2]
-        assert x is not None and places is not None and updates is not None
+        x, places, updates = given(inputs, 0), given(inputs, 1), given(inputs, 2)
         rank = len(x.shape)
         ints: dict[str, int] = {}
         steps = zip(row_major(x.shape), row_major(updates.shape), strict=True)
@@ -128,16 +124,14 @@ class ScatterNDOnGpu(_Scatter):
 
     def rounds(self, op: ScatterND, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return how many updates an element looks at."""
-        places = inputs[1]
-        assert places is not None
+        places = given(inputs, 1)
         return 0 if op.reduction == "none" else prod(places.shape[:-1])
 
     def launches(
         self, op: ScatterND, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch over the updates or the data."""
-        x, places, updates = inputs[0], inputs[1], inputs[2]
-        assert x is not None and places is not None and updates is not None
+        x, places, updates = given(inputs, 0), given(inputs, 1), given(inputs, 2)
         depth = places.shape[-1]
         ints = {"INNER": max(prod(x.shape[depth:]), 1)}
         for d, step in enumerate(row_major(x.shape)[:depth]):
@@ -163,8 +157,7 @@ class TensorScatterOnGpu(GpuOp):
         self, op: TensorScatter, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch over the update if the result lies in the cache, else over the result."""
-        x, update, y = inputs[0], inputs[1], outputs[0]
-        assert x is not None and update is not None
+        x, update, y = given(inputs, 0), given(inputs, 1), outputs[0]
         first = inputs[2] if len(inputs) > 2 else None
         axis = op.axis % len(x.shape)
         parts = prod(x.shape[1:axis])  # for which there is one first row
@@ -177,7 +170,6 @@ class TensorScatterOnGpu(GpuOp):
         total = prod((update if in_place else y).shape) // at_once
         if not total:
             return
-        grid, local = k.for_items(total)
         kind = RAW_KINDS.get(at_once * x.dtype.itemsize, "raw")
         k.launch(
             "tensor_scatter",
@@ -187,8 +179,7 @@ class TensorScatterOnGpu(GpuOp):
                 "SIZE": size, "LENGTH": length, "INNER": inner // at_once, "PARTS": parts, "TOTAL": total,
             },
             variant={"in_place": in_place, "circular": op.mode == "circular"},
-            grid=grid,
-            local=local,
+            items=total,
             raw=True,
             kinds={**dict.fromkeys(("x", "update", "y"), kind), "first": "linear"},
             epilogue=False,

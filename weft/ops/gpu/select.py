@@ -22,6 +22,7 @@ from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.integers import INTEGERS
 from weft.ops.select import Compress, NonZero, TopK, Unique
+from weft.ops.shape import given
 
 BLOCK = 2048
 """Elements among which the best are found by counting."""
@@ -43,8 +44,7 @@ class TopKOnGpu(GpuOp):
         self, op: TopK, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
         """Refuse to take many elements of long lines: blocks would hardly shorten them."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         count, kept = x.shape[op.axis], outputs[0].shape[op.axis]
         if count > MOST_COUNTED and kept > BLOCK // 2:
             return f"it would order {kept} of {count} elements, more than {BLOCK // 2}"
@@ -52,16 +52,14 @@ class TopKOnGpu(GpuOp):
 
     def rounds(self, op: TopK, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the elements of a block."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         return min(x.shape[op.axis], MOST_COUNTED)
 
     def launches(
         self, op: TopK, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch a round after the other."""
-        x, values, indices = inputs[0], outputs[0], outputs[1:]
-        assert x is not None
+        x, values, indices = given(inputs, 0), outputs[0], outputs[1:]
         axis = op.axis % len(x.shape)
         length, wanted = x.shape[axis], values.shape[axis]
         inner = prod(x.shape[axis + 1 :])
@@ -75,7 +73,6 @@ class TopKOnGpu(GpuOp):
             keep = min(wanted, block)
             kept = wanted if last else count // block * keep + min(keep, count % block)
             places = indices if last else [k.scratch((lines, kept), DType.INT32)]
-            grid, local = k.for_items(lines * count)
             k.launch(
                 "top_k",
                 reads={"x": x, **({"origin": origin} if origin is not None else {})},
@@ -88,8 +85,7 @@ class TopKOnGpu(GpuOp):
                     "largest": bool(op.largest), "last": last, "narrowed": origin is not None,
                     "floats": x.dtype.is_float,
                 },
-                grid=grid,
-                local=local,
+                items=lines * count,
                 epilogue=False,
             )
             if last:
@@ -124,7 +120,6 @@ def move_slices(
     y = outputs[0]
     shape = x.shape if len(y.shape) == len(x.shape) else (prod(x.shape),)
     zero = k.constant("zero", lambda: np.zeros(1, x.dtype.numpy))
-    grid, local = k.for_items(prod(y.shape))
     k.launch(
         "compress",
         reads={"x": x, "zero": zero, "places": places, "count": count},
@@ -134,8 +129,7 @@ def move_slices(
             **{f"D{d}": size for d, size in enumerate(shape)},
         },
         variant={"rank": len(shape), "axis": axis},
-        grid=grid,
-        local=local,
+        items=prod(y.shape),
         raw=True,
         kinds={"places": "linear", "count": "linear", **({"sizes": "linear"} if len(outputs) > 1 else {})},
         epilogue=False,
@@ -157,15 +151,13 @@ def room_sizes(
     if len(outputs) < 2:
         return
     sizes = {f"S{d}": size for d, size in enumerate(shape) if count is None or d != counted}
-    grid, local = k.for_items(1)
     k.launch(
         "room_sizes",
         reads={} if count is None else {"count": count},
         writes={"sizes": outputs[-1]},
         ints=sizes,
         variant={"rank": len(shape), "counted": -1 if counted is None or count is None else counted},
-        grid=grid,
-        local=local,
+        items=1,
         epilogue=False,
     )
 
@@ -197,8 +189,7 @@ class NonZeroOnGpu(_Bounded):
         self, op: NonZero, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch both."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         total = prod(x.shape)
         if not total:
             room_sizes(k, outputs, (len(x.shape), 0))
@@ -207,15 +198,13 @@ class NonZeroOnGpu(_Bounded):
         if not x.shape:
             room_sizes(k, outputs, (0, 1), 1, count)
             return
-        grid, local = k.for_items(total)
         k.launch(
             "nonzero",
             reads={"places": places, "count": count},
             writes=dict(zip(("y", "sizes"), outputs, strict=False)),
             ints={"COUNT": total, **{f"D{d}": size for d, size in enumerate(x.shape)}},
             variant={"rank": len(x.shape)},
-            grid=grid,
-            local=local,
+            items=total,
             epilogue=False,
         )
 
@@ -230,8 +219,7 @@ class CompressOnGpu(_Bounded):
         self, op: Compress, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch both."""
-        x, condition, y = inputs[0], inputs[1], outputs[0]
-        assert x is not None and condition is not None
+        x, condition, y = given(inputs, 0), given(inputs, 1), outputs[0]
         shape = (prod(x.shape),) if op.axis is None else x.shape
         axis = 0 if op.axis is None else op.axis % len(shape)
         room = y.shape[axis]
@@ -256,8 +244,7 @@ class UniqueOnGpu(_Bounded):
         self, op: Unique, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
         """Refuse many slices, of which each is compared with all before it."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         count = _slices(op, x)
         if count > MOST_COUNTED:
             return f"it would compare {count} elements or slices with each other, more than {MOST_COUNTED}"
@@ -265,16 +252,14 @@ class UniqueOnGpu(_Bounded):
 
     def rounds(self, op: Unique, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the elements of all slices, which one is compared with, and the slices that are counted."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         return prod(x.shape) + _slices(op, x)
 
     def launches(
         self, op: Unique, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch all; the last outputs may be missing."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         count = _slices(op, x)
         axis = 0 if op.axis is None else op.axis % len(x.shape)
         values, *others = outputs
@@ -286,15 +271,13 @@ class UniqueOnGpu(_Bounded):
         ints["INNER"] = 1 if op.axis is None else prod(x.shape[axis + 1 :])
         kind = {"floats": x.dtype.is_float, "wide": x.dtype is DType.UINT64}
         first, fresh, order, ranks = (k.scratch((count,), DType.INT32) for _ in range(4))
-        grid, local = k.for_items(count)
         k.launch(
             "unique_first",
             reads={"x": x},
             writes={"first": first, "fresh": fresh},
             ints=ints,
             variant={**kind, "merges_nan": op.axis is None},
-            grid=grid,
-            local=local,
+            items=count,
             epilogue=False,
         )
         places, number = compact(k, fresh, count, count)
@@ -305,8 +288,7 @@ class UniqueOnGpu(_Bounded):
             writes={"order": order, "ranks": ranks, **wanted},
             ints=ints if op.sorted else {"COUNT": count},
             variant={**kind, "ordered": bool(op.sorted)},
-            grid=grid,
-            local=local,
+            items=count,
             epilogue=False,
         )
         if inverse is not None:
@@ -317,8 +299,7 @@ class UniqueOnGpu(_Bounded):
                 writes={"inverse": inverse, **({"sizes": sizes} if sizes is not None else {})},
                 ints={"COUNT": count, **{f"D{d}": size for d, size in enumerate(values.shape)}},
                 variant={"rank_of_x": rank, "axis": axis},
-                grid=grid,
-                local=local,
+                items=count,
                 epilogue=False,
             )
         move_slices(k, x, order, number, axis, [values])

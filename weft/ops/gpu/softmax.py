@@ -14,6 +14,7 @@ from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.gpu.reduce import choose_group, walk_rounds
 from weft.ops.gpu.teams import WITHOUT_TEAMS, choose_team
+from weft.ops.shape import given
 from weft.ops.softmax import AlongAxis, LogSoftmax, Softmax
 
 
@@ -30,16 +31,14 @@ class SoftmaxOnGpu(GpuOp):
 
     def rounds(self, op: AlongAxis, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the rounds of three passes, for the largest element, the sum, and the quotients."""
-        assert inputs[0] is not None
-        lines, length, inner = _lines(op, inputs[0].shape)
+        lines, length, inner = _lines(op, given(inputs, 0).shape)
         return walk_rounds(caps, lines, length, inner == 1, 3)
 
     def launches(
         self, op: AlongAxis, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch one work-item, team or work-group a line."""
-        x, y = inputs[0], outputs[0]
-        assert x is not None
+        x, y = given(inputs, 0), outputs[0]
         lines, length, inner = _lines(op, x.shape)
         log = isinstance(op, LogSoftmax)
         team = choose_team(k, (x, y), lines, length) if inner == 1 else None

@@ -16,6 +16,7 @@ from weft.kernels.self_test_cases import indices, one_node
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.create import OneHot
 from weft.ops.gpu.integers import INTEGERS
+from weft.ops.shape import given
 from weft.ops.triangle import ReverseSequence, Trilu
 
 
@@ -32,8 +33,7 @@ class TriluOnGpu(_ByPosition):
         self, op: Trilu, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch over the output."""
-        x, y = inputs[0], outputs[0]
-        assert x is not None
+        x, y = given(inputs, 0), outputs[0]
         diagonal = inputs[1] if len(inputs) > 1 else None
         zero = np.zeros(1, x.dtype.numpy)
         reads = {"x": x, "fill": k.constant("zero", lambda: zero)}
@@ -44,15 +44,13 @@ class TriluOnGpu(_ByPosition):
             ints["K"] = max(-rows, min(k_value, columns))
         else:
             reads["diagonal"] = diagonal
-        grid, local = k.for_items(ints["TOTAL"])
         k.launch(
             "trilu",
             reads=reads,
             writes={"y": y},
             ints=ints,
             variant={"upper": bool(op.upper)},
-            grid=grid,
-            local=local,
+            items=ints["TOTAL"],
             raw=True,
             epilogue=False,
         )
@@ -68,8 +66,7 @@ class OneHotOnGpu(_ByPosition):
         self, op: OneHot, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
     ) -> str | None:
         """Refuse places of types that kernels do not load as numbers."""
-        places = inputs[0]
-        assert places is not None
+        places = given(inputs, 0)
         floats = {DType.FLOAT32, DType.FLOAT16, *((DType.FLOAT64,) if caps.doubles else ())}
         if places.dtype in floats | INTEGERS:
             return None
@@ -79,18 +76,15 @@ class OneHotOnGpu(_ByPosition):
         self, op: OneHot, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch over the output."""
-        places, values, y = inputs[0], inputs[2], outputs[0]
-        assert places is not None and values is not None
+        places, values, y = given(inputs, 0), given(inputs, 2), outputs[0]
         axis = op.axis % len(y.shape)
         ints = {"TOTAL": prod(y.shape), "INNER": max(prod(y.shape[axis + 1 :]), 1), "DEPTH": y.shape[axis]}
-        grid, local = k.for_items(ints["TOTAL"])
         k.launch(
             "one_hot",
             reads={"places": places, "values": values},
             writes={"y": y},
             ints=ints,
-            grid=grid,
-            local=local,
+            items=ints["TOTAL"],
             kinds={"values": "raw", "y": "raw"},
             epilogue=False,
         )
@@ -104,19 +98,16 @@ class ReverseSequenceOnGpu(_ByPosition):
         self, op: ReverseSequence, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch over the output."""
-        x, lengths = inputs[0], inputs[1]
-        assert x is not None and lengths is not None
+        x, lengths = given(inputs, 0), given(inputs, 1)
         ints = {"TOTAL": prod(x.shape), "INNER": max(prod(x.shape[2:]), 1), "D1": max(x.shape[1], 1)}
         ints["TIME"] = x.shape[op.time_axis]
-        grid, local = k.for_items(ints["TOTAL"])
         k.launch(
             "reverse_sequence",
             reads={"x": x, "lengths": lengths},
             writes={"y": outputs[0]},
             ints=ints,
             variant={"time_first": op.time_axis == 0},
-            grid=grid,
-            local=local,
+            items=ints["TOTAL"],
             raw=True,
             epilogue=False,
         )

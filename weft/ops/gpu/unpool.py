@@ -13,6 +13,7 @@ from weft.kernels.gpu_op import GpuOp, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
+from weft.ops.shape import given
 from weft.ops.unpool import MaxRoiPool
 
 
@@ -24,27 +25,23 @@ class MaxRoiPoolOnGpu(GpuOp):
 
     def rounds(self, op: MaxRoiPool, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the pixels of the largest bin that there can be."""
-        assert inputs[0] is not None
-        sizes = zip(inputs[0].shape[2:], op.pooled_shape, strict=True)
+        sizes = zip(given(inputs, 0).shape[2:], op.pooled_shape, strict=True)
         return nested_rounds(*(-(-size // bins) + 1 for size, bins in sizes))
 
     def launches(
         self, op: MaxRoiPool, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch one work-item a bin."""
-        x, rois, y = inputs[0], inputs[1], outputs[0]
-        assert x is not None and rois is not None
+        x, rois, y = given(inputs, 0), given(inputs, 1), outputs[0]
         ints = dict(zip(("N", "C", "H", "W"), x.shape, strict=True))
         ints |= {"TOTAL": prod(y.shape), "ROWS": op.pooled_shape[0], "COLUMNS": op.pooled_shape[1]}
-        grid, local = k.for_items(ints["TOTAL"])
         k.launch(
             "max_roi_pool",
             reads={"x": x, "rois": rois},
             writes={"y": y},
             ints=ints,
             floats={"SCALE": op.spatial_scale},
-            grid=grid,
-            local=local,
+            items=ints["TOTAL"],
         )
 
 

@@ -19,6 +19,7 @@ from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.problem import ConvPlan, on_matrix_units, why_not_computed, why_not_empty
 from weft.ops.gpu.conv.volumes.slices import VolumeConv
 from weft.ops.gpu.packing import weights_of
+from weft.ops.shape import given
 from weft.ops.unary import Relu
 
 
@@ -46,8 +47,7 @@ class ConvOnGpu(GpuOp):
 
     def rounds(self, op: Conv, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the rounds of the GEMM, which takes four channels at a time, or of loops over channels and taps."""
-        w = inputs[1]
-        assert w is not None
+        w = given(inputs, 1)
         channels, *kernel = w.shape[1:]
         if op.group == 1 and (len(w.shape) <= 4 or w.constant is not None):
             return nested_rounds(-(-channels // PACK) * prod(kernel), PACK)
@@ -61,8 +61,7 @@ class ConvOnGpu(GpuOp):
         Kernels on matrix units, which run fp16 and split fp32, load whole blocks of channels: for little work they save
         less than the launch that packs them. Winograd's method is only for more channels.
         """
-        x, w = inputs[0], inputs[1]
-        assert x is not None and w is not None
+        x, w = given(inputs, 0), given(inputs, 1)
         if op.group != 1 or len(x.dims) > 4 or x.dims[1] > PACK or caps.without & {"conv_planar", "conv_gemm"}:
             return False
         if not on_matrix_units(caps, x.dtype, split_products):

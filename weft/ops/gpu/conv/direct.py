@@ -47,7 +47,6 @@ class DirectConv(Algorithm[ConvProblem, ConvPlan, DirectTile]):
                 f"direct.{first}", first * PACK, min(count * PACK, p.channels_out - first * PACK)
             )
             total = p.images * count * prod(p.window.outputs)
-            grid, local = k.for_items(total)
             k.launch(
                 "conv_direct",
                 reads={"x": plan.x, "w": packed, **plan.bias_vector()},
@@ -57,8 +56,7 @@ class DirectConv(Algorithm[ConvProblem, ConvPlan, DirectTile]):
                     "CO": p.channels_out, "OUT_GROUP": out_group, "IN_GROUP": p.channels_in,
                 },
                 variant={"joint": p.group == 1 or out_group % PACK == 0, "wide": divisor(window["KW"], MOST_WIDE)},
-                grid=grid,
-                local=local,
+                items=total,
             )
 
 

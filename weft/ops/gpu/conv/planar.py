@@ -13,6 +13,7 @@ from weft.kernels.self_test_cases import noise64, one_node
 from weft.kernels.special import KernelFamily, register_family
 from weft.ops.conv import PlanarConv, PlanarConvTranspose
 from weft.ops.gpu.conv.problem import window_constants
+from weft.ops.shape import given
 from weft.ops.window import Window
 
 
@@ -24,8 +25,7 @@ class PlanarConvOnGpu(GpuOp):
 
     def rounds(self, op: PlanarConv, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the products that make a sum."""
-        assert inputs[1] is not None
-        return nested_rounds(*inputs[1].shape[1:])
+        return nested_rounds(*given(inputs, 1).shape[1:])
 
     def launches(
         self, op: PlanarConv, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
@@ -44,8 +44,7 @@ class PlanarConvTransposeOnGpu(GpuOp):
 
     def rounds(self, op: PlanarConvTranspose, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the taps, and for each the channels of a group."""
-        assert inputs[1] is not None
-        channels, _, *kernel = inputs[1].shape
+        channels, _, *kernel = given(inputs, 1).shape
         return nested_rounds(*kernel, channels // op.group)
 
     def launches(
@@ -64,14 +63,12 @@ def _launch(
     assert x is not None and w is not None
     channels, total = {"CI": x.shape[1], "CO": y.shape[1]}, prod(y.shape)
     groups = {"IN_GROUP": x.shape[1] // group, "OUT_GROUP": y.shape[1] // group}
-    grid, local = k.for_items(total)
     k.launch(
         template,
         reads={"x": x, "w": w, **({"b": bias} if bias is not None else {})},
         writes={"y": y},
         ints={**window_constants(window), **channels, **groups, "TOTAL": total},
-        grid=grid,
-        local=local,
+        items=total,
     )
 
 

@@ -38,6 +38,7 @@ from weft.ops.gpu.matmul.few_rows import FEW_ROWS, ProductOfFewRows, launch_few_
 from weft.ops.gpu.matmul.problem import ProductPlan
 from weft.ops.gpu.packing import LateWeights
 from weft.ops.matmul import MatMul
+from weft.ops.shape import given
 from weft.ops.unary import Sigmoid
 
 GATED_PRODUCT = "gated_product"
@@ -69,8 +70,7 @@ class GatedProduct(Op):
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the spec of the output: the steps change neither the shape nor the type."""
-        x, first, second = inputs[0], inputs[1], inputs[3]
-        assert x is not None and first is not None
+        x, first, second = given(inputs, 0), given(inputs, 1), inputs[3]
         columns = self.columns(first.dims, None if second is None else second.dims)
         return (TensorSpec((*x.shape[:-1], columns), x.dtype),)
 
@@ -174,24 +174,21 @@ class GatedProductOnGpu(GpuOp):
 
     def rounds(self, op: GatedProduct, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return twice the products of an output: tiles are loaded in loops, too."""
-        x = inputs[0]
-        assert x is not None
+        x = given(inputs, 0)
         return 2 * x.shape[-1]
 
     def launches(
         self, op: GatedProduct, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Launch it."""
-        x, y = inputs[0], outputs[0]
-        assert x is not None
+        x, y = given(inputs, 0), outputs[0]
         matrices, biases = _both(op, [None if t is None else t.constant for t in inputs[1:PARAMETERS]])
         depth, n, gate = x.shape[-1], y.shape[-1], Gate(op.steps, inputs)
         m = prod(x.shape[:-1])
         if m <= FEW_ROWS:
             added = _biases(biases, np.concatenate)
             c = None if added is None else k.constant("gate.biases", lambda: added)
-            weights = inputs[1]
-            assert weights is not None
+            weights = given(inputs, 1)
             steps = (1, depth) if op.transposed else (n, 1)
             plan = ProductPlan.of(k, (m, n, depth), (x, weights, y), (depth, 1), steps, c=c)
             launch_few_rows(plan, matrices, gate)

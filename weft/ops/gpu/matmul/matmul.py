@@ -20,6 +20,7 @@ from weft.ops.gpu.matmul.thin import ThinProduct
 from weft.ops.gpu.matmul.tiled import TiledProduct
 from weft.ops.gpu.matmul.whole import WHOLE, launch_whole
 from weft.ops.matmul import Gemm, MatMul
+from weft.ops.shape import given
 
 PRODUCTS = Chooser[ProductProblem, ProductPlan](
     Rivals("product as a convolution", (ProductAsConvolution(),)),
@@ -55,8 +56,7 @@ class MatMulOnGpu(GpuOp):
 
     def rounds(self, op: MatMul, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return twice the products of an output: tiles are loaded in loops, too."""
-        a = inputs[0]
-        assert a is not None
+        a = given(inputs, 0)
         return 2 * a.shape[-1]
 
     def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
@@ -67,8 +67,7 @@ class MatMulOnGpu(GpuOp):
         self, op: MatMul, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
     ) -> None:
         """Make matrices of one-dimensional operands, and launch."""
-        a, b = inputs[0], inputs[1]
-        assert a is not None and b is not None
+        a, b = given(inputs, 0), given(inputs, 1)
         a, a_all, a_first = k.by_steps(a)
         b, b_all, b_first = k.by_steps(b)
         a_shape, a_all = (a.shape, a_all) if len(a.shape) > 1 else ((1, *a.shape), (0, *a_all))
@@ -149,8 +148,7 @@ class GemmOnGpu(GpuOp):
 
     def rounds(self, op: Gemm, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return twice the products of an output: tiles are loaded in loops, too."""
-        a = inputs[0]
-        assert a is not None
+        a = given(inputs, 0)
         return 2 * a.shape[0 if op.transA else 1]
 
     def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:

@@ -42,7 +42,6 @@ class ThinProduct(Algorithm[ProductProblem, ProductPlan, OneItem]):
         k, p = plan.k, plan.problem
         addend, steps = plan.addend()
         columns = p.n * prod(p.batch)
-        grid, local = k.for_items(columns)
         rows, many = rows_of(k, p.m)
         k.launch(
             self.name,
@@ -51,8 +50,7 @@ class ThinProduct(Algorithm[ProductProblem, ProductPlan, OneItem]):
             ints={"COLUMNS": columns, "N": p.n, "K": p.k, **p.steps(p.b_steps), **steps, **many},
             floats={"ALPHA": plan.alpha, "BETA": plan.beta},
             variant={"batch": len(p.batch), **rows},
-            grid=grid,
-            local=local,
+            items=columns,
         )
 
 

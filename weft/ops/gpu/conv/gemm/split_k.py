@@ -152,7 +152,6 @@ class Sums:
         k, y = self.plan.k, self.plan.y
         blocks, places = self.plan.problem.blocks, prod(self.plan.problem.window.outputs)
         total = y.shape[0] * blocks * places
-        grid, local = k.for_items(total)
         k.launch(
             SUM_PARTS,
             reads={"sums": self.target, **self.plan.bias_vector()},
@@ -160,8 +159,7 @@ class Sums:
             ints={
                 "PARTS": self.parts, "IMAGES": y.shape[0], "BLOCKS": blocks, "PLACES": places, "TOTAL": total,
             },
-            grid=grid,
-            local=local,
+            items=total,
         )
 
 

@@ -135,7 +135,6 @@ class DepthwiseInTiles(Algorithm[ConvProblem, ConvPlan, DepthwiseTile]):
         """Launch the kernel; weights lie like pixels, so that adjacent items read adjacent ones."""
         k, window = plan.k, plan.problem.constants
         total = items_of(plan.problem, tile)
-        grid, local = k.for_items(total)
         ints = {name: window[name] for name in ("IH", "IW", "OH", "OW", "PH", "PW")}
         ints |= {"TILES_H": -(-window["OH"] // tile.rows), "TILES_W": -(-window["OW"] // tile.columns)}
         k.launch(
@@ -148,8 +147,7 @@ class DepthwiseInTiles(Algorithm[ConvProblem, ConvPlan, DepthwiseTile]):
                 "rows": tile.rows,
                 "columns": tile.columns,
             },
-            grid=grid,
-            local=local,
+            items=total,
         )
 
 
@@ -174,10 +172,9 @@ class DepthwiseInLoops(Algorithm[ConvProblem, ConvPlan, OnePixel]):
         """Launch the kernel; weights lie like pixels, so that adjacent items read adjacent ones."""
         k, p = plan.k, plan.problem
         total = p.images * p.blocks * prod(p.window.outputs)
-        grid, local = k.for_items(total)
         ints = {**p.constants, "BLOCKS": p.blocks, "TOTAL": total}
         reads = depthwise_reads(plan, p.layout)
-        k.launch("conv_depthwise", reads=reads, writes={"y": plan.y}, ints=ints, grid=grid, local=local)
+        k.launch("conv_depthwise", reads=reads, writes={"y": plan.y}, ints=ints, items=total)
 register_family(
     KernelFamily(
         "conv_depthwise_tile", "depthwise convolutions by tiles",

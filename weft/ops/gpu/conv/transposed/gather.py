@@ -21,6 +21,7 @@ from weft.ops.gpu.conv.problem import why_not_computed, why_not_empty, window_co
 from weft.ops.gpu.conv.transposed.subpixels import ToSubPixels, are_finite, stores_subpixels
 from weft.ops.gpu.move import Strides, launch_move
 from weft.ops.gpu.packing import as_image, pack_in_run, weights_of
+from weft.ops.shape import given
 
 
 @gpu_op(ConvTranspose)
@@ -39,8 +40,7 @@ class ConvTransposeOnGpu(GpuOp):
 
     def rounds(self, op: ConvTranspose, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
         """Return the products of four outputs, and the loops around them."""
-        w = inputs[1]
-        assert w is not None
+        w = given(inputs, 1)
         return nested_rounds(*w.shape[2:], PACK * w.shape[0] // op.group)
 
     def launches(
@@ -50,8 +50,7 @@ class ConvTransposeOnGpu(GpuOp):
 
         Weights beyond the range of one argument are passed in pieces.
         """
-        x, weight, bias, y = inputs[0], inputs[1], inputs[2] if len(inputs) > 2 else None, outputs[0]
-        assert x is not None and weight is not None
+        x, weight, bias, y = given(inputs, 0), given(inputs, 1), inputs[2] if len(inputs) > 2 else None, outputs[0]
         channels, inside = y.shape[1], x.shape[1] // op.group
         window = op.window(x.shape, weight.shape)
         if op.group == 1 and weight.constant is not None and stores_subpixels(k.caps, window.rank):
@@ -73,15 +72,13 @@ class ConvTransposeOnGpu(GpuOp):
         for first in range(0, blocks, max(most, 1)):
             count = min(most, blocks - first)
             total = y.shape[0] * count * prod(window.inputs)
-            grid, local = k.for_items(total)
             k.launch(
                 "conv_transpose",
                 reads={**reads, "w": _packed(k, flat, first, count, op.group > 1)},
                 writes={"y": y},
                 ints={**ints, "FIRST": first, "COUNT": count, "TOTAL": total},
                 variant={"grouped": op.group > 1},
-                grid=grid,
-                local=local,
+                items=total,
             )
 
 
