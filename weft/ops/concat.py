@@ -24,7 +24,6 @@ class Concat(MovingOp):
     axis: int
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         specs = [given(inputs, index) for index in range(max(len(inputs), 1))]
         first = specs[0].dims
         axis = one_axis(self.axis, len(first))
@@ -38,7 +37,6 @@ class Concat(MovingOp):
         return (sized((*first[:axis], total, *first[axis + 1 :]), one_type(*specs)),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         return np.concatenate([x for x in inputs if x is not None], axis=self.axis)
 
 
@@ -56,7 +54,6 @@ class Split(MovingOp):
     outputs: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the specs of the outputs."""
         x = given(inputs, 0)
         axis = one_axis(self.axis, len(x.dims))
         wanted = None if optional(inputs, 1) is None else known_ints(constants, 1, "split")
@@ -78,7 +75,6 @@ class Split(MovingOp):
         return sizes
 
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        """Return the outputs."""
         x, split = given(inputs, 0), optional(inputs, 1)
         axis = one_axis(self.axis, x.ndim)
         sizes = self.sizes(x.shape[axis], None if split is None else ints(split))

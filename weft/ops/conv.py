@@ -46,7 +46,6 @@ class Convolution(Op):
         return slide(x[2:], w[2:], self.strides, self.dilations, self.pads, self.auto_pad, padding_alone=True)
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x, w, b = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
         dtype = float_type(x, w, b)
         _check_weights(x.dims, w.dims, self.kernel_shape)
@@ -62,7 +61,6 @@ class Convolution(Op):
         return (sized((n, m, *window.outputs), dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x, w, b = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
         return _convolve(widen(x), widen(w), b, self).astype(x.dtype, copy=False)
 
@@ -125,7 +123,6 @@ class ConvTranspose(Op):
         )
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x, w, b = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
         dtype = float_type(x, w, b)
         _check_weights(x.dims, w.dims, self.kernel_shape)
@@ -139,7 +136,6 @@ class ConvTranspose(Op):
         return (sized((n, m, *window.inputs), dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x, w, b = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
         window = self.window(x.shape, w.shape)
         (n, c), g = x.shape[:2], self.group

@@ -26,12 +26,10 @@ class ConstantOfShape(Op):
     dtype: DType = DType.FLOAT32
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         given(inputs, 0)
         return (sized(known_ints(constants, 0, "shape"), self.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         return np.full(ints(given(inputs, 0)), self.value, self.dtype.numpy)
 
 
@@ -48,7 +46,6 @@ class Range(Op):
     """Short floats are computed in float32, whatever is asked for."""
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         dtype = one_type(*(given(inputs, k) for k in range(3)))
         if dtype is DType.BOOL:
             raise unfit("a range of bool is undefined")
@@ -72,7 +69,6 @@ class Range(Op):
         return ceil(count)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         start, limit, delta = (given(inputs, k).reshape(()) for k in range(3))
         wide = np.promote_types(start.dtype, np.float32) if start.dtype.kind == "f" else start.dtype
         steps = np.arange(self.count(start, limit, delta)).astype(wide)
@@ -88,7 +84,6 @@ class OneHot(Op):
     axis: int = -1
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         places, values = given(inputs, 0), given(inputs, 2)
         depth = known(constants, 1, "depth")
         if values.dims != (2,) or depth.size != 1 or not 1 <= depth.item() <= MAX_ELEMENTS:
@@ -97,7 +92,6 @@ class OneHot(Op):
         return (sized((*places.dims[:axis], int(depth.item()), *places.dims[axis:]), values.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         places, depth, values = (given(inputs, k) for k in range(3))
         axis, size = one_axis(self.axis, places.ndim + 1), int(depth.item())
         places = places.astype(np.int64)
@@ -117,14 +111,12 @@ class EyeLike(Op):
     k: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = given(inputs, 0)
         if len(x.dims) != 2:
             raise unfit(f"shape {x.dims} is no matrix")
         return (TensorSpec(x.shape, self.dtype or x.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         rows, columns = np.ogrid[: x.shape[0], : x.shape[1]]
         return np.asarray(columns - rows == self.k).astype(self.dtype.numpy if self.dtype else x.dtype)

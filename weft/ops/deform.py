@@ -50,7 +50,6 @@ class DeformConv(Op):
         return slide(x[2:], w[2:], self.strides, self.dilations, self.pads)
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x, w, offset = (given(inputs, k) for k in range(3))
         bias, mask = optional(inputs, 3), optional(inputs, 4)
         dtype = float_type(x, w, offset, bias, mask)
@@ -121,7 +120,6 @@ class Col2Im(Op):
         return window
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = given(inputs, 0)
         check_type(self, x, NUMERIC)
         image, block = known_ints(constants, 1, "image_shape"), known_ints(constants, 2, "block_shape")

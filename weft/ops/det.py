@@ -25,7 +25,6 @@ class Det(Op):
     op_class: ClassVar[OpClass] = "reduction"
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = given(inputs, 0)
         check_type(self, x, FLOATS)
         if len(x.dims) < 2 or x.dims[-1] != x.dims[-2]:

@@ -78,7 +78,6 @@ class Einsum(Op):
         return (*before, *(f".{k}" for k in reversed(range(count))), *after)
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         specs = [spec for spec in inputs if spec is not None]
         if not specs or len(specs) < len(inputs):
             raise unfit(f"equation {self.equation!r} needs all of its inputs")

@@ -34,14 +34,12 @@ class Gather(MovingOp):
     axis: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x, places = given(inputs, 0), _indices(given(inputs, 1))
         axis = one_axis(self.axis, len(x.dims))
         check_range(optional(constants, 1), x.dims[axis])
         return (sized((*x.dims[:axis], *places.dims, *x.dims[axis + 1 :]), x.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         return np.asarray(
             np.take(given(inputs, 0), given(inputs, 1).astype(np.int64, copy=False), axis=self.axis)
         )
@@ -57,14 +55,12 @@ class GatherElements(MovingOp):
     axis: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x, places = given(inputs, 0), _indices(given(inputs, 1))
         axis = _along(self.axis, x.dims, places.dims)
         check_range(optional(constants, 1), x.dims[axis])
         return (TensorSpec(places.shape, x.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x, places = given(inputs, 0), given(inputs, 1)
         return x[_grid(places, x.shape, one_axis(self.axis, x.ndim))]
 
@@ -79,7 +75,6 @@ class GatherND(MovingOp):
     batch_dims: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x, places = given(inputs, 0).dims, _indices(given(inputs, 1)).dims
         b = self.batch_dims
         if not 0 <= b < min(len(x), len(places)) or x[:b] != places[:b] or not 0 <= places[-1] <= len(x) - b:
@@ -88,7 +83,6 @@ class GatherND(MovingOp):
         return (sized(places[:-1] + x[b + places[-1] :], given(inputs, 0).dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x, places = given(inputs, 0), given(inputs, 1)
         b, depth = self.batch_dims, places.shape[-1]
         if not depth:  # each index names all of its batch
@@ -112,7 +106,6 @@ class ScatterElements(WritingOp):
     reduction: str = "none"
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x, places, updates = given(inputs, 0), _indices(given(inputs, 1)), given(inputs, 2)
         one_type(x, updates)
         _check_reduction(self.reduction)
@@ -142,7 +135,6 @@ class ScatterND(WritingOp):
     reduction: str = "none"
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x, places, updates = given(inputs, 0), _indices(given(inputs, 1)), given(inputs, 2)
         one_type(x, updates)
         _check_reduction(self.reduction)

@@ -54,14 +54,12 @@ class BatchNormalization(Op):
             return factor, shift - mean * factor
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = float_spec(given(inputs, 0), 1)
         for index in range(1, 5):
             _check_vector(inputs, index, _channels(x.dims))
         return (x,)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         scale, shift, mean, var = (_column(given(inputs, k), x.ndim) for k in range(1, 5))
         factor = scale / np.sqrt(var + _scalar(self.epsilon, var))
@@ -152,14 +150,12 @@ class InstanceNormalization(Op):
     epsilon: float = 1e-5
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = float_spec(given(inputs, 0), 3)
         _check_vector(inputs, 1, x.dims[1])
         _check_vector(inputs, 2, x.dims[1])
         return (x,)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         y, _, _ = _standardize(widen(x), tuple(range(2, x.ndim)), self.epsilon)
         return (y * _column(given(inputs, 1), x.ndim) + _column(given(inputs, 2), x.ndim)).astype(x.dtype)
@@ -178,7 +174,6 @@ class GroupNormalization(Op):
     stash_type: int = STASH_FLOAT
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = float_spec(given(inputs, 0), 3)
         _check_stash(self.stash_type, x)
         _check_groups(self.num_groups, x)
@@ -187,7 +182,6 @@ class GroupNormalization(Op):
         return (x,)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         groups = widen(x).reshape(x.shape[0], self.num_groups, prod(x.shape[1:]) // self.num_groups)
         y = _standardize(groups, (2,), self.epsilon)[0].reshape(x.shape)
@@ -238,7 +232,6 @@ class LayerNormalization(Op):
     outputs: int = 1
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the specs of the outputs."""
         x = float_spec(given(inputs, 0), 1)
         _check_stash(self.stash_type, x)
         axis = one_axis(self.axis, len(x.dims))
@@ -250,7 +243,6 @@ class LayerNormalization(Op):
         return (x, statistics, statistics)[: max(self.outputs, 1)]
 
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        """Return the outputs."""
         x, scale, b = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
         axes = tuple(range(one_axis(self.axis, x.ndim), x.ndim))
         y, mean, factor = _standardize(widen(x), axes, self.epsilon)
@@ -289,7 +281,6 @@ class RMSNormalization(Op):
     stash_type: int = STASH_FLOAT
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = float_spec(given(inputs, 0), 1)
         _check_stash(self.stash_type, x)
         one_axis(self.axis, len(x.dims))
@@ -298,7 +289,6 @@ class RMSNormalization(Op):
         return (replace(x, dtype=scale.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x, scale = given(inputs, 0), given(inputs, 1)
         axes = tuple(range(one_axis(self.axis, x.ndim), x.ndim))
         wide = widen(x)
@@ -338,14 +328,12 @@ class LRN(Op):
     bias: float = 1.0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = float_spec(given(inputs, 0), 2)
         if self.size < 1:
             raise ModelError(f"size is {self.size}", why="at least one channel is needed")
         return (x,)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         wide, sums, channels = widen(x), np.zeros_like(widen(x)), x.shape[1]
         squares = np.square(wide)
@@ -382,7 +370,6 @@ class LpNormalization(Op):
     p: int = 2
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = float_spec(given(inputs, 0), 1)
         one_axis(self.axis, len(x.dims))
         if self.p not in (1, 2):
@@ -390,7 +377,6 @@ class LpNormalization(Op):
         return (x,)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         wide = widen(x)
         powers = np.abs(wide) if self.p == 1 else np.square(wide)
@@ -423,11 +409,9 @@ class L2Normalization(Op):
     least: float = 0.0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         return (_along_one_axis(inputs, self.axis),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         wide = widen(x)
         norm = np.sqrt(total(np.square(wide), (self.axis,)))
@@ -460,11 +444,9 @@ class SumNormalization(Op):
     epsilon: float = 0.0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         return (_along_one_axis(inputs, self.axis),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         wide = widen(x)
         divisor = _mean(wide, (self.axis,)) if self.mean else total(wide, (self.axis,))
@@ -496,13 +478,11 @@ class GroupDeviation(Op):
     epsilon: float = 1e-5
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = float_spec(given(inputs, 0), 2)
         _check_groups(self.num_groups, x)
         return (x,)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         groups = widen(x).reshape(x.shape[0], self.num_groups, prod(x.shape[1:]) // self.num_groups)
         variance = _mean(np.square(groups - _mean(groups, (2,))), (2,))
@@ -534,13 +514,11 @@ class MeanVarianceNormalization(Op):
     axes: tuple[int, ...] = (0, 2, 3)
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = float_spec(given(inputs, 0))
         many_axes(self.axes, len(x.dims))
         return (x,)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         wide, axes = widen(x), many_axes(self.axes, x.ndim)
         centred = wide - _mean(wide, axes)

@@ -30,7 +30,6 @@ class Pad(MovingOp):
     mode: str = "constant"
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x, value = given(inputs, 0), optional(inputs, 2)
         if self.mode not in MODES:
             raise ModelError(f"mode {self.mode!r} is unknown", why=f"ONNX has {', '.join(MODES)}")
@@ -57,7 +56,6 @@ class Pad(MovingOp):
         return tuple(out)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x, value, axes = given(inputs, 0), optional(inputs, 2), optional(inputs, 3)
         pads = self.pairs(x.ndim, ints(given(inputs, 1)), None if axes is None else ints(axes))
         cut = tuple(slice(max(-b, 0), d + min(a, 0)) for d, (b, a) in zip(x.shape, pads, strict=True))

@@ -65,7 +65,6 @@ class MaxPool(Pool):
     outputs: int = 1
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the specs of the outputs."""
         x = given(inputs, 0)
         if x.dtype is DType.BOOL or self.storage_order not in (0, 1):
             raise unfit(f"MaxPool of {x.dtype.value} with storage_order {self.storage_order} is undefined")
@@ -73,7 +72,6 @@ class MaxPool(Pool):
         return (y, TensorSpec(y.shape, DType.INT64))[: max(self.outputs, 1)]
 
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        """Return the outputs."""
         x = given(inputs, 0)
         window = self.window(x.shape)
         lowest = -np.inf if np.issubdtype(x.dtype, np.floating) else np.iinfo(x.dtype).min
@@ -133,12 +131,10 @@ class AveragePool(Pool):
     count_include_pad: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         float_type(given(inputs, 0))
         return (self.output(given(inputs, 0)),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         window = self.window(x.shape)
         total = fold(window.pad(widen(x), 0), window, np.add)
@@ -168,13 +164,11 @@ class LpPool(Pool):
     p: int = 2
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         float_type(given(inputs, 0))
         _check_norm(self.p)
         return (self.output(given(inputs, 0)),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         window = self.window(x.shape)
         powers = np.abs(widen(x)) ** self.p
@@ -217,7 +211,6 @@ class GlobalPool(Op):
 
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = given(inputs, 0)
         float_type(x)
         if len(x.dims) < 3 or prod(x.dims[2:]) == 0:
@@ -235,7 +228,6 @@ class GlobalAveragePool(GlobalPool):
     """The mean of each channel."""
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         axes = tuple(range(2, x.ndim))
         return np.asarray(widen(x).mean(axis=axes, keepdims=True)).astype(x.dtype, copy=False)
@@ -249,7 +241,6 @@ class GlobalMaxPool(GlobalPool):
     op_class: ClassVar[OpClass] = "exact"
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         return np.asarray(x.max(axis=tuple(range(2, x.ndim)), keepdims=True))
 
@@ -262,12 +253,10 @@ class GlobalLpPool(GlobalPool):
     p: int = 2
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         _check_norm(self.p)
         return super().infer(inputs, constants)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         total = (np.abs(widen(x)) ** self.p).sum(axis=tuple(range(2, x.ndim)), keepdims=True)
         return np.asarray(total ** (1 / self.p)).astype(x.dtype, copy=False)

@@ -105,11 +105,9 @@ class _OfShape(_Random):
     shape: tuple[int, ...] = ()
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         return self.spec(self.shape, self.dtype or DType.FLOAT32)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         return self.drawn(self.shape, self.dtype or DType.FLOAT32)
 
 
@@ -121,12 +119,10 @@ class _Like(_Random):
     reads_shape: ClassVar[bool] = True
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = given(inputs, 0)
         return self.spec(x.dims, self.dtype or x.dtype)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         return self.drawn(x.shape, self.dtype or DType.of(x.dtype))
 
@@ -207,7 +203,6 @@ class Bernoulli(_Random):
     most_inputs: ClassVar[int | None] = 1
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = given(inputs, 0)
         if not x.dtype.is_float:
             raise ModelError(f"probabilities of {x.dtype.value} are not supported", why="ONNX has floats")
@@ -218,7 +213,6 @@ class Bernoulli(_Random):
         return RandomUniform(seed=self.seed).drawn(shape, DType.FLOAT32)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         return (self.draws(x.shape) < x.astype(np.float32)).astype((self.dtype or DType.of(x.dtype)).numpy)
 
@@ -238,7 +232,6 @@ class Multinomial(Op):
     seed: float | None = None
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = given(inputs, 0)
         if len(x.dims) != 2 or x.dims[1] < 1 or not x.dtype.is_float or self.sample_size < 1:
             raise unfit(f"{x} gives no classes of which {self.sample_size} can be drawn")
@@ -269,13 +262,11 @@ class InStep(Op):
     op: Op = field(default_factory=RandomUniform)
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         if given(inputs, 0).size != 1:
             raise unfit(f"{inputs[0]} is not the number of one step")
         return self.op.infer(inputs[1:], constants[1:])
 
     def reference(self, *inputs: Array | None) -> Array | tuple[Array, ...]:
-        """Return the output."""
         return _with_step(self.op, int(given(inputs, 0).item())).reference(*inputs[1:])
 
 

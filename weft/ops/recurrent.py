@@ -167,7 +167,6 @@ class Recurrent(Op):
         return (*(pair[::-1] if self.layout else pair), each.hidden)
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the specs of the outputs."""
         more = 2 if self.states == 2 else 0
         x, w, r, b, lens, *rest = take_inputs(self, inputs, 3, 3 + more)
         assert x is not None and w is not None and r is not None

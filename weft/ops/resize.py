@@ -84,7 +84,6 @@ class Resize(Op):
     nearest_mode: str = "round_prefer_floor"
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = given(inputs, 0)
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
@@ -234,7 +233,6 @@ class Resize(Op):
         return np.asarray(shift + (at + half) / scale - half)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         mixes, whole = self.mode != "nearest", x.dtype.kind in "iu"
         wide = np.dtype(np.float32) if mixes and whole else np.promote_types(x.dtype, np.float32) if mixes else x.dtype

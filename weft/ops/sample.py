@@ -45,7 +45,6 @@ class GridSample(Op):
     padding_mode: str = "zeros"
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x, grid = given(inputs, 0), given(inputs, 1)
         if self.mode not in TAPS or self.padding_mode not in ("zeros", "border", "reflection"):
             raise unfit(f"mode {self.mode!r} with padding_mode {self.padding_mode!r} is unknown")
@@ -98,7 +97,6 @@ class GridSample(Op):
         return at.clip(0, length - 1).astype(np.int64), np.ones(at.shape, np.bool_)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x, grid = given(inputs, 0), given(inputs, 1)
         wide = grid.astype(np.float32) if grid.dtype == np.float16 else grid
         lengths = x.shape[2:]
@@ -150,7 +148,6 @@ class AffineGrid(Op):
     align_corners: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         theta, size = given(inputs, 0), known_ints(constants, 1, "size")
         rank = len(size) - 2
         if rank not in (2, 3) or theta.dims != (size[0], rank, rank + 1) or not theta.dtype.is_float:
@@ -171,7 +168,6 @@ class AffineGrid(Op):
         return np.stack(columns, axis=1).astype(dtype)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         theta, size = given(inputs, 0), ints(given(inputs, 1))
         wide = theta.astype(np.promote_types(theta.dtype, np.float32))
         grid = self.places(size[2:], wide.dtype) @ wide.transpose(0, 2, 1)

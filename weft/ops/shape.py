@@ -113,7 +113,6 @@ class Reshape(MovingOp):
     allowzero: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = given(inputs, 0)
         return (TensorSpec(self.target(x.dims, known_ints(constants, 1, "shape")), x.dtype),)
 
@@ -135,7 +134,6 @@ class Reshape(MovingOp):
         return sized(shape, DType.BOOL).dims
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         return given(inputs, 0).reshape(self.target(given(inputs, 0).shape, ints(given(inputs, 1))))
 
 
@@ -152,12 +150,10 @@ class Flatten(MovingOp):
         return (prod(dims[:at]), prod(dims[at:]))
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = given(inputs, 0)
         return (TensorSpec(self._split(x.dims), x.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         return x.reshape(self._split(x.shape))
 
@@ -170,7 +166,6 @@ class Squeeze(MovingOp):
     most_inputs: ClassVar[int | None] = 2
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = given(inputs, 0)
         axes = None if optional(inputs, 1) is None else known_ints(constants, 1, "axes")
         return (TensorSpec(self._shape(x.dims, axes), x.dtype),)
@@ -184,7 +179,6 @@ class Squeeze(MovingOp):
         return tuple(d for axis, d in enumerate(dims) if axis not in gone)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x, axes = given(inputs, 0), optional(inputs, 1)
         return x.reshape(self._shape(x.shape, None if axes is None else ints(axes)))
 
@@ -197,7 +191,6 @@ class Unsqueeze(MovingOp):
     most_inputs: ClassVar[int | None] = 2
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = given(inputs, 0)
         return (sized(self._shape(x.dims, known_ints(constants, 1, "axes")), x.dtype),)
 
@@ -207,7 +200,6 @@ class Unsqueeze(MovingOp):
         return tuple(1 if axis in new else next(rest) for axis in range(rank))
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         return x.reshape(self._shape(x.shape, ints(given(inputs, 1))))
 
@@ -229,12 +221,10 @@ class Transpose(MovingOp):
         return self.perm
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = given(inputs, 0)
         return (TensorSpec(tuple(x.dims[axis] for axis in self.order(len(x.dims))), x.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         moved = x.transpose(self.order(x.ndim))
         if moved.nbytes < SMALLEST or moved.flags.c_contiguous:
@@ -252,7 +242,6 @@ class Expand(MovingOp):
     most_inputs: ClassVar[int | None] = 2
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x, wanted = given(inputs, 0), known_ints(constants, 1, "shape")
         rank = max(len(x.dims), len(wanted))
         pairs = zip((1,) * (rank - len(x.dims)) + x.dims, (1,) * (rank - len(wanted)) + wanted, strict=True)
@@ -262,7 +251,6 @@ class Expand(MovingOp):
         return (sized(shape, x.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x, wanted = given(inputs, 0), ints(given(inputs, 1))
         return np.asarray(np.broadcast_to(x, np.broadcast_shapes(x.shape, wanted)), order="C")
 
@@ -275,14 +263,12 @@ class Tile(MovingOp):
     most_inputs: ClassVar[int | None] = 2
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x, repeats = given(inputs, 0), known_ints(constants, 1, "repeats")
         if len(repeats) != len(x.dims) or any(r < 0 for r in repeats):
             raise unfit(f"repeats {repeats} must be one natural number for each axis of {x.dims}")
         return (sized([d * r for d, r in zip(x.dims, repeats, strict=True)], x.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         return np.tile(given(inputs, 0), ints(given(inputs, 1)))
 
 
@@ -294,11 +280,9 @@ class Identity(MovingOp):
     most_inputs: ClassVar[int | None] = 1
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         return (given(inputs, 0),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         return given(inputs, 0)
 
 
@@ -315,7 +299,6 @@ class Dropout(MovingOp):
     outputs: int = 1
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the specs of the outputs."""
         x = given(inputs, 0)
         if optional(inputs, 2) is not None and known(constants, 2, "training_mode").any():
             raise ModelError(
@@ -326,7 +309,6 @@ class Dropout(MovingOp):
         return (x, TensorSpec(x.shape, DType.BOOL))[: max(self.outputs, 1)]
 
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        """Return the outputs."""
         x = given(inputs, 0)
         return (x, np.ones(x.shape, np.bool_)) if self.outputs > 1 else (x,)
 
@@ -343,7 +325,6 @@ class ShapeOf(Op):
     end: int | None = None
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         dims = given(inputs, 0).dims
         return (TensorSpec((len(dims[self._part(len(dims))]),), DType.INT64),)
 
@@ -354,7 +335,6 @@ class ShapeOf(Op):
         return slice(clamp(self.start), rank if self.end is None else clamp(self.end))
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         return np.array(x.shape[self._part(x.ndim)], np.int64)
 
@@ -368,12 +348,10 @@ class Size(Op):
     most_inputs: ClassVar[int | None] = 1
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         given(inputs, 0)
         return (TensorSpec((), DType.INT64),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         return np.array(given(inputs, 0).size, np.int64)
 
 
@@ -388,7 +366,6 @@ class DepthToSpace(MovingOp):
     mode: Literal["DCR", "CRD"] = "DCR"
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         n, c, h, w = image(given(inputs, 0))
         b = self.blocksize
         if b < 1 or c % (b * b) or self.mode not in ("DCR", "CRD"):
@@ -396,7 +373,6 @@ class DepthToSpace(MovingOp):
         return (TensorSpec((n, c // (b * b), h * b, w * b), given(inputs, 0).dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x, b = given(inputs, 0), self.blocksize
         n, c, h, w = x.shape
         d = c // (b * b)
@@ -416,7 +392,6 @@ class SpaceToDepth(MovingOp):
     mode: Literal["DCR", "CRD"] = "DCR"
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         n, c, h, w = image(given(inputs, 0))
         b = self.blocksize
         if b < 1 or h % b or w % b or self.mode not in ("DCR", "CRD"):
@@ -424,7 +399,6 @@ class SpaceToDepth(MovingOp):
         return (TensorSpec((n, c * b * b, h // b, w // b), given(inputs, 0).dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x, b = given(inputs, 0), self.blocksize
         n, c, h, w = x.shape
         blocks = x.reshape(n, c, h // b, b, w // b, b)

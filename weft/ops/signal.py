@@ -70,7 +70,6 @@ class DFT(Op):
         return at, size, size // 2 + 1 if self.onesided and not self.inverse else size
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = given(inputs, 0)
         length = None if optional(inputs, 1) is None else known(constants, 1, "dft_length")
         axis = None if optional(inputs, 2) is None else known(constants, 2, "axis")
@@ -175,7 +174,6 @@ class STFT(Op):
         return hop, size, (dims[1] - size) // hop + 1, size // 2 + 1 if onesided else size
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x, window = given(inputs, 0), optional(inputs, 2)
         given(inputs, 1)
         step = known(constants, 1, "frame_step")
@@ -243,7 +241,6 @@ class MelWeightMatrix(Op):
     output_datatype: DType = DType.FLOAT32
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         names = ("num_mel_bins", "dft_length", "sample_rate", "lower_edge_hertz", "upper_edge_hertz")
         for k, name in enumerate(names):
             given(inputs, k)
@@ -255,7 +252,6 @@ class MelWeightMatrix(Op):
         return (sized((int(length) // 2 + 1, int(bands)), self.output_datatype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         bands, length, rate, low, high = (given(inputs, k).item() for k in range(5))
         mel = [2595 * np.log10(1 + edge / 700) for edge in (low, high)]
         edges = mel[0] + np.arange(bands + 2) * (mel[1] - mel[0]) / (bands + 2)

@@ -24,7 +24,6 @@ class Slice(MovingOp):
     reads_part: ClassVar[bool] = True
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = given(inputs, 0)
         for index, name in enumerate(("starts", "ends", "axes", "steps"), start=1):
             if index < 3 or optional(inputs, index) is not None:
@@ -54,7 +53,6 @@ class Slice(MovingOp):
         return out
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x = given(inputs, 0)
         index = tuple(_as_slice(places) for places in self.ranges(x.shape, inputs[1:]))
         return np.asarray(x[index], order="C")

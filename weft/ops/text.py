@@ -40,7 +40,6 @@ class TfIdfVectorizer(Op):
     weights: tuple[float, ...] = ()
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x = given(inputs, 0)
         if self.pool_strings:
             raise ModelError("n-grams of strings are not supported", why="Weft has no element type of strings")
@@ -67,7 +66,6 @@ class TfIdfVectorizer(Op):
         return grams
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x, places, width = given(inputs, 0), self.places(), max(self.ngram_indexes) + 1
         counts = np.zeros((prod(x.shape[:-1]), width), np.float32)
         windows = self.windows(x.shape[-1])

@@ -26,7 +26,6 @@ class Trilu(MovingOp):
     upper: int = 1
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x, k = given(inputs, 0), optional(inputs, 1)
         if len(x.dims) < 2:
             raise unfit(f"{x} holds no matrices")
@@ -35,7 +34,6 @@ class Trilu(MovingOp):
         return (x,)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x, k = given(inputs, 0), optional(inputs, 1)
         rows, columns = np.ogrid[: x.shape[-2], : x.shape[-1]]
         apart = columns - rows - (0 if k is None else int(k.item()))
@@ -52,7 +50,6 @@ class ReverseSequence(MovingOp):
     time_axis: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x, lengths = given(inputs, 0), given(inputs, 1)
         if {self.batch_axis, self.time_axis} != {0, 1} or len(x.dims) < 2:
             raise unfit(f"batch axis {self.batch_axis} and time axis {self.time_axis} of {x} are not its first two")
@@ -70,7 +67,6 @@ class ReverseSequence(MovingOp):
         return f"lengths {lengths.min()} to {lengths.max()} leave an axis of {size}"
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x, lengths = given(inputs, 0), given(inputs, 1)
         turned = x if self.time_axis == 0 else np.swapaxes(x, 0, 1)
         time = np.arange(turned.shape[0])[:, None]

@@ -46,7 +46,6 @@ class MaxUnpool(MovingOp):
         return (*dims[:2], *sizes)
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x, places = given(inputs, 0), given(inputs, 1)
         if places.dims != x.dims or places.dtype is not DType.INT64:
             raise ModelError(f"places {places} do not fit", why=f"int64 of shape {x.dims} are needed")
@@ -69,7 +68,6 @@ class MaxUnpool(MovingOp):
         return f"places {places.min()} to {places.max()} lie outside of {shape}"
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x, places, wanted = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
         shape = self.plain(x.shape)
         if far := self._outside(places, shape):
@@ -113,7 +111,6 @@ class MaxRoiPool(Op):
     spatial_scale: float = 1.0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         x, rois = given(inputs, 0), given(inputs, 1)
         dtype = float_type(x, rois)
         if len(x.dims) != 4 or len(rois.dims) != 2 or rois.dims[1] != 5:
@@ -123,7 +120,6 @@ class MaxRoiPool(Op):
         return (sized((rois.dims[0], x.dims[1], *self.pooled_shape), dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x, rois = given(inputs, 0), given(inputs, 1)
         out = np.zeros((len(rois), x.shape[1], *self.pooled_shape), x.dtype)
         kind = np.float64 if x.dtype == np.float64 else np.float32

@@ -75,7 +75,6 @@ class GatedProduct(Op):
         return (TensorSpec((*x.shape[:-1], columns), x.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         x, *parameters = inputs[:PARAMETERS]
         assert x is not None
         products = []

@@ -63,7 +63,6 @@ class ConvPair(Op):
         return self.second.inferred([between, *inputs[a:b]], [None, *constants[a:b]])
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         a, b = self.arity, self.arity + self.more
         made = [self.first.reference(*inputs[:a])]
         for number, step in enumerate(self.steps):

@@ -43,12 +43,10 @@ class PooledConv(Op):
     conv: Conv
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output."""
         pooled = self.pool.inferred(inputs[:1], constants[:1])[0]
         return self.conv.inferred([pooled, *inputs[1:]], [None, *constants[1:]])
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         return self.conv.reference(self.pool.reference(inputs[0])[0], *inputs[1:])
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:

@@ -58,7 +58,6 @@ class PrologueConv(Op):
         return self.conv.inferred(inputs[: self.arity], [None, *constants[1 : self.arity]])
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output."""
         made = list(inputs[:1])
         for number, step in enumerate(self.steps):
             made.append(cast(Array, step.op.reference(*pick_operands(step, number, inputs, made))))
