@@ -174,5 +174,8 @@ def compiled(payload: object) -> OptimizedNetwork:
 
 
 def as_saved(network: OptimizedNetwork) -> OptimizedNetwork:
-    """Return a network without what no file has: what its devices launch."""
-    return replace(network, parts=tuple(replace(part, lowered=None) for part in network.parts))
+    """Return a network without what no file has: what devices launch."""
+    tail = network.tail
+    if tail is not None:
+        tail = replace(tail, stages=tuple(replace(each, network=as_saved(each.network)) for each in tail.stages))
+    return replace(network, parts=tuple(replace(part, lowered=None) for part in network.parts), tail=tail)

@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 import weft
 from tests.helpers.onnx_models import make_model
-from tests.helpers.saved_networks import content, refusal, rewritten
+from tests.helpers.saved_networks import as_saved, content, refusal, rewritten
 from tests.helpers.staged_models import FLOAT, INT64, boxes, condition, loop, node
 from weft.core.graph.graph import Graph
 from weft.core.passes.manager import PassContext, graph_pass
@@ -63,7 +63,7 @@ def test_all_stages_are_planned_printed_saved_and_run(
         assert all((part.listing is not None) == (device in GPUS) for part in stage.parts)
         assert all(part.listing is None or str(part.listing) in str(network) for part in stage.parts)
     network.save(tmp_path / "n.weft")
-    assert str(weft.OptimizedNetwork.load(tmp_path / "n.weft")) == str(network)
+    assert str(weft.OptimizedNetwork.load(tmp_path / "n.weft")) == str(as_saved(network))
     feeds = [given(model, seed) for seed in range(4)]
     with weft.load(model, device) as session:
         expected = [session.run(feed) for feed in feeds]
