@@ -18,6 +18,11 @@ from weft.errors import BackendError
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import KernelBuilder
 
+Inputs = Sequence[Tensor | None]
+"""What a node reads, by position; None for a missing optional input."""
+Outputs = Sequence[Tensor]
+"""What a node writes, by position."""
+
 
 class WantedLayout(Enum):
     """The layout that an op wants for the activations it reads and writes.
@@ -59,13 +64,11 @@ class GpuOp(ABC):
     computes_double: bool = False
     """Whether its kernels compute in float64 if they read or write it, on a device that can: templates use `real`."""
 
-    def why_not(
-        self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: Any, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Return why GPUs with these capabilities cannot run the node, as a sentence, or None."""
         return None
 
-    def rounds(self, op: Any, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: Any, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the most iterations of all loops of a kernel that an item makes for its share of the outputs.
 
         Count nested loops and all passes over a line; leave out loops of a few iterations.
@@ -77,7 +80,7 @@ class GpuOp(ABC):
         """Return whether the kernels can store fp32 in place of this fp16 output."""
         return False
 
-    def fits_channels(self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
+    def fits_channels(self, op: Any, inputs: Inputs, outputs: Outputs) -> bool:
         """Tell whether an op that wants EITHER can read and write NC4HW4 for these shapes and constants."""
         return len(outputs[0].shape) >= 3
 
@@ -90,15 +93,11 @@ class GpuOp(ABC):
         """
         return False
 
-    def moved_from(
-        self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> Sequence[IndexMap] | None:
+    def moved_from(self, op: Any, inputs: Inputs, outputs: Outputs) -> Sequence[IndexMap] | None:
         """Return of each output where its elements lie in the first input; None unless the op only moves them."""
         return None
 
-    def joined_at(
-        self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> Sequence[IndexMap] | None:
+    def joined_at(self, op: Any, inputs: Inputs, outputs: Outputs) -> Sequence[IndexMap] | None:
         """Return of each input where its elements lie in the output; None unless the op only joins them."""
         return None
 
@@ -116,7 +115,7 @@ class GpuOp(ABC):
         return self.laid_inputs is None or position < self.laid_inputs
 
     @abstractmethod
-    def launches(self, op: Any, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+    def launches(self, op: Any, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Tell `k` what to launch; the tensors' memory must not be accessed.
 
         Called any number of times, also without a device, so what it tells may follow from its arguments alone.

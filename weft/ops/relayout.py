@@ -12,7 +12,7 @@ from weft.core.graph.layout import Array, Layout, storage_size
 from weft.core.graph.op import Constants, MovingOp, register_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import noise, several_nodes
 from weft.kernels.special import KernelFamily, register_family
@@ -51,9 +51,7 @@ class RelayoutOnGpu(GpuOp):
     fuses_into_store = False
     any_place = True
 
-    def launches(
-        self, op: Relayout, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Relayout, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the copy, unless the output is an alias of the input."""
         assert inputs[0] is not None
         if k.is_alias(inputs[0], outputs[0]):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 import numpy as np
 
 from weft.core.graph.dtypes import DType
-from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds, power_of_two, tree_items
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
@@ -41,9 +39,7 @@ class NonMaxSuppressionOnGpu(GpuOp):
     fuses_into_store = False
     integers = INTEGERS
 
-    def why_not(
-        self, op: NonMaxSuppression, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: NonMaxSuppression, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse more boxes than work-group memory has bits."""
         boxes = given(inputs, 0)
         if not op.bounded:
@@ -52,7 +48,7 @@ class NonMaxSuppressionOnGpu(GpuOp):
             return f"it has {boxes.shape[1]} boxes; work-group memory of {caps.local_memory} bytes holds fewer bits"
         return None
 
-    def rounds(self, op: NonMaxSuppression, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: NonMaxSuppression, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the boxes, and for each that is kept an item's share of the others; or the lines, which rows count."""
         boxes, scores = inputs[:2]
         assert boxes is not None and scores is not None
@@ -62,9 +58,7 @@ class NonMaxSuppressionOnGpu(GpuOp):
         shares = nested_rounds(-(-number // tree_items(caps, LARGEST)), bits)
         return max(count + kept * shares, prod(scores.shape[:2]))
 
-    def launches(
-        self, op: NonMaxSuppression, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: NonMaxSuppression, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the order, the suppression, and what writes the rows."""
         boxes, scores, *rest = (*inputs, None, None, None)[:5]
         limit, overlap, least = (None if t is None or not prod(t.shape) else t for t in rest)
@@ -120,21 +114,17 @@ class RoiAlignOnGpu(GpuOp):
     integers = INTEGERS
     computes_double = True
 
-    def why_not(
-        self, op: RoiAlign, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: RoiAlign, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Accept every choice of floats."""
         x = given(inputs, 0)
         return None if x.dtype.is_float else f"{x.name!r} is {x.dtype.value}"
 
-    def rounds(self, op: RoiAlign, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: RoiAlign, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the points of a bin, or how many they are at most if the roi decides."""
         x = given(inputs, 0)
         return nested_rounds(*(op.sampling_ratio or op.most_points(size) for size in x.shape[2:]))
 
-    def launches(
-        self, op: RoiAlign, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: RoiAlign, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the output."""
         x, rois, images, y = given(inputs, 0), given(inputs, 1), given(inputs, 2), outputs[0]
         half = op.coordinate_transformation_mode == "half_pixel"

@@ -8,7 +8,7 @@ from math import prod
 from weft.core.graph.index_map import IndexMap
 from weft.core.graph.layout import PACK, Layout, row_major
 from weft.core.graph.tensor import Tensor
-from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.ops.concat import Concat
 from weft.ops.gpu.move import Strides, launch_block_copy, launch_move
@@ -24,14 +24,12 @@ class ConcatOnGpu(GpuOp):
     any_place = True
     moves_bits = True
 
-    def fits_channels(self, op: Concat, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
+    def fits_channels(self, op: Concat, inputs: Inputs, outputs: Outputs) -> bool:
         """Accept channel concats in which each input but the last fills whole blocks."""
         rank = len(outputs[0].shape)
         return rank >= 3 and op.axis % rank == 1 and all(x and x.shape[1] % PACK == 0 for x in inputs[:-1])
 
-    def joined_at(
-        self, op: Concat, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> Sequence[IndexMap] | None:
+    def joined_at(self, op: Concat, inputs: Inputs, outputs: Outputs) -> Sequence[IndexMap] | None:
         """Return where each input begins in the output."""
         steps, start, maps = row_major(outputs[0].shape), 0, list[IndexMap]()
         axis = op.axis % len(steps)
@@ -41,9 +39,7 @@ class ConcatOnGpu(GpuOp):
             start += x.shape[axis]
         return maps
 
-    def launches(
-        self, op: Concat, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Concat, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Copy the inputs that do not already lie in the output."""
         y = outputs[0]
         axis = op.axis % len(y.shape)

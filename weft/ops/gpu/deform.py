@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 import numpy as np
 
-from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
@@ -24,14 +22,12 @@ class DeformConvOnGpu(GpuOp):
 
     computes_double = True
 
-    def rounds(self, op: DeformConv, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: DeformConv, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the number of products that make an output."""
         channels, *kernel = given(inputs, 1).shape[1:]
         return nested_rounds(prod(kernel), channels)
 
-    def launches(
-        self, op: DeformConv, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: DeformConv, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch one work-item an output."""
         x, w, offset, bias, mask = (*inputs, None, None)[:5]
         y = outputs[0]
@@ -68,22 +64,18 @@ class Col2ImOnGpu(GpuOp):
     integers = INTEGERS
     computes_double = True
 
-    def why_not(
-        self, op: Col2Im, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: Col2Im, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse shapes that are computed at run time."""
         known = all(t is not None and t.constant is not None for t in inputs[1:])
         return None if known else "its image_shape or block_shape is computed at run time"
 
-    def rounds(self, op: Col2Im, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: Col2Im, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the number of taps."""
         block = inputs[2]
         assert block is not None and block.constant is not None
         return nested_rounds(*ints(block.constant))
 
-    def launches(
-        self, op: Col2Im, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Col2Im, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch one work-item a pixel."""
         x, image, block = inputs[0], inputs[1], inputs[2]
         assert x is not None and image is not None and image.constant is not None

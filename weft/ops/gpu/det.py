@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
-from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder, computed, nested_rounds
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
@@ -21,12 +19,12 @@ class DetOnGpu(GpuOp):
 
     computes_double = True
 
-    def rounds(self, op: Det, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: Det, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the steps of an elimination, as if none were left out."""
         size = given(inputs, 0).shape[-1]
         return size**2 + nested_rounds(size, 3 * size) + nested_rounds(size, size, size)
 
-    def launches(self, op: Det, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+    def launches(self, op: Det, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch one work-item a matrix."""
         x, y = given(inputs, 0), outputs[0]
         total = prod(y.shape)

@@ -11,7 +11,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Layout, Shape
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import SCALARS, KernelBuilder, computed
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.source import ArgKind
@@ -36,22 +36,18 @@ class ElementwiseOnGpu(GpuOp):
     floats = frozenset({DType.BFLOAT16})
     computes_double = True
 
-    def why_not(
-        self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: Elementwise, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse ops without an expression."""
         if op.expression(tuple(t is not None for t in inputs)) is None:
             return f"{op.type} with these attributes and types has no GPU expression"
         return None
 
-    def fits_channels(self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
+    def fits_channels(self, op: Elementwise, inputs: Inputs, outputs: Outputs) -> bool:
         """Accept operands that are broadcast along whole axes: batch, channels, or all spatial ones."""
         output = outputs[0].shape
         return len(output) >= 3 and all(x is None or fits_packed(_packed_shape(x, output), output) for x in inputs)
 
-    def launches(
-        self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Elementwise, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the expression over the output."""
         expr = op.expression(tuple(t is not None for t in inputs))
         assert expr is not None
@@ -62,9 +58,7 @@ class ElementwiseOnGpu(GpuOp):
 class PReluOnGpu(ElementwiseOnGpu):
     """Slopes that broadcast."""
 
-    def why_not(
-        self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: Elementwise, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse slopes by channel without axes of their own: kernels broadcast."""
         x, slope = given(inputs, 0), given(inputs, 1)
         if PRelu.by_channel(x.shape, slope.shape):
@@ -86,13 +80,7 @@ def fits_packed(shape: Shape, output: Shape) -> bool:
 
 
 def launch_expression(
-    k: KernelBuilder,
-    expr: str,
-    inputs: Sequence[Tensor | None],
-    y: Tensor,
-    *,
-    numbers: Sequence[float] = (),
-    epilogue: bool = True,
+    k: KernelBuilder, expr: str, inputs: Inputs, y: Tensor, *, numbers: Sequence[float] = (), epilogue: bool = True
 ) -> None:
     """Launch `expr` of the inputs ({0}, {1} ...), broadcast to the shape of `y`, in the layout of `y`.
 

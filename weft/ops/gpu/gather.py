@@ -12,7 +12,7 @@ from weft.core.graph.index_map import IndexMap
 from weft.core.graph.layout import PACK, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import indices, one_node
 from weft.kernels.source import RAW_KINDS, ArgKind
@@ -27,9 +27,7 @@ class _Gather(GpuOp):
     any_place = True
     moves_bits = True
 
-    def why_not(
-        self, op: object, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: object, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse an empty input: for an index out of range kernels read another element, and it has none."""
         x = given(inputs, 0)
         if prod(outputs[0].shape) and not prod(x.shape):
@@ -70,9 +68,7 @@ class GatherOnGpu(_Gather):
 
     fuses_into_store = True
 
-    def moved_from(
-        self, op: Gather, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> Sequence[IndexMap] | None:
+    def moved_from(self, op: Gather, inputs: Inputs, outputs: Outputs) -> Sequence[IndexMap] | None:
         """Return where the slices lie if their constant indices are evenly spaced."""
         x, places = given(inputs, 0), given(inputs, 1)
         axis = op.axis % len(x.shape)
@@ -88,9 +84,7 @@ class GatherOnGpu(_Gather):
         steps = (size * inner, gap * inner, 1)
         return [IndexMap.by_steps((prod(x.shape[:axis]), at.size, inner), steps, int(at[0]) * inner)]
 
-    def launches(
-        self, op: Gather, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Gather, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch one work-item for each element, or each vector, of the output."""
         x, places, y = given(inputs, 0), given(inputs, 1), outputs[0]
         axis = op.axis % len(x.shape)
@@ -112,9 +106,7 @@ class GatherOnGpu(_Gather):
 class GatherElementsOnGpu(_Gather):
     """Takes each element at its own index along one axis."""
 
-    def launches(
-        self, op: GatherElements, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: GatherElements, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch one work-item for each element of the output."""
         x, places, y = given(inputs, 0), given(inputs, 1), outputs[0]
         rank, axis = len(x.shape), op.axis % len(x.shape)
@@ -128,9 +120,7 @@ class GatherElementsOnGpu(_Gather):
 class GatherNDOnGpu(_Gather):
     """Slices at indices along several axes."""
 
-    def launches(
-        self, op: GatherND, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: GatherND, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch one work-item for each element, or each vector, of the output."""
         x, places, y = given(inputs, 0), given(inputs, 1), outputs[0]
         depth, batch = places.shape[-1], op.batch_dims

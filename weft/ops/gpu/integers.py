@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 
 import numpy as np
@@ -12,7 +12,7 @@ from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.formats import SMALL_FLOATS, is_coded
-from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import indices, noise, one_node
 from weft.kernels.special import KernelFamily, register_family
@@ -77,9 +77,7 @@ def is_integer(tensor: Tensor | None) -> bool:
     return tensor is not None and tensor.dtype.is_integer
 
 
-def launch_integers(
-    k: KernelBuilder, operation: str, inputs: Sequence[Tensor | None], y: Tensor, steps: tuple[str, ...] = ()
-) -> None:
+def launch_integers(k: KernelBuilder, operation: str, inputs: Inputs, y: Tensor, steps: tuple[str, ...] = ()) -> None:
     """Launch an integer operation, broadcast to the shape of `y`; `steps` names one for each further operand."""
     given = [t for t in inputs if t is not None]
     ints = {"TOTAL": prod(y.shape)}
@@ -130,13 +128,11 @@ class ArithmeticOnGpu(ElementwiseOnGpu):
 
     integers = INTEGERS
 
-    def rounds(self, op: Elementwise, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: Elementwise, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the rounds of a quotient or a power of integers."""
         return BITS if isinstance(op, (Div, Mod, Pow)) and any(map(is_integer, inputs)) else 0
 
-    def launches(
-        self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Elementwise, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the output."""
         if is_integer(outputs[0]):
             launch_integers(k, OPERATIONS[type(op)], inputs, outputs[0])
@@ -151,9 +147,7 @@ class BitsOnGpu(GpuOp):
     fuses_into_store = False
     integers = INTEGERS
 
-    def launches(
-        self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Elementwise, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the output."""
         operation = f"shift_{op.direction.lower()}" if isinstance(op, BitShift) else OPERATIONS[type(op)]
         launch_integers(k, operation, inputs, outputs[0])
@@ -163,9 +157,7 @@ class BitsOnGpu(GpuOp):
 class RemainderOnGpu(ArithmeticOnGpu):
     """Floats by the op's expression; of integers the remainder, or the limits that are given."""
 
-    def launches(
-        self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Elementwise, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the output."""
         if not is_integer(outputs[0]):
             ElementwiseOnGpu.launches(self, op, k, inputs, outputs)
@@ -181,9 +173,7 @@ class RemainderOnGpu(ArithmeticOnGpu):
 class PowOnGpu(ArithmeticOnGpu):
     """Floats by the op's expression, whatever the exponent's type; integers to the power of integers exactly."""
 
-    def why_not(
-        self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: Elementwise, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse integers to the power of floats, but for one whole number that is known, as in x to the power of 2.0.
 
         Others would be rounded towards zero: the last bit of a float decides between 24 and 25 there.
@@ -195,13 +185,11 @@ class PowOnGpu(ArithmeticOnGpu):
             return "GPU kernels compute powers of integers for exponents that are integers"
         return super().why_not(op, inputs, outputs, caps)
 
-    def fits_channels(self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
+    def fits_channels(self, op: Elementwise, inputs: Inputs, outputs: Outputs) -> bool:
         """Refuse: the exponent may be of integers."""
         return False
 
-    def launches(
-        self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Elementwise, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the output; an exponent of integers becomes floats first."""
         x, exponent = inputs
         assert exponent is not None
@@ -227,9 +215,7 @@ class CastOnGpu(ElementwiseOnGpu):
     integers = frozenset(t for t in DType if t.is_integer) | {DType.BOOL}
     floats = CODED | {DType.FLOAT64}
 
-    def why_not(
-        self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: Elementwise, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse what passes through float32 and would be rounded there, where the device has no doubles."""
         source, to = given(inputs, 0).dtype, outputs[0].dtype
         pair = f"from {source.value} to {to.value}"
@@ -242,18 +228,16 @@ class CastOnGpu(ElementwiseOnGpu):
             return f"a conversion {pair} passes through float32, which would be rounded before"
         return None
 
-    def rounds(self, op: Elementwise, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: Elementwise, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the rounds of a conversion from integers, which looks for the highest bit."""
         return 0 if given(inputs, 0).dtype.is_float else BITS
 
-    def fits_channels(self, op: Elementwise, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
+    def fits_channels(self, op: Elementwise, inputs: Inputs, outputs: Outputs) -> bool:
         """Accept conversions from floats to floats: nothing else is in NC4HW4, and other kernels are linear."""
         floats = inputs[0] is not None and inputs[0].dtype.is_float and isinstance(op, Cast) and op.to.is_float
         return floats and super().fits_channels(op, inputs, outputs)
 
-    def launches(
-        self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Elementwise, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the conversion between these types."""
         assert isinstance(op, (Cast, CastLike))
         x, y = given(inputs, 0), outputs[0]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 from weft.core.graph.dtypes import DType
-from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
@@ -21,28 +19,20 @@ class LinearAttentionOnGpu(GpuOp):
 
     fuses_into_store = False
 
-    def why_not(
-        self,
-        op: LinearAttention,
-        inputs: Sequence[Tensor | None],
-        outputs: Sequence[Tensor],
-        caps: DeviceCaps,
-    ) -> str | None:
+    def why_not(self, op: LinearAttention, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse if the tensors and the state are more buffers than the device binds."""
         buffers = sum(t is not None for t in inputs) + len(outputs) + 1
         if buffers > caps.max_buffers:
             return f"its kernel takes {buffers} buffers; the device binds {caps.max_buffers}"
         return None
 
-    def rounds(self, op: LinearAttention, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: LinearAttention, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the elements of a column times its uses in each row."""
         each = op.sizes([None if t is None else t.shape for t in inputs])
         uses = 1 + bool(each.decays or each.corrections) + each.heads // each.groups
         return each.depth * (2 + each.rows * uses) + each.rows * (1 + each.heads // each.groups)
 
-    def launches(
-        self, op: LinearAttention, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: LinearAttention, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch one item a column."""
         each = op.sizes([None if t is None else t.shape for t in inputs])
         names = ("q", "key", "v", "past", "decay", "beta")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 from weft.core.graph.dtypes import DType
-from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import noise, one_node, truths
 from weft.kernels.special import KernelFamily, register_family
@@ -42,9 +40,7 @@ class TruthOnGpu(GpuOp):
     floats = CODED
     computes_double = True
 
-    def launches(
-        self, op: Elementwise, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Elementwise, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the expression over the output."""
         if any(map(is_integer, inputs)):
             launch_integers(k, OPERATIONS[type(op)], inputs, outputs[0])
@@ -67,15 +63,11 @@ class WhereOnGpu(GpuOp):
     any_place = True
     moves_bits = True
 
-    def why_not(
-        self, op: Where, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: Where, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Accept every choice."""
         return None
 
-    def launches(
-        self, op: Where, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Where, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the output, with axes merged as far as broadcasting allows."""
         y = outputs[0]
         reads = {name: t for name, t in zip(("condition", "a", "b"), inputs, strict=True) if t is not None}

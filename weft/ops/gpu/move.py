@@ -15,7 +15,7 @@ from weft.core.graph.index_map import IndexMap
 from weft.core.graph.layout import PACK, Shape, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.source import RAW_KINDS
@@ -120,28 +120,22 @@ class MoveOnGpu(GpuOp):
     any_place = True
 
     @abstractmethod
-    def sources(self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Sequence[Source]:
+    def sources(self, op: Any, inputs: Inputs, outputs: Outputs) -> Sequence[Source]:
         """Return where the elements of each output come from."""
 
-    def moved_from(
-        self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> Sequence[IndexMap] | None:
+    def moved_from(self, op: Any, inputs: Inputs, outputs: Outputs) -> Sequence[IndexMap] | None:
         """Return the sources as maps."""
         found = self.sources(op, inputs, outputs)
         return [IndexMap.by_steps(shape, source.steps, source.offset) for shape, source in found]
 
-    def launches(
-        self, op: Any, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Any, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch a copy for each output that does not lie where its elements do."""
         x = given(inputs, 0)
         for y, (shape, source) in zip(outputs, self.sources(op, inputs, outputs), strict=False):
             if not k.lies_at(y, x, IndexMap.by_steps(shape, source.steps, source.offset)):
                 launch_move(k, x, y, shape, source, Strides(row_major(shape)))
 
-    def why_not(
-        self, op: object, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: object, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse parameters that are computed at run time."""
         for t in inputs[1:]:
             if t is not None and t.constant is None:
@@ -155,19 +149,15 @@ class AliasOnGpu(MoveOnGpu):
 
     wanted_layout = WantedLayout.ALIAS
 
-    def why_not(
-        self, op: object, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: object, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse parameters that are computed at run time, but for the ratio of Dropout, which means nothing here."""
         return None if isinstance(op, Dropout) else super().why_not(op, inputs, outputs, caps)
 
-    def sources(self, op: object, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Sequence[Source]:
+    def sources(self, op: object, inputs: Inputs, outputs: Outputs) -> Sequence[Source]:
         """Return that the first output has the elements in their order."""
         return [((prod(outputs[0].shape),), Strides((1,)))]
 
-    def launches(
-        self, op: object, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: object, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Copy unless the memory is shared."""
         super().launches(op, k, inputs, outputs)
         for mask in outputs[1:]:  # Dropout keeps every element.
@@ -182,17 +172,13 @@ class BitCastOnGpu(GpuOp):
     fuses_into_store = False
     moves_bits = True
 
-    def why_not(
-        self, op: object, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: object, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse bools, which kernels expect to be 0 or 1."""
         if outputs[0].dtype is DType.BOOL:
             return "kernels copy bits, and bools have to be 0 or 1"
         return None
 
-    def launches(
-        self, op: BitCast, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: BitCast, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Copy every element."""
         x, y = given(inputs, 0), outputs[0]
         launch_move(k, x, y, (prod(x.shape),), Strides((1,)), Strides((1,)))
@@ -202,7 +188,7 @@ class BitCastOnGpu(GpuOp):
 class TransposeOnGpu(MoveOnGpu):
     """A strided copy in the output's order."""
 
-    def sources(self, op: Transpose, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Sequence[Source]:
+    def sources(self, op: Transpose, inputs: Inputs, outputs: Outputs) -> Sequence[Source]:
         """Return the permuted steps."""
         steps = row_major(given(inputs, 0).shape)
         perm = op.perm or tuple(reversed(range(len(steps))))
@@ -213,7 +199,7 @@ class TransposeOnGpu(MoveOnGpu):
 class ExpandOnGpu(MoveOnGpu):
     """A strided copy with step 0 along the repeated axes."""
 
-    def sources(self, op: Expand, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Sequence[Source]:
+    def sources(self, op: Expand, inputs: Inputs, outputs: Outputs) -> Sequence[Source]:
         """Return steps of 0 along repeated axes."""
         return [(outputs[0].shape, Strides(broadcast_steps(given(inputs, 0).shape, outputs[0].shape)))]
 
@@ -233,7 +219,7 @@ def launch_expand(k: KernelBuilder, x: Tensor, y: Tensor) -> None:
 class SliceOnGpu(MoveOnGpu):
     """A strided copy from an offset."""
 
-    def sources(self, op: Slice, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Sequence[Source]:
+    def sources(self, op: Slice, inputs: Inputs, outputs: Outputs) -> Sequence[Source]:
         """Return where the slice starts, and its steps."""
         x = given(inputs, 0)
         steps, offset = list(row_major(x.shape)), 0
@@ -247,7 +233,7 @@ class SliceOnGpu(MoveOnGpu):
 class SplitOnGpu(MoveOnGpu):
     """One strided copy per output."""
 
-    def sources(self, op: Split, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Sequence[Source]:
+    def sources(self, op: Split, inputs: Inputs, outputs: Outputs) -> Sequence[Source]:
         """Return the offset of each piece."""
         x = given(inputs, 0)
         axis = op.axis % len(x.shape)

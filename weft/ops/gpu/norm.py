@@ -13,7 +13,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Shape
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.device_caps import DeviceCaps, Size3
-from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, computed
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.source import ArgKind
@@ -52,13 +52,7 @@ class BatchNormOnGpu(GpuOp):
     laid_inputs = 1
     computes_double = True
 
-    def launches(
-        self,
-        op: BatchNormalization,
-        k: KernelBuilder,
-        inputs: Sequence[Tensor | None],
-        outputs: Sequence[Tensor],
-    ) -> None:
+    def launches(self, op: BatchNormalization, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the multiply-add."""
         y, given = outputs[0], [t for t in inputs[1:5] if t is not None]
         shape = (1, y.shape[1], *[1] * (len(y.shape) - 2)) if len(y.shape) > 1 else given[0].shape
@@ -181,11 +175,7 @@ class LayerNormOnGpu(GpuOp):
     computes_double = True
 
     def why_not(
-        self,
-        op: LayerNormalization | RMSNormalization,
-        inputs: Sequence[Tensor | None],
-        outputs: Sequence[Tensor],
-        caps: DeviceCaps,
+        self, op: LayerNormalization | RMSNormalization, inputs: Inputs, outputs: Outputs, caps: DeviceCaps
     ) -> str | None:
         """Refuse a scale of another type, of which the output is."""
         x, scale = given(inputs, 0), given(inputs, 1)
@@ -197,20 +187,14 @@ class LayerNormOnGpu(GpuOp):
         """Accept: the store converts to fp32."""
         return True
 
-    def rounds(
-        self, op: LayerNormalization | RMSNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps
-    ) -> int:
+    def rounds(self, op: LayerNormalization | RMSNormalization, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the rounds of three passes, or of two without a mean."""
         shape = given(inputs, 0).shape
         axes = tuple(range(op.axis % len(shape), len(shape)))
         return _walk(caps, shape, axes, 3 if isinstance(op, LayerNormalization) else 2)
 
     def launches(
-        self,
-        op: LayerNormalization | RMSNormalization,
-        k: KernelBuilder,
-        inputs: Sequence[Tensor | None],
-        outputs: Sequence[Tensor],
+        self, op: LayerNormalization | RMSNormalization, k: KernelBuilder, inputs: Inputs, outputs: Outputs
     ) -> None:
         """Launch one work-item or work-group a line."""
         x = given(inputs, 0)
@@ -262,20 +246,18 @@ class ImageNormOnGpu(GpuOp):
     laid_inputs = 1
     computes_double = True
 
-    def fits_channels(self, op: _OfImages, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
+    def fits_channels(self, op: _OfImages, inputs: Inputs, outputs: Outputs) -> bool:
         """Accept every group that has an element."""
         return len(outputs[0].shape) > 2 and 0 not in outputs[0].shape
 
-    def rounds(self, op: _OfImages, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: _OfImages, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the rounds of three passes over the pixels of channels that are normalized together."""
         assert inputs[0] is not None
         n, c, *rest = inputs[0].shape
         each = _channels_together(op, inputs[0].shape)
         return _walk(caps, (n * (c // each), each * prod(rest)), (1,))
 
-    def launches(
-        self, op: _OfImages, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: _OfImages, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch a normalization of lines or, in blocks of channels, of images."""
         x, y = given(inputs, 0), outputs[0]
         each = _channels_together(op, x.shape)
@@ -359,13 +341,13 @@ class _OneNormOnGpu(GpuOp):
 
     computes_double = True
 
-    def rounds(self, op: _OneAxis, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: _OneAxis, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the rounds of two passes, for the norm and the quotients."""
         assert inputs[0] is not None
         return _walk(caps, inputs[0].shape, (op.axis % len(inputs[0].shape),), 2)
 
     def _launch(
-        self, op: _OneAxis, k: KernelBuilder, x: Tensor | None, outputs: Sequence[Tensor],
+        self, op: _OneAxis, k: KernelBuilder, x: Tensor | None, outputs: Outputs,
         *, factor: str, term: str = "v * v", epsilon: float | None = None,
     ) -> None:
         """Launch one work-item or work-group a line; `factor` is computed from the `total` of all terms."""
@@ -378,13 +360,7 @@ class _OneNormOnGpu(GpuOp):
 class LpNormOnGpu(_OneNormOnGpu):
     """A line of zeros stays zeros."""
 
-    def launches(
-        self,
-        op: LpNormalization,
-        k: KernelBuilder,
-        inputs: Sequence[Tensor | None],
-        outputs: Sequence[Tensor],
-    ) -> None:
+    def launches(self, op: LpNormalization, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch with the sum of magnitudes, or the root of that of squares."""
         term, norm = ("fabs(v)", "total") if op.p == 1 else ("v * v", "sqrt(total)")
         # The reciprocal of 2^-128 or less is infinite in f32.
@@ -406,13 +382,7 @@ class _StoredAnywhere(_OneNormOnGpu):
 class L2NormOnGpu(_StoredAnywhere):
     """A norm that is less than a limit counts as that."""
 
-    def launches(
-        self,
-        op: L2Normalization,
-        k: KernelBuilder,
-        inputs: Sequence[Tensor | None],
-        outputs: Sequence[Tensor],
-    ) -> None:
+    def launches(self, op: L2Normalization, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch with the limit; a norm that is NaN is not less than anything, and stays."""
         factor = "1.0 / (sqrt(total) < EPSILON ? EPSILON : sqrt(total))"
         self._launch(op, k, inputs[0], outputs, factor=factor, epsilon=op.least)
@@ -422,13 +392,7 @@ class L2NormOnGpu(_StoredAnywhere):
 class SumNormOnGpu(_StoredAnywhere):
     """A sum, or a mean, with a small number."""
 
-    def launches(
-        self,
-        op: SumNormalization,
-        k: KernelBuilder,
-        inputs: Sequence[Tensor | None],
-        outputs: Sequence[Tensor],
-    ) -> None:
+    def launches(self, op: SumNormalization, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch with the elements themselves as terms."""
         total = "total / TO_REAL(LENGTH)" if op.mean else "total"
         self._launch(op, k, inputs[0], outputs, term="v", factor=f"1.0 / ({total} + EPSILON)", epsilon=op.epsilon)
@@ -440,29 +404,17 @@ class MeanVarianceOnGpu(GpuOp):
 
     computes_double = True
 
-    def why_not(
-        self,
-        op: MeanVarianceNormalization,
-        inputs: Sequence[Tensor | None],
-        outputs: Sequence[Tensor],
-        caps: DeviceCaps,
-    ) -> str | None:
+    def why_not(self, op: MeanVarianceNormalization, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse axes in too many runs."""
         shape = outputs[0].shape
         return why_not_axes(shape, tuple(a % len(shape) for a in op.axes))
 
-    def rounds(self, op: MeanVarianceNormalization, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: MeanVarianceNormalization, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the rounds of three passes."""
         shape = given(inputs, 0).shape
         return _walk(caps, shape, tuple(a % len(shape) for a in op.axes))
 
-    def launches(
-        self,
-        op: MeanVarianceNormalization,
-        k: KernelBuilder,
-        inputs: Sequence[Tensor | None],
-        outputs: Sequence[Tensor],
-    ) -> None:
+    def launches(self, op: MeanVarianceNormalization, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch one work-item or work-group a line."""
         x = given(inputs, 0)
         ints, contiguous = part_axes(x.shape, tuple(a % len(x.shape) for a in op.axes))
@@ -476,13 +428,11 @@ class LrnOnGpu(GpuOp):
 
     wanted_layout = WantedLayout.CHANNELS
 
-    def rounds(self, op: LRN, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: LRN, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the channels around each of four."""
         return PACK * min(op.size, given(inputs, 0).shape[1])
 
-    def launches(
-        self, op: LRN, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: LRN, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the pixels of all blocks."""
         x, y = given(inputs, 0), outputs[0]
         n, c, *rest = x.shape

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 import numpy as np
 
 from weft.core.graph.layout import PACK, Shape, row_major
-from weft.core.graph.tensor import Tensor
-from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
@@ -31,7 +29,7 @@ class PadOnGpu(GpuOp):
     any_place = True
     laid_inputs = 1
 
-    def fits_channels(self, op: Pad, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
+    def fits_channels(self, op: Pad, inputs: Inputs, outputs: Outputs) -> bool:
         """Accept pads that leave batch and channels as they are, and zeros behind the last channel.
 
         Equal sizes alone do not show that. Zeros are what a block has there in any case.
@@ -43,9 +41,7 @@ class PadOnGpu(GpuOp):
         zeros = op.mode == "constant" and (value is None or (value.constant is not None and not value.constant.any()))
         return images == (0, 0) == (before, 0 if zeros else after) and after >= 0
 
-    def launches(
-        self, op: Pad, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Pad, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the output's axes, those without pads merged."""
         x, y = given(inputs, 0), outputs[0]
         value, pads = (*inputs, None)[2], _pads(op, inputs)
@@ -80,7 +76,7 @@ class PadOnGpu(GpuOp):
         )
 
 
-def _pads(op: Pad, inputs: Sequence[Tensor | None]) -> Pads:
+def _pads(op: Pad, inputs: Inputs) -> Pads:
     """Return the elements added before and after each axis."""
     x, given, _, axes = (*inputs, None, None)[:4]
     assert x is not None and given is not None and given.constant is not None

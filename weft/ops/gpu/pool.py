@@ -9,7 +9,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Layout
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import (
     SECTOR,
     KernelBuilder,
@@ -56,19 +56,15 @@ class PoolOnGpu(GpuOp):
 
     wanted_layout = WantedLayout.CHANNELS
 
-    def why_not(
-        self, op: Pool, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: Pool, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse the second output of a max pool, its indices: they would be integers in blocks of channels."""
         return "the Indices output of MaxPool has no packed kernel" if len(outputs) > 1 else None
 
-    def rounds(self, op: Pool, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: Pool, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the places of a window."""
         return nested_rounds(*op.kernel_shape)
 
-    def launches(
-        self, op: Pool, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Pool, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the window over the output."""
         images, channels, *places = outputs[0].shape
         blocks = -(-channels // PACK)
@@ -116,13 +112,11 @@ class PlanarPoolOnGpu(GpuOp):
 
     computes_double = True
 
-    def rounds(self, op: Pool, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: Pool, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the places of a window."""
         return nested_rounds(*op.kernel_shape)
 
-    def launches(
-        self, op: Pool, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Pool, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the window over the output."""
         _launch("pool_planar", op, k, inputs[0], outputs[0], {"TOTAL": prod(outputs[0].shape)})
 
@@ -135,13 +129,11 @@ class PlanarMaxPoolOnGpu(GpuOp):
     integers = INTEGERS
     computes_double = True
 
-    def rounds(self, op: PlanarMaxPool, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: PlanarMaxPool, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the places of a window."""
         return prod(op.kernel_shape)
 
-    def launches(
-        self, op: PlanarMaxPool, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: PlanarMaxPool, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the window over the output."""
         x, y = given(inputs, 0), outputs[0]
         total = prod(y.shape)
@@ -168,13 +160,11 @@ class GlobalPoolOnGpu(GpuOp):
         """Accept: the store converts to fp32."""
         return True
 
-    def rounds(self, op: object, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: object, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return an item's share of the pixels."""
         return rounds_in_parts(-(-prod(given(inputs, 0).shape[2:]) // tree_items(caps)))
 
-    def launches(
-        self, op: object, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: object, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the pool."""
         launch_global(k, given(inputs, 0), outputs[0], "max" if isinstance(op, GlobalMaxPool) else "average")
 

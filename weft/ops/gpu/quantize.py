@@ -7,7 +7,6 @@ ops have quantised in blocks become floats when the network is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 import numpy as np
@@ -17,7 +16,7 @@ from weft.core.graph.layout import Array, Shape
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.formats import SMALL_FLOATS
-from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.kernels.self_test_cases import indices, noise, one_node
 from weft.kernels.special import KernelFamily, register_family
@@ -66,17 +65,13 @@ class _Linear(GpuOp):
 class QuantizeOnGpu(_Linear):
     """One item computes one number."""
 
-    def why_not(
-        self, op: QuantizeLinear, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: QuantizeLinear, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse a division in another type than float32."""
         if op.precision not in (None, DType.FLOAT32):
             return f"GPU kernels divide in float32, and precision is {op.precision.value}"
         return None
 
-    def launches(
-        self, op: QuantizeLinear, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: QuantizeLinear, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the division, the rounding and the limits."""
         x, scale, zero, y = given(inputs, 0), given(inputs, 1), (inputs[2] if len(inputs) > 2 else None), outputs[0]
         spread = Spread.of(op, x.shape, scale.shape, op.axis, op.block_size)
@@ -96,9 +91,7 @@ class QuantizeOnGpu(_Linear):
 class DequantizeOnGpu(_Linear):
     """One item computes one number."""
 
-    def launches(
-        self, op: DequantizeLinear, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: DequantizeLinear, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the difference and the product."""
         x, scale, zero = given(inputs, 0), given(inputs, 1), inputs[2] if len(inputs) > 2 else None
         spread = Spread.of(op, x.shape, scale.shape, op.axis, op.block_size)
@@ -117,13 +110,11 @@ class _Sums(GpuOp):
 class MatMulIntegerOnGpu(_Sums):
     """One item computes a few numbers of a row."""
 
-    def rounds(self, op: MatMulInteger, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: MatMulInteger, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the length of a sum."""
         return inputs[0].shape[-1] if inputs[0] is not None else 0
 
-    def launches(
-        self, op: MatMulInteger, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: MatMulInteger, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the rows of all matrices; vectors are matrices of one row or one column."""
         (a, b), y = inputs[:2], outputs[0]
         assert a is not None and b is not None
@@ -168,14 +159,12 @@ class MatMulIntegerOnGpu(_Sums):
 class ConvIntegerOnGpu(_Sums):
     """One item computes one number."""
 
-    def rounds(self, op: ConvInteger, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: ConvInteger, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the products that make a sum."""
         channels, *kernel = given(inputs, 1).shape[1:]
         return nested_rounds(channels, prod(kernel))
 
-    def launches(
-        self, op: ConvInteger, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: ConvInteger, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the output; a window of any rank is one of three axes."""
         (x, w), y = inputs[:2], outputs[0]
         assert x is not None and w is not None

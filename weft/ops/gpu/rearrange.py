@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.core.graph.layout import row_major
-from weft.core.graph.tensor import Tensor
-from weft.kernels.gpu_op import gpu_op
+from weft.kernels.gpu_op import Inputs, Outputs, gpu_op
 from weft.ops.gpu.move import MoveOnGpu, Source, Strides
 from weft.ops.shape import DepthToSpace, SpaceToDepth, Tile, given
 
@@ -15,7 +14,7 @@ from weft.ops.shape import DepthToSpace, SpaceToDepth, Tile, given
 class TileOnGpu(MoveOnGpu):
     """Reads each axis repeatedly, with step 0 between repetitions."""
 
-    def sources(self, op: Tile, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> Sequence[Source]:
+    def sources(self, op: Tile, inputs: Inputs, outputs: Outputs) -> Sequence[Source]:
         """Return the axes as repetitions and their elements."""
         x, y = given(inputs, 0), outputs[0]
         sizes: list[int] = []
@@ -31,9 +30,7 @@ class TileOnGpu(MoveOnGpu):
 class DepthToSpaceOnGpu(MoveOnGpu):
     """Permutes the axes (n, b, b, c, h, w) of the input, or with CRD (n, c, b, b, h, w)."""
 
-    def sources(
-        self, op: DepthToSpace, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> Sequence[Source]:
+    def sources(self, op: DepthToSpace, inputs: Inputs, outputs: Outputs) -> Sequence[Source]:
         """Return the permuted axes."""
         x = given(inputs, 0)
         b = op.blocksize
@@ -49,9 +46,7 @@ class DepthToSpaceOnGpu(MoveOnGpu):
 class SpaceToDepthOnGpu(MoveOnGpu):
     """Permutes the axes (n, c, h, b, w, b) of the input."""
 
-    def sources(
-        self, op: SpaceToDepth, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> Sequence[Source]:
+    def sources(self, op: SpaceToDepth, inputs: Inputs, outputs: Outputs) -> Sequence[Source]:
         """Return the permuted axes."""
         x = given(inputs, 0)
         b = op.blocksize

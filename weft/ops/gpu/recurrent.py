@@ -20,7 +20,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import Algorithm, Candidate, Chooser, Facts, Rivals, candidates_of
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder, computed, power_of_two
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
@@ -183,9 +183,7 @@ class RecurrentOnGpu(GpuOp):
     integers = frozenset({DType.INT32})
     computes_double = True
 
-    def why_not(
-        self, op: Recurrent, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: Recurrent, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse loops longer than the driver allows, and more buffers than the device binds."""
         problem = _problem(op, inputs, caps)
         if problem.each.hidden and not problem.tiles():
@@ -197,14 +195,12 @@ class RecurrentOnGpu(GpuOp):
             else None
         )
 
-    def rounds(self, op: Recurrent, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: Recurrent, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return twice the multiplications of one output of the product. Steps do not count: launches divide them."""
         x = given(inputs, 0)
         return 2 * x.shape[-1]
 
-    def launches(
-        self, op: Recurrent, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Recurrent, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the product and the steps."""
         problem = _problem(op, inputs, k.caps)
         each = problem.each
@@ -232,7 +228,7 @@ def _clear(k: KernelBuilder, state: Tensor) -> None:
     PRODUCTS.launch(ProductPlan.of(k, (rows, columns, 0), (*nothing, state), (0, 1), (columns, 1)))
 
 
-def _problem(op: Recurrent, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> RecurrentProblem:
+def _problem(op: Recurrent, inputs: Inputs, caps: DeviceCaps) -> RecurrentProblem:
     x, w, r = (t for t in inputs[:3] if t is not None)
     resets_first = isinstance(op, GRU) and not op.linear_before_reset
     sizes = op.sizes(x.shape, w.shape, r.shape)

@@ -15,7 +15,7 @@ from weft.core.graph.graph import Node
 from weft.core.graph.layout import Shape, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps, Size3
-from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import SECTOR, KernelBuilder, power_of_two, rounds_in_parts, tree_items
 from weft.kernels.self_test_cases import indices, one_node
 from weft.kernels.special import KernelFamily, register_family
@@ -211,9 +211,7 @@ class ReduceOnGpu(GpuOp):
     integers = INTEGERS | {DType.BOOL}
     laid_inputs = 1
 
-    def why_not(
-        self, op: Reduction, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: Reduction, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse roots of integers, and axes in too many runs."""
         x, axes = (*inputs, None)[:2]
         assert x is not None
@@ -221,14 +219,14 @@ class ReduceOnGpu(GpuOp):
             return f"GPU kernels compute {op.type} in float32; {x.name!r} is {x.dtype.value}"
         return why_not_axes(x.shape, op.resolve(None if axes is None else axes.constant, len(x.shape)))
 
-    def fits_channels(self, op: Reduction, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
+    def fits_channels(self, op: Reduction, inputs: Inputs, outputs: Outputs) -> bool:
         """Accept only reductions over all spatial axes, like a global pool."""
         x, axes = (*inputs, None)[:2]
         if not isinstance(op, (ReduceMean, ReduceMax)) or x is None or len(x.shape) < 3 or 0 in x.shape:
             return False
         return op.resolve(None if axes is None else axes.constant, len(x.shape)) == tuple(range(2, len(x.shape)))
 
-    def rounds(self, op: Reduction, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: Reduction, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the rounds of each pass, and of a division of integers, bit by bit."""
         assert inputs[0] is not None
         ints, contiguous = part_axes(inputs[0].shape, self._axes(op, inputs))
@@ -237,13 +235,11 @@ class ReduceOnGpu(GpuOp):
         return bits + walk_rounds(caps, lines, ints["LENGTH"], contiguous, 2 if RECIPES[type(op)].shifted else 1)
 
     @staticmethod
-    def _axes(op: Reduction, inputs: Sequence[Tensor | None]) -> Shape:
+    def _axes(op: Reduction, inputs: Inputs) -> Shape:
         axes = optional(inputs, 1)
         return op.resolve(None if axes is None else axes.constant, len(given(inputs, 0).shape))
 
-    def launches(
-        self, op: Reduction, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Reduction, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the walk over the lines."""
         x, y = given(inputs, 0), outputs[0]
         if y.layout.packed:
@@ -342,19 +338,13 @@ class ArgExtremeOnGpu(GpuOp):
     integers = INTEGERS
     computes_double = True
 
-    def rounds(self, op: ArgMax | ArgMin, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: ArgMax | ArgMin, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the rounds of the only pass."""
         x = given(inputs, 0)
         length, inner = x.shape[op.axis], prod(x.shape[op.axis % len(x.shape) + 1 :])
         return walk_rounds(caps, prod(x.shape) // max(length, 1), length, inner == 1)
 
-    def launches(
-        self,
-        op: ArgMax | ArgMin,
-        k: KernelBuilder,
-        inputs: Sequence[Tensor | None],
-        outputs: Sequence[Tensor],
-    ) -> None:
+    def launches(self, op: ArgMax | ArgMin, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch one work-item or work-group a line."""
         x, y = given(inputs, 0), outputs[0]
         axis = op.axis % len(x.shape)
@@ -385,7 +375,7 @@ class ScanOnGpu(GpuOp):
     integers = INTEGERS
     computes_double = True
 
-    def rounds(self, op: CumSum | CumProd, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: CumSum | CumProd, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the rounds over a line, or of two passes over an item's part of it."""
         shape, axis = _scanned(inputs)
         length = max(shape) if axis is None else shape[axis]
@@ -394,13 +384,7 @@ class ScanOnGpu(GpuOp):
         items = tree_items(caps, _most_items(caps, length))
         return 2 * -(-length // items) + items.bit_length()
 
-    def launches(
-        self,
-        op: CumSum | CumProd,
-        k: KernelBuilder,
-        inputs: Sequence[Tensor | None],
-        outputs: Sequence[Tensor],
-    ) -> None:
+    def launches(self, op: CumSum | CumProd, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch one work-item or work-group a line; a kernel may have to read which axis that is."""
         x, whole = inputs[0], outputs[0].dtype.is_integer
         assert x is not None and inputs[1] is not None
@@ -438,7 +422,7 @@ class ScanOnGpu(GpuOp):
         )
 
 
-def _scanned(inputs: Sequence[Tensor | None]) -> tuple[Shape, int | None]:
+def _scanned(inputs: Inputs) -> tuple[Shape, int | None]:
     """Return the shape, with at least one axis, and the axis of the lines; None if a run computes it."""
     x, axis = given(inputs, 0), given(inputs, 1)
     shape = x.shape or (1,)
@@ -460,13 +444,11 @@ class LinearRecurrenceOnGpu(GpuOp):
     any_place = True
     computes_double = True
 
-    def rounds(self, op: LinearRecurrence, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: LinearRecurrence, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the rounds over a line."""
         return given(inputs, 0).shape[op.axis]
 
-    def launches(
-        self, op: LinearRecurrence, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: LinearRecurrence, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch a work-item a line."""
         factors, terms, start = inputs
         assert factors is not None and terms is not None and start is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -13,7 +12,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.kernels.self_test_cases import indices, one_node, several_nodes
 from weft.kernels.special import KernelFamily, register_family
@@ -32,9 +31,7 @@ class ResizeOnGpu(GpuOp):
     moves_bits = True
     computes_double = True
 
-    def why_not(
-        self, op: Resize, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: Resize, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse to interpolate other types than numbers, and parameters that are computed at run time."""
         x = given(inputs, 0)
         mixed = {DType.FLOAT32, DType.FLOAT16, *((DType.FLOAT64,) if caps.doubles else ()), *INTEGERS}
@@ -47,7 +44,7 @@ class ResizeOnGpu(GpuOp):
             return "its scales, sizes or region are computed at run time"
         return None
 
-    def rounds(self, op: Resize, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: Resize, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the elements that an output is mixed of."""
         x = given(inputs, 0)
         if op.mode == "nearest" or any(t is not None and t.constant is None for t in inputs[1:]):
@@ -57,16 +54,14 @@ class ResizeOnGpu(GpuOp):
         widths = [op.taps(part, x.shape[part.axis]).indices.shape[1] for part in _plan(op, inputs)]
         return nested_rounds(*(max(widths) for _ in widths))
 
-    def fits_channels(self, op: Resize, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
+    def fits_channels(self, op: Resize, inputs: Inputs, outputs: Outputs) -> bool:
         """Accept resizes that leave batch and channels unchanged; equal sizes alone do not show that."""
         x = inputs[0]
         if x is None or len(x.shape) < 3 or x.shape[:2] != outputs[0].shape[:2]:
             return False
         return min(op.sampled(x.shape, _parameters(inputs)), default=2) >= 2
 
-    def launches(
-        self, op: Resize, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Resize, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the output's axes; neighbours that are not sampled count as one. Integers become floats."""
         x, y = given(inputs, 0), outputs[0]
         parts = _plan(op, inputs)
@@ -177,11 +172,11 @@ def _launch(k: KernelBuilder, r: Resampling) -> None:
     )
 
 
-def _plan(op: Resize, inputs: Sequence[Tensor | None]) -> tuple[Sampling, ...]:
+def _plan(op: Resize, inputs: Inputs) -> tuple[Sampling, ...]:
     return op.plan(given(inputs, 0).shape, _parameters(inputs))
 
 
-def _parameters(inputs: Sequence[Tensor | None]) -> list[Array | None]:
+def _parameters(inputs: Inputs) -> list[Array | None]:
     return [None if t is None else t.constant for t in inputs[1:]]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from math import prod
 
@@ -10,9 +9,8 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import row_major
-from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
@@ -28,13 +26,11 @@ class GridSampleOnGpu(GpuOp):
     computes_double = True
     integers = INTEGERS | {DType.BOOL}
 
-    def rounds(self, op: GridSample, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: GridSample, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the number of channels."""
         return given(inputs, 0).shape[1]
 
-    def launches(
-        self, op: GridSample, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: GridSample, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch one work-item a place."""
         x, grid = given(inputs, 0), given(inputs, 1)
         lengths, places = x.shape[2:], prod(grid.shape[1:-1])

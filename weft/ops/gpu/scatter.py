@@ -9,7 +9,6 @@ Where the result lies in the memory of the data, nothing is copied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -19,7 +18,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import indices, one_node
 from weft.kernels.source import RAW_KINDS
@@ -39,11 +38,7 @@ class _Scatter(GpuOp):
     computes_double = True
 
     def why_not(
-        self,
-        op: ScatterElements | ScatterND,
-        inputs: Sequence[Tensor | None],
-        outputs: Sequence[Tensor],
-        caps: DeviceCaps,
+        self, op: ScatterElements | ScatterND, inputs: Inputs, outputs: Outputs, caps: DeviceCaps
     ) -> str | None:
         """Refuse to reduce other types than floats and integers; float64 is reduced where the device computes in it."""
         x = given(inputs, 0)
@@ -97,14 +92,12 @@ def _join(op: ScatterElements | ScatterND, x: Tensor) -> dict[str, int | str]:
 class ScatterElementsOnGpu(_Scatter):
     """Updates along one axis."""
 
-    def rounds(self, op: ScatterElements, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: ScatterElements, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return how many updates an element looks at."""
         updates = given(inputs, 2)
         return 0 if op.reduction == "none" else updates.shape[op.axis]
 
-    def launches(
-        self, op: ScatterElements, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: ScatterElements, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the updates or the data."""
         x, places, updates = given(inputs, 0), given(inputs, 1), given(inputs, 2)
         rank = len(x.shape)
@@ -122,14 +115,12 @@ class ScatterElementsOnGpu(_Scatter):
 class ScatterNDOnGpu(_Scatter):
     """Slices at indices along several axes."""
 
-    def rounds(self, op: ScatterND, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: ScatterND, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return how many updates an element looks at."""
         places = given(inputs, 1)
         return 0 if op.reduction == "none" else prod(places.shape[:-1])
 
-    def launches(
-        self, op: ScatterND, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: ScatterND, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the updates or the data."""
         x, places, updates = given(inputs, 0), given(inputs, 1), given(inputs, 2)
         depth = places.shape[-1]
@@ -149,13 +140,11 @@ class TensorScatterOnGpu(GpuOp):
     moves_bits = True
     any_place = True
 
-    def rounds(self, op: TensorScatter, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: TensorScatter, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return how many bits are looked at of a place beyond 32 bits."""
         return 32 if op.mode == "circular" else 0
 
-    def launches(
-        self, op: TensorScatter, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: TensorScatter, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the update if the result lies in the cache, else over the result."""
         x, update, y = given(inputs, 0), given(inputs, 1), outputs[0]
         first = inputs[2] if len(inputs) > 2 else None

@@ -16,7 +16,7 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder, tree_items
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
@@ -40,9 +40,7 @@ class TopKOnGpu(GpuOp):
     integers = INTEGERS
     computes_double = True
 
-    def why_not(
-        self, op: TopK, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: TopK, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse to take many elements of long lines: blocks would hardly shorten them."""
         x = given(inputs, 0)
         count, kept = x.shape[op.axis], outputs[0].shape[op.axis]
@@ -50,14 +48,12 @@ class TopKOnGpu(GpuOp):
             return f"it would order {kept} of {count} elements, more than {BLOCK // 2}"
         return None
 
-    def rounds(self, op: TopK, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: TopK, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the elements of a block."""
         x = given(inputs, 0)
         return min(x.shape[op.axis], MOST_COUNTED)
 
-    def launches(
-        self, op: TopK, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: TopK, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch a round after the other."""
         x, values, indices = given(inputs, 0), outputs[0], outputs[1:]
         axis = op.axis % len(x.shape)
@@ -110,9 +106,7 @@ def compact(k: KernelBuilder, x: Tensor, total: int, room: int) -> tuple[Tensor,
     return places, count
 
 
-def move_slices(
-    k: KernelBuilder, x: Tensor, places: Tensor, count: Tensor, axis: int, outputs: Sequence[Tensor]
-) -> None:
+def move_slices(k: KernelBuilder, x: Tensor, places: Tensor, count: Tensor, axis: int, outputs: Outputs) -> None:
     """Launch what moves the slices of x at places to the first output, and stores its sizes in the second.
 
     x counts as flat if the output is; zeros are where a place is -1, `count` is the number of the others.
@@ -137,11 +131,7 @@ def move_slices(
 
 
 def room_sizes(
-    k: KernelBuilder,
-    outputs: Sequence[Tensor],
-    shape: Sequence[int],
-    counted: int | None = None,
-    count: Tensor | None = None,
+    k: KernelBuilder, outputs: Outputs, shape: Sequence[int], counted: int | None = None, count: Tensor | None = None
 ) -> None:
     """Launch what writes the sizes of results where they have no elements, if the second of `outputs` wants them.
 
@@ -165,15 +155,13 @@ def room_sizes(
 class _Bounded(GpuOp):
     fuses_into_store = False
 
-    def rounds(self, op: Any, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: Any, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return an item's share of three passes: over the elements, twice, and over the room for places."""
         searched = inputs[-1]
         assert searched is not None
         return 3 * -(-prod(searched.shape) // tree_items(caps, COMPACTED_BY))
 
-    def why_not(
-        self, op: Any, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: Any, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse a form whose sizes the inputs' values decide."""
         return None if op.bounded else "the sizes of its outputs are not bounded"
 
@@ -185,9 +173,7 @@ class NonZeroOnGpu(_Bounded):
     integers = INTEGERS | {DType.BOOL}
     computes_double = True
 
-    def launches(
-        self, op: NonZero, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: NonZero, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch both."""
         x = given(inputs, 0)
         total = prod(x.shape)
@@ -215,9 +201,7 @@ class CompressOnGpu(_Bounded):
 
     moves_bits = True
 
-    def launches(
-        self, op: Compress, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Compress, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch both."""
         x, condition, y = given(inputs, 0), given(inputs, 1), outputs[0]
         shape = (prod(x.shape),) if op.axis is None else x.shape
@@ -240,9 +224,7 @@ class UniqueOnGpu(_Bounded):
     integers = INTEGERS | {DType.BOOL}
     computes_double = True
 
-    def why_not(
-        self, op: Unique, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: Unique, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse many slices, of which each is compared with all before it."""
         x = given(inputs, 0)
         count = _slices(op, x)
@@ -250,14 +232,12 @@ class UniqueOnGpu(_Bounded):
             return f"it would compare {count} elements or slices with each other, more than {MOST_COUNTED}"
         return super().why_not(op, inputs, outputs, caps)
 
-    def rounds(self, op: Unique, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: Unique, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the elements of all slices, which one is compared with, and the slices that are counted."""
         x = given(inputs, 0)
         return prod(x.shape) + _slices(op, x)
 
-    def launches(
-        self, op: Unique, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Unique, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch all; the last outputs may be missing."""
         x = given(inputs, 0)
         count = _slices(op, x)

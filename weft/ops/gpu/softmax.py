@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import prod
 
 from weft.core.graph.layout import Shape
-from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.core.graph.tensor import TensorSpec
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
@@ -29,14 +29,12 @@ class SoftmaxOnGpu(GpuOp):
         """Accept: the store converts to fp32."""
         return True
 
-    def rounds(self, op: AlongAxis, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: AlongAxis, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the rounds of three passes, for the largest element, the sum, and the quotients."""
         lines, length, inner = _lines(op, given(inputs, 0).shape)
         return walk_rounds(caps, lines, length, inner == 1, 3)
 
-    def launches(
-        self, op: AlongAxis, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: AlongAxis, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch one work-item, team or work-group a line."""
         x, y = given(inputs, 0), outputs[0]
         lines, length, inner = _lines(op, x.shape)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 import numpy as np
 
 from weft.core.graph.dtypes import DType
-from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import indices, one_node
 from weft.kernels.special import KernelFamily, register_family
@@ -29,9 +27,7 @@ class _ByPosition(GpuOp):
 class TriluOnGpu(_ByPosition):
     """One work-item an element; the diagonal may be computed at run time."""
 
-    def launches(
-        self, op: Trilu, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Trilu, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the output."""
         x, y = given(inputs, 0), outputs[0]
         diagonal = inputs[1] if len(inputs) > 1 else None
@@ -62,9 +58,7 @@ class OneHotOnGpu(_ByPosition):
 
     computes_double = True
 
-    def why_not(
-        self, op: OneHot, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: OneHot, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse places of types that kernels do not load as numbers."""
         places = given(inputs, 0)
         floats = {DType.FLOAT32, DType.FLOAT16, *((DType.FLOAT64,) if caps.doubles else ())}
@@ -72,9 +66,7 @@ class OneHotOnGpu(_ByPosition):
             return None
         return f"GPU kernels do not read places of {places.dtype.value}"
 
-    def launches(
-        self, op: OneHot, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: OneHot, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the output."""
         places, values, y = given(inputs, 0), given(inputs, 2), outputs[0]
         axis = op.axis % len(y.shape)
@@ -94,9 +86,7 @@ class OneHotOnGpu(_ByPosition):
 class ReverseSequenceOnGpu(_ByPosition):
     """One work-item an element of the output."""
 
-    def launches(
-        self, op: ReverseSequence, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: ReverseSequence, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the output."""
         x, lengths = given(inputs, 0), given(inputs, 1)
         ints = {"TOTAL": prod(x.shape), "INNER": max(prod(x.shape[2:]), 1), "D1": max(x.shape[1], 1)}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 import numpy as np
 
-from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
@@ -23,14 +21,12 @@ class MaxRoiPoolOnGpu(GpuOp):
 
     computes_double = True
 
-    def rounds(self, op: MaxRoiPool, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: MaxRoiPool, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the pixels of the largest bin that there can be."""
         sizes = zip(given(inputs, 0).shape[2:], op.pooled_shape, strict=True)
         return nested_rounds(*(-(-size // bins) + 1 for size, bins in sizes))
 
-    def launches(
-        self, op: MaxRoiPool, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: MaxRoiPool, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch one work-item a bin."""
         x, rois, y = given(inputs, 0), given(inputs, 1), outputs[0]
         ints = dict(zip(("N", "C", "H", "W"), x.shape, strict=True))

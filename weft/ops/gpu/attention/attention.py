@@ -9,10 +9,9 @@ import numpy as np
 
 from weft.core.graph.index_map import IndexMap
 from weft.core.graph.layout import Shape
-from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import Chooser, Rivals
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.ops.attention import Attention
 from weft.ops.gpu.attention.matrix import MatrixAttention
@@ -44,9 +43,7 @@ class AttentionOnGpu(GpuOp):
 
     stores_by_place = True
 
-    def why_not(
-        self, op: Attention, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: Attention, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse attention to nothing, heads too large for registers or work-group memory, and extreme caps."""
         if op.softcap and not all(map(_is_normal, (op.scale / op.softcap, op.softcap / log(2)))):
             return f"fp32 does not hold what a cap of {op.softcap:g} multiplies scores by"
@@ -61,13 +58,11 @@ class AttentionOnGpu(GpuOp):
         found = places.steps(shape)
         return found is not None and 1 in found[0][-2:] and (position >= 0 or not found[1])
 
-    def rounds(self, op: Attention, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: Attention, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the rounds over blocks of keys: the kernel loads and multiplies a block in each."""
         each = op.extents([t.shape for t in inputs[: op.count()] if t is not None])
         return tiled_rounds(caps, each)
 
-    def launches(
-        self, op: Attention, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: Attention, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the algorithm that the chooser takes."""
         ATTENTIONS.launch(AttentionPlan.of(op, k, inputs, outputs[0]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.core.graph.dtypes import DType
@@ -11,6 +10,7 @@ from weft.core.graph.masks import replaces_from
 from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import Facts
 from weft.kernels.device_caps import DeviceCaps
+from weft.kernels.gpu_op import Inputs
 from weft.kernels.launch import KernelBuilder
 from weft.ops.attention import Attention, Extents
 
@@ -67,7 +67,7 @@ class AttentionPlan:
     """Arguments by their names."""
 
     @classmethod
-    def of(cls, op: Attention, k: KernelBuilder, inputs: Sequence[Tensor | None], y: Tensor) -> AttentionPlan:
+    def of(cls, op: Attention, k: KernelBuilder, inputs: Inputs, y: Tensor) -> AttentionPlan:
         """Return the offsets and steps of Q, K, V, the mask and the result, in any form."""
         given = [t for t in inputs[: op.count()] if t is not None]
         each = op.extents([t.shape for t in given])

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import prod
 
 from weft.core.graph.layout import PACK
-from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.core.graph.tensor import TensorSpec
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
-from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.kernels.self_test_cases import noise, several_nodes
 from weft.kernels.special import KernelFamily, register_family
@@ -39,13 +39,11 @@ class ConvOnGpu(GpuOp):
     splits_constants = True
     laid_inputs = 1
 
-    def why_not(
-        self, op: Conv, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: Conv, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse an input of no elements, and weights that a run computes and that exceed a kernel argument packed."""
         return why_not_empty(inputs[0]) or why_not_computed(inputs[1], caps)
 
-    def rounds(self, op: Conv, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: Conv, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the rounds of the GEMM, which takes four channels at a time, or of loops over channels and taps."""
         w = given(inputs, 1)
         channels, *kernel = w.shape[1:]
@@ -68,7 +66,7 @@ class ConvOnGpu(GpuOp):
             return True
         return prod(output.dims) * prod(w.dims[2:]) * PACK <= caps.model.of(PlanarFigures).most_products
 
-    def launches(self, op: Conv, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+    def launches(self, op: Conv, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the algorithm that the chooser takes."""
         x, w, bias = (*inputs, None)[:3]
         assert x is not None and w is not None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.kernels.self_test_cases import noise64, one_node
 from weft.kernels.special import KernelFamily, register_family
@@ -23,13 +22,11 @@ class PlanarConvOnGpu(GpuOp):
 
     computes_double = True
 
-    def rounds(self, op: PlanarConv, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: PlanarConv, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the products that make a sum."""
         return nested_rounds(*given(inputs, 1).shape[1:])
 
-    def launches(
-        self, op: PlanarConv, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: PlanarConv, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the output."""
         x, w = inputs[:2]
         assert x is not None and w is not None
@@ -42,23 +39,19 @@ class PlanarConvTransposeOnGpu(GpuOp):
 
     computes_double = True
 
-    def rounds(self, op: PlanarConvTranspose, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: PlanarConvTranspose, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the taps, and for each the channels of a group."""
         channels, _, *kernel = given(inputs, 1).shape
         return nested_rounds(*kernel, channels // op.group)
 
-    def launches(
-        self, op: PlanarConvTranspose, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: PlanarConvTranspose, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the output."""
         x, w = inputs[:2]
         assert x is not None and w is not None
         _launch(k, "planar_conv_transpose", inputs, outputs[0], op.window(x.shape, w.shape), op.group)
 
 
-def _launch(
-    k: KernelBuilder, template: str, inputs: Sequence[Tensor | None], y: Tensor, window: Window, group: int
-) -> None:
+def _launch(k: KernelBuilder, template: str, inputs: Inputs, y: Tensor, window: Window, group: int) -> None:
     x, w, bias = (*inputs, None)[:3]
     assert x is not None and w is not None
     channels, total = {"CI": x.shape[1], "CO": y.shape[1]}, prod(y.shape)

@@ -19,11 +19,11 @@ from weft.core.graph.fused_op import RUNNING, Fused, Step, earlier, pick_operand
 from weft.core.graph.layout import PACK, Array, Layout, Shape
 from weft.core.graph.op import Constants, Op, OpClass
 from weft.core.graph.op_class import op_dataclass
-from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.core.graph.tensor import TensorSpec
 from weft.errors import ExecutionError
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gate import BESIDE, Gate
-from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.output_maps import Pairs
@@ -171,14 +171,12 @@ class GatedProductOnGpu(GpuOp):
     splits_constants = True
     fuses_into_store = False
 
-    def rounds(self, op: GatedProduct, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: GatedProduct, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return twice the products of an output: tiles are loaded in loops, too."""
         x = given(inputs, 0)
         return 2 * x.shape[-1]
 
-    def launches(
-        self, op: GatedProduct, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: GatedProduct, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch it."""
         x, y = given(inputs, 0), outputs[0]
         matrices, biases = _both(op, [None if t is None else t.constant for t in inputs[1:PARAMETERS]])

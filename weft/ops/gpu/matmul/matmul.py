@@ -7,10 +7,10 @@ from math import prod
 
 from weft.core.graph.index_map import IndexMap
 from weft.core.graph.layout import Shape
-from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.core.graph.tensor import TensorSpec
 from weft.kernels.chooser import Chooser, Rivals
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.ops.gpu.matmul.as_convolution import ProductAsConvolution
 from weft.ops.gpu.matmul.few_rows import FEW_ROWS, ProductOfFewRows
@@ -42,9 +42,7 @@ class MatMulOnGpu(GpuOp):
     computes_double = True
     integers = WHOLE
 
-    def why_not(
-        self, op: MatMul, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: MatMul, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse constants of integers that exceed a kernel argument."""
         return _why_not_whole(inputs, caps)
 
@@ -54,7 +52,7 @@ class MatMulOnGpu(GpuOp):
         """Accept any unless the second matrix is constant: kernels for such products fetch rows at once."""
         return not constant[1]
 
-    def rounds(self, op: MatMul, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: MatMul, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return twice the products of an output: tiles are loaded in loops, too."""
         a = given(inputs, 0)
         return 2 * a.shape[-1]
@@ -63,9 +61,7 @@ class MatMulOnGpu(GpuOp):
         """Accept few rows: more of them go to kernels for matrix units."""
         return _few_rows(output)
 
-    def launches(
-        self, op: MatMul, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: MatMul, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Make matrices of one-dimensional operands, and launch."""
         a, b = given(inputs, 0), given(inputs, 1)
         a, a_all, a_first = k.by_steps(a)
@@ -87,7 +83,7 @@ class MatMulOnGpu(GpuOp):
         _launch(ProductPlan.of(k, (m, n, depth), (a, b, outputs[0]), *steps, first=(a_first, b_first)))
 
 
-def _why_not_whole(inputs: Sequence[Tensor | None], caps: DeviceCaps) -> str | None:
+def _why_not_whole(inputs: Inputs, caps: DeviceCaps) -> str | None:
     """Return why a product of integers does not run: it binds constants whole, of which others pass pieces."""
     for t in inputs:
         if t is not None and t.dtype.is_integer and prod(t.shape) * t.dtype.itemsize > caps.max_buffer_range:
@@ -137,16 +133,14 @@ class GemmOnGpu(GpuOp):
     computes_double = True
     integers = WHOLE
 
-    def why_not(
-        self, op: Gemm, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: Gemm, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse factors of integers, which are floats, and constants of integers that exceed a kernel argument."""
         added = len(inputs) > 2 and inputs[2] is not None
         if outputs[0].dtype.is_integer and (op.alpha != 1 or (added and op.beta != 1)):
             return f"GPU kernels do not scale integers by {op.alpha:g} and {op.beta:g}"
         return _why_not_whole(inputs, caps)
 
-    def rounds(self, op: Gemm, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: Gemm, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return twice the products of an output: tiles are loaded in loops, too."""
         a = given(inputs, 0)
         return 2 * a.shape[0 if op.transA else 1]
@@ -155,7 +149,7 @@ class GemmOnGpu(GpuOp):
         """Accept few rows: more of them go to kernels for matrix units."""
         return _few_rows(output)
 
-    def launches(self, op: Gemm, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+    def launches(self, op: Gemm, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch with the strides of the transposed matrices."""
         a, b = inputs[0], inputs[1]
         c = inputs[2] if len(inputs) > 2 and op.beta != 0 else None  # 0 times NaN would be NaN

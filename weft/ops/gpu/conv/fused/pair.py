@@ -15,10 +15,10 @@ from weft.core.graph.fused_op import Fused, Step, pick_operands
 from weft.core.graph.layout import PACK, Array, Layout, Shape
 from weft.core.graph.op import Constants, Op, OpClass
 from weft.core.graph.op_class import op_dataclass
-from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.core.graph.tensor import TensorSpec
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
-from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, Prologue, power_of_two
 from weft.kernels.self_test_cases import noise, several_nodes
 from weft.kernels.special import KernelFamily, register_family
@@ -150,9 +150,7 @@ class ConvPairOnGpu(GpuOp):
     wanted_layout = WantedLayout.CHANNELS
     splits_constants = True
 
-    def launches(
-        self, op: ConvPair, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: ConvPair, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch it on a group for each image and so many output channels as it has items."""
         x, w, b = (*inputs[: op.arity], None)[:3]
         v, d = (*inputs[op.arity : op.arity + op.more], None)[:2]

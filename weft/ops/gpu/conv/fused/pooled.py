@@ -15,10 +15,10 @@ from typing import ClassVar
 from weft.core.graph.layout import PACK, Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass
 from weft.core.graph.op_class import op_dataclass
-from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.core.graph.tensor import TensorSpec
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
-from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
@@ -103,9 +103,7 @@ class PooledConvOnGpu(GpuOp):
     wanted_layout = WantedLayout.CHANNELS
     splits_constants = True
 
-    def launches(
-        self, op: PooledConv, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: PooledConv, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the GEMM."""
         x, w, b = (*inputs, None)[:3]
         assert x is not None and w is not None and w.constant is not None

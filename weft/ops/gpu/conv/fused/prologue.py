@@ -19,11 +19,11 @@ from weft.core.graph.fused_op import RUNNING, Fused, Step, earlier, pick_operand
 from weft.core.graph.layout import Array, Layout, Shape
 from weft.core.graph.op import Constants, Op, OpClass
 from weft.core.graph.op_class import op_dataclass
-from weft.core.graph.tensor import Tensor, TensorSpec
+from weft.core.graph.tensor import TensorSpec
 from weft.errors import ExecutionError
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
-from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, Prologue
 from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.self_test_cases import SelfTestCase, noise, one_node, several_nodes
@@ -126,9 +126,7 @@ class PrologueConvOnGpu(GpuOp):
     wanted_layout = WantedLayout.CHANNELS
     splits_constants = True
 
-    def launches(
-        self, op: PrologueConv, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: PrologueConv, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the one that is chosen."""
         x, w, b = (*inputs[: op.arity], None)[:3]
         assert x is not None and w is not None and w.constant is not None

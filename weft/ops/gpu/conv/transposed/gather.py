@@ -11,7 +11,7 @@ import numpy as np
 from weft.core.graph.layout import PACK, Array, Layout, row_major
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.gpu_op import GpuOp, WantedLayout, gpu_op
+from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.special import KernelFamily, register_family
@@ -32,20 +32,16 @@ class ConvTransposeOnGpu(GpuOp):
     splits_constants = True
     laid_inputs = 1
 
-    def why_not(
-        self, op: ConvTranspose, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], caps: DeviceCaps
-    ) -> str | None:
+    def why_not(self, op: ConvTranspose, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse an input of no elements, and weights that a run computes and that exceed a kernel argument packed."""
         return why_not_empty(inputs[0]) or why_not_computed(inputs[1], caps)
 
-    def rounds(self, op: ConvTranspose, inputs: Sequence[Tensor | None], caps: DeviceCaps) -> int:
+    def rounds(self, op: ConvTranspose, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the products of four outputs, and the loops around them."""
         w = given(inputs, 1)
         return nested_rounds(*w.shape[2:], PACK * w.shape[0] // op.group)
 
-    def launches(
-        self, op: ConvTranspose, k: KernelBuilder, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> None:
+    def launches(self, op: ConvTranspose, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch convolutions to sub-pixels, or the kernel in which an item makes four channels of a pixel.
 
         Weights beyond the range of one argument are passed in pieces.
