@@ -221,7 +221,7 @@ def test_the_folders_of_the_gpu_door_build_on_each_other() -> None:
 SESSION = [
     "load_gate", "arguments", "notices", "overflow", "pipeline", "report", "executable", "loader", "plans",
     "left_weights", "prefetch", "later", "stage_loader", "stage_runner", "stages_ahead",
-    "state", "capacities", "session", "runtime",
+    "state", "capacities", "planner", "session", "runtime",
 ]
 """The modules that run a network, lowest first: a runtime calls its sessions, and these what they own."""
 

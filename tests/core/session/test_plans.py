@@ -18,7 +18,7 @@ from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.placement import optimizer
 from weft.core.placement.optimized_network import OptimizedNetwork
-from weft.core.session import session as sessions
+from weft.core.session import planner
 from weft.core.session.plans import MOST_PLANS
 from weft.errors import OutOfMemory
 
@@ -39,7 +39,7 @@ def optimised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(bound.specs["x"].dims[0])
         return divide(bound, *given, **options)
 
-    for module in (sessions, optimizer):
+    for module in (planner, optimizer):
         monkeypatch.setattr(module, "divide", noted)
     return seen
 
@@ -102,7 +102,7 @@ def test_a_backend_that_changes_its_mind_on_the_way_back_is_heeded(optimised: li
         run(session, 1)
         run(session, 2)
         Moody.moody = True
-        session._loader.drop()  # as after an error: the next load makes all executions anew
+        session._planner.loader.drop()  # as after an error: the next load makes all executions anew
         run(session, 1)
         assert optimised == [1, 2, 1]
         assert session.report.placement["n_y"] == "cpu" and "onCreate" in str(session.report.refusals)

@@ -3,7 +3,8 @@
 | who | owns |
 |---|---|
 | `Runtime` | its registry and options; the sessions of the networks that `load` returned and nobody closed |
-| `Session` | the model as it was given, its shapes, the plan that runs use, and whose turn it is |
+| `Session` | the arrays of the run under way, what is checked of its results, and whose turn it is |
+| `Planner` | the model as it was given, its shapes, the plan that runs use, and what plans are made from |
 | `Plans` | the plans of the last sizes and stages, by key, and which of them stay loaded |
 | `Loader` | the backends that are asked, memory managers and notices; whether the network is closed |
 | `Executable` | what is loaded for a plan: its pipelines, copies and report, and the run under way |

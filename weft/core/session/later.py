@@ -1,4 +1,4 @@
-"""A session that a thread makes beside one that runs already, to take its place (`weft.load`, `wait="first"`)."""
+"""What a thread plans and loads beside a session that runs already, for it (`weft.load`, `wait="first"`)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ log = logging.getLogger("weft.session")
 
 
 class Closes(Protocol):
-    """What is made: a session."""
+    """What is made: what plans for a session."""
 
     def close(self) -> None:
-        """Free it."""
+        """Free what it has loaded."""
         ...
 
 
@@ -35,7 +35,7 @@ class Later(Generic[Made]):
     def __init__(self, make: Callable[[], Made], choices: Sequence[DeviceChoice], why: str) -> None:
         """Call `make` in a thread, for a session on these devices."""
         self.choices, self.why = choices, why
-        self.session: Made | None = None
+        self._held: Made | None = None
         """What it made; once that was taken, what the session had until then."""
         self.error: Exception | None = None
         """Why there is none."""
@@ -53,11 +53,11 @@ class Later(Generic[Made]):
         """Wait until the thread has made it, or failed."""
         self._made.wait()
 
-    def take(self, swap: Callable[[Made], None]) -> None:
-        """Swap what it made for what the session has, which the thread closes; nothing if it failed."""
+    def take(self, swap: Callable[[Made], Made]) -> None:
+        """Give what it made to `swap`, and close what that returns in the thread; nothing if it failed."""
         try:
-            if self.session is not None:
-                swap(self.session)
+            if self._held is not None:
+                self._held = swap(self._held)
         finally:
             self._taken.set()
 
@@ -75,7 +75,7 @@ class Later(Generic[Made]):
     def _run(self, make: Callable[[], Made]) -> None:
         try:
             with cancelled.until(self._stop):
-                self.session = make()
+                self._held = make()
         except cancelled.Cancelled:
             pass
         except Exception as e:
@@ -87,8 +87,8 @@ class Later(Generic[Made]):
             del make  # it holds the network
             self._made.set()
         self._taken.wait()
-        if self.session is not None:
-            self.session.close()
+        if self._held is not None:
+            self._held.close()
 
 
 def in_turn(progress: Progress | None) -> Progress:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
 from typing import Generic, ParamSpec, TypeAlias, TypeVar
@@ -126,28 +125,6 @@ class Prefetch:
         """
         network, self._network = self._network, None
         return None if network is None else network.result()
-
-
-@dataclass(frozen=True)
-class Ready:
-    """What a `Prefetch` gives, of a model that was prepared before."""
-
-    graph: Graph
-    prepared: PreparedNetwork | None
-    networks: OpenNetworks | None
-    seconds: float = 0.0
-
-    def bound(self) -> Graph:
-        """Return the graph, bound to shapes."""
-        return self.graph
-
-    def open_networks(self) -> OpenNetworks | None:
-        """Return what prepares the network for other shapes, if they may follow."""
-        return self.networks
-
-    def take(self) -> PreparedNetwork | None:
-        """Return the prepared network."""
-        return self.prepared
 
 
 def _bind(graph: _Step[Graph], shapes: Mapping[str, Shape] | None) -> Graph:

@@ -7,10 +7,9 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial, wraps
-from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -20,8 +19,7 @@ from weft.core.buffers.buffer import Buffer
 from weft.core.buffers.device_memories import device_memories
 from weft.core.contract.backend import Backend, BackendConfig, MemoryMode, Precision, SameNodes, Wait
 from weft.core.contract.doors import door
-from weft.core.contract.error_context import do_all, is_error
-from weft.core.contract.lowered import PlanAgain, TakesLong
+from weft.core.contract.error_context import do_all
 from weft.core.contract.not_copied import NotCopied
 from weft.core.contract.profile import Profile, Profiled
 from weft.core.graph.control_op import Value
@@ -29,24 +27,16 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.later_constants import MOST_INTEGERS
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.tensor import OPEN_RANK, SequenceSpec, Tensor, TensorSpec
+from weft.core.graph.tensor import OPEN_RANK, SequenceSpec, TensorSpec
 from weft.core.graph.validate import validate
 from weft.core.host import shutdown
-from weft.core.placement.assign import Assignment, Backends
 from weft.core.placement.capacity import Axes, NoCapacity
-from weft.core.placement.check_network import check_devices
-from weft.core.placement.hints import Hints, check_hints
-from weft.core.placement.lower_network import lower_network
-from weft.core.placement.narrow_edges import narrowable, with_narrow_edges
-from weft.core.placement.open_network import OpenNetwork, OpenNetworks
+from weft.core.placement.hints import check_hints
+from weft.core.placement.open_network import OpenNetwork
 from weft.core.placement.optimized_network import OptimizedNetwork
-from weft.core.placement.optimizer import OptimizerOptions, divide, divide_first
-from weft.core.placement.prepare import PreparedNetwork
-from weft.core.placement.replan import NodeRefused, until_taken
-from weft.core.placement.stage_split import Corner
+from weft.core.placement.optimizer import OptimizerOptions
 from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.arguments import (
-    Forms,
     Given,
     Input,
     Outputs,
@@ -67,8 +57,7 @@ from weft.core.session.arguments import (
 from weft.core.session.capacities import Capacities, RoomyPlan, sizes_of
 from weft.core.session.later import Later, in_turn
 from weft.core.session.left_weights import LeftWeights
-from weft.core.session.loader import NO_STATE, Loader, close_forgotten, forget
-from weft.core.session.notices import Notices
+from weft.core.session.loader import Loader, close_forgotten, forget
 from weft.core.session.overflow import (
     MOST_IN_VAIN,
     ROUNDS,
@@ -81,22 +70,17 @@ from weft.core.session.overflow import (
     masks_of,
 )
 from weft.core.session.pipeline import Pipeline, Progress
-from weft.core.session.plans import Plan, Plans
-from weft.core.session.prefetch import Prefetch, Ready
+from weft.core.session.planner import NetworkPlan, Planner, RestAndCorners, Sooner
+from weft.core.session.prefetch import Prefetch
 from weft.core.session.report import Report, Transfers, joined
-from weft.core.session.stage_loader import LoadedStages
-from weft.core.session.stage_runner import Rest, Rows, StageRunner, tensor
-from weft.core.session.stages_ahead import foresee
+from weft.core.session.stage_runner import Rows, tensor
 from weft.core.session.state import State, StateStore
 from weft.errors import (
-    BackendError,
     ClosedError,
     ConfigError,
     InputError,
     OutOfMemory,
     WeftError,
-    brief,
-    grouped,
     listing,
 )
 
@@ -138,44 +122,6 @@ def _alone(method: Callable[Concatenate[Session, P], R]) -> Callable[Concatenate
     return door(alone)
 
 
-@dataclass(frozen=True, eq=False)
-class _Tail:
-    """What comes after a first stage: the values that are corners of its outputs, and the rest of the network."""
-
-    corners: Mapping[str, Corner]
-    rest: Rest
-
-
-@dataclass(eq=False)
-class _Plan(Plan):
-    """How a whole network runs for certain sizes, or its first stage."""
-
-    shapes: Hashable = None
-    """The shapes of the inputs, and the values of those that decide shapes."""
-    divided: OptimizedNetwork | None = None
-    """The network before backends lower their parts; None if it is for capacities."""
-    bound: Graph | None = None
-    """The model with these sizes; None if they change from run to run."""
-    tail: _Tail | None = None
-    """The later stages, if the network is a first stage."""
-    narrowable: frozenset[str] = frozenset()
-    """The inputs and outputs that it can take and give in fp16, though the model has fp32."""
-    wanted: frozenset[str] = frozenset()
-    """The inputs and outputs for which there were fp16 arrays when it was planned."""
-    forms: Forms | None = None
-    """The arrays that it takes as they come; None if inputs are sequences."""
-    given: Forms | None = None
-    """The arrays for outputs that it takes as they come; None if later stages give the outputs."""
-    half_outputs: frozenset[str] = frozenset()
-    """The outputs that it gives in fp16, though the model has fp32."""
-    reads_late: bool = False
-    """Whether an input may be read after an output was written: several parts or stages run."""
-    values: Mapping[str, Array] = field(default_factory=dict)
-    """The inputs that decide shapes, with the values that it was made for."""
-    roomy: RoomyPlan | None = None
-    """The capacities that it was made for, if it holds for all sizes up to them."""
-
-
 class Session(NotCopied):
     """Run a network. Made by `weft.load`; close it, or use it as a context manager.
 
@@ -189,8 +135,7 @@ class Session(NotCopied):
     shapes, and the prepared network with the precision of `options`. `reread` reads the model's file again: then the
     session leaves the weights to the devices. With `overflow_check`, values that overflow at precision LOW are planned
     again as float32 (`weft.core.session.overflow`). `wait` says for what the first load waits; one that is profiled or
-    debugged, or saves memory, waits for everything. `beside` are the notices of a session that runs already, whose
-    place this one is to take: nobody hears of it before.
+    debugged, or saves memory, waits for everything.
     """
 
     _noun = "session"
@@ -212,65 +157,41 @@ class Session(NotCopied):
         progress: Progress | None = None,
         profile: Profiled = False,
         fixed: OptimizedNetwork | None = None,
-        prefetch: Prefetch | Ready | None = None,
+        prefetch: Prefetch | None = None,
         reread: Callable[[], Graph] | None = None,
         overflow_check: bool = True,
         wait: Wait = Wait.ALL,
-        beside: Notices | None = None,
         state: Mapping[str, str] | None = None,
     ) -> None:
         close_forgotten()
         device_memories.free_dropped()
         if prefetch is None and (fixed is None or fixed.tail is None):  # a first stage does not make all outputs
             validate(graph)
-        self.graph = graph
-        """The network as it was given, before shapes are bound and passes run.
-
-        In memory mode LIMIT it may lack the weights that devices have; after `close` it is inputs and outputs alone.
-        """
-        self._bound = bind(graph, take_shapes(shapes or {})) if prefetch is None else prefetch.bound()
+        bound = bind(graph, take_shapes(shapes or {})) if prefetch is None else prefetch.bound()
         self.options = options or OptimizerOptions()
         self.config = self.options.config
         self.runtime = runtime
-        self._choices, self._fixed, self._prefetch = list(choices), fixed, prefetch
         self._weights = LeftWeights(reread)
-        self._host_choice = host
-        self._host = host.device if host else choices[-1].device
         self._lock = threading.RLock()
         self._caller: int | None = None
         """The thread that runs one of the methods marked `_alone`."""
         self._doing = ""
         """The name of that method."""
         self._profile = Profile.of(profile)
-        every, thrifty = [*([host] if host else []), *choices], self.config.memory is MemoryMode.LIMIT
-        waits = thrifty or self._profile is not None or self.options.debug is not None
-        self._loader = Loader(
-            every, self.config, progress=in_turn(progress), profile=self._profile, same_nodes=SameNodes(),
-            wait=Wait.ALL if waits or state else wait,
+        self._hosts = () if host is None else (host,)
+        waits = self.config.memory is MemoryMode.LIMIT or self._profile is not None or self.options.debug is not None
+        self._progress = in_turn(progress)
+        loader = self._made_loader(choices, Wait.ALL if waits or state else wait)
+        self._planner = Planner(
+            graph, bound, choices, host.device if host else choices[-1].device, self.options, loader,
+            make_room=partial(_make_room, weakref.ref(self)), fixed=fixed, prefetch=prefetch, progress=progress,
         )
-        self._later: Later[Session] | None = None
+        self._later: Later[Planner] | None = None
         """Prepares what takes the place of what is loaded."""
-        self._follows: Callable[[], Later[Session]] | None = None
-        """Begins to prepare that, once the load has ended."""
         self._general = ""
         """Why kernels that were there soon stay: others could not be prepared."""
-        self._prepared: PreparedNetwork | None = None
-        """The network that was prepared, if it is to be divided once more."""
-        self._plans = Plans(self._loader)
-        self._progress = progress
-        known = None if fixed is None else fixed.tail
-        stages = LoadedStages(self._loader, [c.device for c in choices], self._host, self.options, known)
-        self._stages = StageRunner(stages, self._plans)
-        self._open: OpenNetworks | None = None
-        """Prepares the graph for one shape after the other; None where weights are not kept for a second one."""
-        self._divides_alone = self.options.debug is not None
-        """Whether backends are asked again for each shape: one refused a node late, or debug nodes are placed."""
-        self._deciding: frozenset[str] = frozenset()
-        """Inputs of few integers that decide shapes, as a run in stages told; later plans are for their values."""
         self._ran_stages = self._decided = False
         """Whether a run came to later stages, and whether that was looked at since."""
-        self._plan = _Plan()
-        """The plan that runs use; one that could not be loaded does not take its place."""
         self._submitted: tuple[Outputs | None, list[Given | None]] = None, []
         """The arrays for the outputs of the last `submit`: as they were given, and in order."""
         self._checks_range = overflow_check and self.config.precision is Precision.LOW
@@ -284,9 +205,6 @@ class Session(NotCopied):
         """The outputs that it gave in fp16 before values overflowed; for fp16 arrays they are converted since."""
         self._fed: dict[str, Value] = {}
         """The inputs of the run that was started, as far as later stages read them."""
-        self._warned = ""
-        self._shows_other_sizes = fixed is None and self.config.memory is not MemoryMode.LIMIT
-        """Whether the next new shape is the first one, at which backends see what other sizes change."""
         self._capacities: Capacities | None = None
         """Plans for sizes that grow; None where each size is planned by itself."""
         self._numbers: Sequence[int] = ()
@@ -303,40 +221,50 @@ class Session(NotCopied):
         self._process = os.getpid()
         if fixed is None:
             check_hints(graph, self.options.hints, [c.device for c in choices])
-        self._ends: list[Loader | Later[Session]] = [self._loader]
+        self._ends: list[Loader | Later[Planner]] = [loader]
         """What ends with the session if it is dropped without a close."""
         weakref.finalize(self, _forget_all, self._ends).atexit = False
         with self._lock:  # the end of the process waits for the lock
-            if beside is None:
-                _sessions.add(self)
-                shutdown.note(self)
-            else:
-                self._loader.notices = beside.silent()
+            _sessions.add(self)
+            shutdown.note(self)
             self._plan_capacities()
             if self._store is None:
-                self._prepare(self._bound, ahead=True)
+                self._prepare(bound, ahead=True)
             else:
                 self._prepare_state()
-        self._take_open()
-        self._prefetch = None
+        self._planner.loaded()
+
+    def _made_loader(self, choices: Sequence[DeviceChoice], wait: Wait) -> Loader:
+        return Loader(
+            [*self._hosts, *choices], self.config, progress=self._progress, profile=self._profile,
+            same_nodes=SameNodes(), wait=wait,
+        )
 
     # -- what a user sees ------------------------------------------------------------------------------
 
     @property
+    def graph(self) -> Graph:
+        """Return the network as it was given, before shapes are bound and passes run.
+
+        In memory mode LIMIT it may lack the weights that devices have; after `close` it is inputs and outputs alone.
+        """
+        return self._planner.graph
+
+    @property
     def id(self) -> int | None:
         """Return the network's id in the runtime; None until it is loaded."""
-        notices = self._loader.notices
+        notices = self._planner.loader.notices
         return None if notices is None else notices.network
 
     @property
     def is_closed(self) -> bool:
         """Tell whether the session was closed."""
-        return self._loader.is_closed
+        return self._planner.loader.is_closed
 
     @property
     def inputs(self) -> dict[str, tuple[int | str, ...]]:
         """Return the shape of each input; a str is a dimension that is not bound yet."""
-        return {i: self._bound.specs[i].shape for i in self._asked.inputs}
+        return {i: self._planner.bound.specs[i].shape for i in self._asked.inputs}
 
     @property
     def outputs(self) -> list[str]:
@@ -359,7 +287,7 @@ class Session(NotCopied):
         """
         self._check_open()
         later, general = self._later, self._general
-        report = self._plan.executable.report_now
+        report = self._planner.now.executable.report_now
         if report is None:
             open_dims = {i: s for i, s in self.inputs.items() if not all(isinstance(d, int) for d in s)}
             raise InputError(
@@ -367,15 +295,15 @@ class Session(NotCopied):
                 why="; ".join(f"the shape of {i!r} is {s}" for i, s in open_dims.items())
                 or _NOT_RESIZED,
                 fix="pass shapes={name: shape} to weft.load, call resize, or run once; it will run on "
-                + ", ".join(c.why or c.device for c in self._choices),
+                + ", ".join(c.why or c.device for c in self._planner.choices),
             )
-        report = replace(report, plan=self._plans.line(self._plan))
+        report = replace(report, plan=self._planner.plans.line(self._planner.now))
         if later is not None:
             note = f"general kernels run until better ones are ready: {later.why}"
             report = replace(report, notes=(*report.notes, note), final=False)
         elif general:
             report = replace(report, notes=(*report.notes, general))
-        return joined(report, self._stages.reports, self._stages.own)
+        return joined(report, self._planner.stages.reports, self._planner.stages.own)
 
     @door
     def wait_all(self) -> None:
@@ -397,7 +325,7 @@ class Session(NotCopied):
         Where sizes follow from values, the later stages that are loaded come after the first.
         """
         self._check_open()
-        return (*self._plan.executable.pipelines, *self._stages.pipelines)
+        return (*self._planner.now.executable.pipelines, *self._planner.stages.pipelines)
 
     @property
     def profile(self) -> Profile:
@@ -419,14 +347,14 @@ class Session(NotCopied):
         network = self._first_stage()
         if network.tail is None:
             return network
-        return replace(network, tail=replace(network.tail, stages=tuple(self._stages.stages)))
+        return replace(network, tail=replace(network.tail, stages=tuple(self._planner.stages.stages)))
 
     def _first_stage(self) -> OptimizedNetwork:
         """Return the network that is loaded."""
         self._check_open()
-        network = self._plan.executable.network
+        network = self._planner.now.executable.network
         if network is None:
-            open_sizes = ", ".join(map(repr, sorted(self._bound.symbols())))
+            open_sizes = ", ".join(map(repr, sorted(self._planner.bound.symbols())))
             why = f"the sizes {open_sizes} of its inputs are open" if open_sizes else _NOT_RESIZED
             raise InputError("the network has no shapes yet", why=why, fix="call resize, or run it once")
         return network
@@ -436,11 +364,11 @@ class Session(NotCopied):
         """Prepare for other input shapes; inputs that are not named keep their shapes."""
         self._check_open()
         given = take_shapes(shapes)
-        bound = bind(self.graph, self._kept(given) | given, self._bound)
+        bound = bind(self.graph, self._kept(given) | given, self._planner.bound)
         if self._store is None:
             self._prepare(bound, ahead=True)
         else:
-            self._bound = bound
+            self._planner.bound = bound
             self._prepare_state()
 
     @_alone
@@ -458,7 +386,7 @@ class Session(NotCopied):
         own, outputs = outputs, None if outputs is None else host_outputs(outputs)
         arrays = self._accept(inputs, outputs)
         given = self._checked(outputs)
-        plan = self._plan
+        plan = self._planner.now
         if outputs is not None and (plan.reads_late or self._checks_range or buffers_in(given)):
             arrays = self._kept_apart(arrays, outputs, given)
         try:
@@ -470,7 +398,7 @@ class Session(NotCopied):
                 results = self._in_range(arrays, outputs, results)
             return results if own is outputs else as_given(self._asked, own, results)
         finally:
-            self._plan.executable.abandon()  # after an interrupt, too
+            self._planner.now.executable.abandon()  # after an interrupt, too
 
     def _may_repeat(self, given: Sequence[Given | None]) -> bool:
         """Tell whether a checked run with these arrays for its outputs may be repeated after an overflow."""
@@ -494,9 +422,9 @@ class Session(NotCopied):
             found = watch.overflowing(infinite) - self.graph.overflowing
             if not found:
                 break
-            if self._fixed is not None and not are_finite([*arrays.values()]):
+            if self._planner.fixed is not None and not are_finite([*arrays.values()]):
                 break  # it may be what was given, which only another plan would tell
-            if self._fixed is not None:
+            if self._planner.fixed is not None:
                 names = ", ".join(sorted(found)[:5])
                 log.warning("values overflow float16 in an optimised network, which stays as it is: %s", names)
                 self._checks_range = False
@@ -527,7 +455,7 @@ class Session(NotCopied):
 
     def _judged(self, results: list[Array]) -> list[Array]:
         """Return the outputs that tell of an overflow: not those that are float32 and given in arrays of float16."""
-        wide = self._halves - self._plan.narrowable
+        wide = self._halves - self._planner.now.narrowable
         if not wide:
             return results
         named = zip(self.graph.outputs, results, strict=True)
@@ -552,49 +480,46 @@ class Session(NotCopied):
     def _plan_in_float32(self, overflowing: frozenset[str]) -> None:
         """Load the network again with these values in float32."""
         self._undo_run()
-        self._halves |= self._plan.narrowable.intersection(self.graph.outputs)
+        self._halves |= self._planner.now.narrowable.intersection(self.graph.outputs)
         self._settle()
-        self.graph = self.graph.copy()
-        self.graph.overflowing = overflowing
-        self._plans.forget_all()
-        self._open = None
-        self._stages.plan_again(overflowing)
+        self._planner.plan_again(overflowing)
         self._plan_capacities()
         if self._store is None:
-            self._prepare(self._bound)
+            self._prepare(self._planner.bound)
             return
-        self._plan = _Plan()
+        self._planner.now = NetworkPlan()
 
     def _checked(self, outputs: Outputs | None, *, converted: frozenset[str] = frozenset()) -> list[Given | None]:
         """Return the arrays for the outputs in order; an empty list if none is given, or later stages give the outputs.
 
         The arrays of `converted` are in the type of `output_arrays`, whatever the run gives.
         """
-        network = self._plan.executable.network
+        plan = self._planner.now
+        network = plan.executable.network
         assert network is not None
         if outputs is None:
             return []
-        is_whole = self._plan.tail is None and self._plan.roomy is None
+        is_whole = plan.tail is None and plan.roomy is None
         if not is_whole and asks_for_buffers(outputs):
             self._whole()  # says why there are none
-        if self._plan.tail is not None:
+        if plan.tail is not None:
             return []
-        if self._plan.roomy is not None:  # they are copied to when the run has ended
-            live = self._plan.roomy.network
+        if plan.roomy is not None:  # they are copied to when the run has ended
+            live = plan.roomy.network
             known = {o: (live.live_shape(o, self._numbers), live.graph.specs[o].dtype) for o in self._asked.outputs}
             take_outputs(self._asked, {o: TensorSpec(*spec) for o, spec in known.items()}, outputs)
             return []
         planned = None
-        if self._plan.given is not None and not converted:
-            planned = take_planned_outputs(self._plan.given, outputs)
+        if plan.given is not None and not converted:
+            planned = take_planned_outputs(plan.given, outputs)
         if planned is not None:
             return planned
         specs = {o: network.graph.specs[o] for o in self.graph.outputs}
         specs |= {o: self._travelling(o, specs[o]) for o in converted}
-        wide = self._halves - self._plan.narrowable
+        wide = self._halves - plan.narrowable
         specs |= {o: TensorSpec(specs[o].shape, DType.FLOAT16) for o in wide & half_outputs(self.graph, outputs)}
         make = partial(self._new_output, specs)
-        return take_outputs(self.graph, specs, outputs, narrowable=self._plan.narrowable, make=make)
+        return take_outputs(self.graph, specs, outputs, narrowable=plan.narrowable, make=make)
 
     def _new_output(self, specs: Mapping[str, TensorSpec], name: str) -> Buffer:
         return self._new_buffer(name, specs[name], self._maker(name))
@@ -604,7 +529,7 @@ class Session(NotCopied):
     ) -> dict[str, Given]:
         """Return the inputs of a run, as copies where it may read one after an output was written there."""
         repeats = self._checks_range and (self._unpadded is not None or self._may_repeat(given))
-        if outputs is None or not (self._plan.reads_late or repeats or buffers_in(given)):
+        if outputs is None or not (self._planner.now.reads_late or repeats or buffers_in(given)):
             return arrays
         if self._unpadded is not None:
             self._unpadded = apart(self._unpadded, given or outputs)
@@ -613,14 +538,15 @@ class Session(NotCopied):
 
     def _finished(self, given: Sequence[Given | None], outputs: Outputs | None) -> list[Any]:
         """Wait for the run that was started, and return the outputs."""
-        if self._plan.roomy is not None:
-            return self._live(self._plan.roomy, outputs)
-        tail = self._plan.tail
-        return self._plan.executable.finish(given) if tail is None else self._finish(tail, outputs)
+        plan = self._planner.now
+        if plan.roomy is not None:
+            return self._live(plan.roomy, outputs)
+        tail = plan.tail
+        return plan.executable.finish(given) if tail is None else self._finish(tail, outputs)
 
     def _live(self, plan: RoomyPlan, outputs: Outputs | None) -> list[Any]:
         """Wait for a run of a network for capacities, and return what is live of its outputs."""
-        numbers, executable = self._numbers, self._plan.executable
+        numbers, executable = self._numbers, self._planner.now.executable
         made = dict(zip(executable.results, executable.finish([]), strict=True))
         if self._store is not None:
             self._store.take(made)
@@ -638,35 +564,37 @@ class Session(NotCopied):
 
     def _start(self, arrays: dict[str, Given], given: Sequence[Given | None], *, keep: bool = False) -> None:
         """Start the first stage; `keep` what later ones read of the inputs, which the caller may change."""
-        self._stages.begin(self._plan)
+        plan = self._planner.now
+        self._planner.stages.begin(plan)
         self._fed, self._submitted = {}, (None, [])
-        if self._plan.tail is not None or self._watch is not None:
+        if plan.tail is not None or self._watch is not None:
             on_host = hosted(arrays)
             arrays = on_host
-        if self._plan.tail is not None:
-            read = {*self._plan.tail.rest.graph.inputs, *self.graph.outputs}
+        if plan.tail is not None:
+            read = {*plan.tail.rest.graph.inputs, *self.graph.outputs}
             self._fed = {i: a.copy() if keep else a for i, a in on_host.items() if i in read}
-        executable = self._plan.executable
+        executable = plan.executable
         if self._watch is not None and executable.network is not None:
-            own = () if self._plan.roomy is None else self._plan.roomy.network.masks
+            own = () if plan.roomy is None else plan.roomy.network.masks
             self._watch.masks = masks_of(executable.network.graph, own)
-        self._stages.watch = self._watch
+        self._planner.stages.watch = self._watch
         if self._store is not None:
             self._state_before = self._store.arrays
         executable.start(arrays, given, watch=self._watch)
-        if self._store is not None and self._plan.roomy is not None:
-            self._store.rows = self._plan.roomy.network.rows(self._numbers)
+        if self._store is not None and plan.roomy is not None:
+            self._store.rows = plan.roomy.network.rows(self._numbers)
             self._store.length += self._store.rows
 
-    def _finish(self, tail: _Tail, outputs: Outputs | None) -> list[Any]:
+    def _finish(self, tail: RestAndCorners, outputs: Outputs | None) -> list[Any]:
         """Wait for the first stage, run the others, and return the outputs, in the given arrays where there are any."""
-        network = self._plan.executable.network
+        plan = self._planner.now
+        network = plan.executable.network
         assert network is not None
         names = network.graph.outputs
-        made = dict(zip(names, self._plan.executable.finish([None] * len(names)), strict=True))
+        made = dict(zip(names, plan.executable.finish([None] * len(names)), strict=True))
         rows: Rows = {}
-        known, self._fed = {**self._fed, **made, **self._stages.corners(tail.corners, made, rows)}, {}
-        values = self._stages.finish(tail.rest, known, rows)
+        known, self._fed = {**self._fed, **made, **self._planner.stages.corners(tail.corners, made, rows)}, {}
+        values = self._planner.stages.finish(tail.rest, known, rows)
         self._ran_stages = True
         results = dict(zip(self.graph.outputs, values, strict=True))
         specs = {n: TensorSpec(a.shape, DType.of(a.dtype)) for n, a in results.items() if isinstance(a, np.ndarray)}
@@ -708,7 +636,7 @@ class Session(NotCopied):
         run, or it failed; or if both calls give arrays for the outputs.
         """
         self._check_open()
-        if not self._plan.executable.started:
+        if not self._planner.now.executable.started:
             raise InputError(
                 "there is no run to wait for",
                 why="none was submitted since outputs were last taken, a run failed or the session was resized",
@@ -737,11 +665,12 @@ class Session(NotCopied):
     @_alone
     def with_state(self, use: Callable[[StateStore, Mapping[str, Axes]], R]) -> R:
         """Return what a function makes of the state, once no run is under way; `Session.state` calls this."""
+        plan = self._planner.now
         self._check_open()
         assert self._store is not None
-        if not self._plan.executable.started:
-            self._plan.executable.settle()
-        return use(self._store, {} if self._plan.roomy is None else self._plan.roomy.network.inputs)
+        if not plan.executable.started:
+            plan.executable.settle()
+        return use(self._store, {} if plan.roomy is None else plan.roomy.network.inputs)
 
     # -- arrays in the devices' reach ------------------------------------------------------------------
 
@@ -756,12 +685,13 @@ class Session(NotCopied):
         which runs copy. InputError while shapes are unbound. Sequences and optionals have none.
         """
         self._settle()
+        plan, bound = self._planner.now, self._planner.bound
         graph = self._first_stage().graph
         arrays = {}
         for name in self._asked.inputs:
-            spec = self._bound.specs[name] if self._plan.roomy else graph.specs.get(name, self._bound.specs[name])
+            spec = bound.specs[name] if plan.roomy else graph.specs.get(name, bound.specs[name])
             if not isinstance(spec, SequenceSpec):
-                arrays[name] = self._plan.executable.lend(name, self._travelling(name, spec), is_input=True)
+                arrays[name] = plan.executable.lend(name, self._travelling(name, spec), is_input=True)
         return arrays
 
     @_alone
@@ -774,16 +704,17 @@ class Session(NotCopied):
         self._settle()
         graph = self._whole().graph
         specs = {name: self._travelling(name, graph.specs[name]) for name in graph.outputs}
-        return {name: self._plan.executable.lend(name, spec, is_input=False) for name, spec in specs.items()}
+        return {name: self._planner.now.executable.lend(name, spec, is_input=False) for name, spec in specs.items()}
 
     def _whole(self) -> OptimizedNetwork:
         """Return the network that is loaded; InputError if it does not tell the shapes of the outputs."""
-        if self._plan.tail is not None or self._plan.roomy is not None:
+        plan = self._planner.now
+        if plan.tail is not None or plan.roomy is not None:
             raise InputError(
                 "the shapes of the outputs are not known before a run",
                 where=f"network {self.graph.name!r}",
                 why="it runs in stages, since shapes, or which nodes run, follow from values"
-                if self._plan.roomy is None
+                if plan.roomy is None
                 else "it is planned for sizes that grow",
                 fix="let run make the arrays, or give your own for outputs of known shapes (outputs={name: array})",
             )
@@ -798,13 +729,14 @@ class Session(NotCopied):
         whose shapes follow from values that only a run tells.
         """
         self._settle()
+        plan, bound = self._planner.now, self._planner.bound
         if isinstance(what, TensorSpec):
             spec, device = what, self._first_stage().devices[0]
         elif what in self._asked.inputs:
             graph = self._first_stage().graph
-            spec = self._travelling(what, self._bound.specs[what] if self._plan.roomy else graph.specs[what])
-            readers = (p.device for p in self._plan.executable.pipelines if what in p.graph.inputs)
-            device = next(readers, self._choices[0].device)
+            spec = self._travelling(what, bound.specs[what] if plan.roomy else graph.specs[what])
+            readers = (p.device for p in plan.executable.pipelines if what in p.graph.inputs)
+            device = next(readers, self._planner.choices[0].device)
         elif what in self._asked.outputs:
             spec = self._travelling(what, self._whole().graph.specs[what])
             device = self._maker(what)
@@ -819,23 +751,22 @@ class Session(NotCopied):
 
     def _maker(self, output: str) -> str:
         """Return the device that makes an output; the first one for what no device makes."""
-        pipeline = self._plan.executable.made.get(output)
-        return self._choices[0].device if pipeline is None else pipeline.device
+        pipeline = self._planner.now.executable.made.get(output)
+        return self._planner.choices[0].device if pipeline is None else pipeline.device
 
     def _new_buffer(self, name: str, spec: TensorSpec, device: str) -> Buffer:
-        choices = self._choices if self._later is None else self._later.choices  # where later runs are
-        hosts = () if self._host_choice is None else (self._host_choice,)
-        choice = next(choice for choice in (*choices, *hosts) if choice.device == device)
+        choices = self._planner.choices if self._later is None else self._later.choices  # where later runs are
+        choice = next(choice for choice in (*choices, *self._hosts) if choice.device == device)
         return device_memories.make(choice, spec, name)
 
     @property
     def transfers(self) -> Transfers:
         """Return what the runs so far copied to and from devices; of stages, what the first one copied."""
-        return replace(self._loader.transfers)
+        return replace(self._planner.loader.transfers)
 
     def _travelling(self, name: str, spec: TensorSpec) -> TensorSpec:
         """Return the spec of an input or output in the smallest type in which it can travel."""
-        return TensorSpec(spec.shape, DType.FLOAT16) if name in self._plan.narrowable else spec
+        return TensorSpec(spec.shape, DType.FLOAT16) if name in self._planner.now.narrowable else spec
 
     @_alone
     def close(self) -> None:
@@ -846,7 +777,7 @@ class Session(NotCopied):
         """
         if self._later is not None:
             self._later.give_up()
-        do_all([self._loader.close, self._close_rest])
+        do_all([self._planner.loader.close, self._close_rest])
 
     def _end_later(self, patience: float | None = None) -> bool:
         """Stop what is prepared for later, and what closes what it replaced; tell whether both have ended."""
@@ -855,16 +786,13 @@ class Session(NotCopied):
 
     def _close_rest(self) -> None:
         """Free all but the loaded network itself, if that is closed."""
-        if self._loader.is_closed:
+        if self._planner.loader.is_closed:
             self._end_later()
             if self._store is not None:
                 self._store.close()
             self._capacities = None
-            self._plans.forget_all()
-            self._open = self._fixed = self._prefetch = None
-            self._plan, self._fed, self._submitted = _Plan(), {}, (None, [])
-            self.graph, self._bound, self._asked = map(_interface, (self.graph, self._bound, self._asked))
-            self._stages.close()
+            self._fed, self._submitted, self._asked = {}, (None, []), _interface(self._asked)
+            self._planner.forget(_interface(self.graph), _interface(self._planner.bound))
 
     def end(self, patience: float) -> bool:
         """Close at the end of the process, and admit no thread any more; return False if one does not leave in time.
@@ -876,7 +804,7 @@ class Session(NotCopied):
         if not self._lock.acquire(timeout=patience):
             return False
         ended = self._end_later(patience)
-        self._loader.close_unheard()
+        self._planner.loader.close_unheard()
         return ended
 
     def __enter__(self) -> Session:
@@ -907,32 +835,32 @@ class Session(NotCopied):
         of a run, later stages are planned and loaded as far as they can be foreseen.
         """
         self._settle()
-        wanted = self._plan.wanted if wanted is None else wanted
-        overflowing = self.graph.overflowing
-        self.graph, bound = self._weights.taken(self.graph, bound)
-        self.graph.overflowing = bound.overflowing = overflowing
+        planner = self._planner
+        wanted = planner.now.wanted if wanted is None else wanted
+        overflowing = planner.graph.overflowing
+        planner.graph, bound = self._weights.taken(planner.graph, bound)
+        planner.graph.overflowing = bound.overflowing = overflowing
         if bound.symbols():
-            self._loader.drop()
+            planner.loader.drop()
         else:
-            self._loading(lambda: self._place(bound, wanted, ahead=ahead))
-        self._bound = bound
-        follows, self._follows = self._follows, None
-        if follows is not None:
-            self._later = follows()
-            self._ends[1:] = [self._later]
-        if self._plan.executable.is_loaded and self._plan.tail is None:
-            self.graph, self._bound = self._weights.left(self.graph, bound)
+            self._loading(lambda: planner.place(bound, wanted, ahead=ahead))
+        planner.bound = bound
+        if planner.sooner is not None:
+            self._begin_later(planner.sooner)
+        if planner.now.executable.is_loaded and planner.now.tail is None:
+            planner.graph, planner.bound = self._weights.left(planner.graph, bound)
 
     def _loading(self, place: Callable[[], None]) -> None:
         """Load by `place`; contexts hear of the first load. If a later one fails, nothing stays loaded."""
-        if self._loader.notices is None:
-            with self.runtime.notifier.loading(self._choices) as notices, self._loader.announced(notices):
+        loader = self._planner.loader
+        if loader.notices is None:
+            with self.runtime.notifier.loading(self._planner.choices) as notices, loader.announced(notices):
                 place()
             return
         try:
             place()
         except BaseException:
-            self._loader.drop()
+            loader.drop()
             raise
 
     # -- sizes that grow, and state --------------------------------------------------------------------
@@ -942,7 +870,7 @@ class Session(NotCopied):
         options, self._capacities = self.options, None
         pairs = {} if self._store is None else self._store.pairs
         plain = options.debug is None and not options.passes and OPEN_RANK not in self.graph.symbols()
-        if self._fixed is None and plain and self.config.memory is not MemoryMode.LIMIT:
+        if self._planner.fixed is None and plain and self.config.memory is not MemoryMode.LIMIT:
             self._capacities = Capacities(
                 self.graph, self.config.precision, options.limits, pairs, partial(_found_open, weakref.ref(self)),
                 partial(_roomy, weakref.ref(self)),
@@ -958,7 +886,7 @@ class Session(NotCopied):
 
     def _prepare_state(self) -> None:
         """Load for the first run if all sizes but that of the state are known, and none follows from a value."""
-        specs = {i: self._bound.specs[i] for i in self._asked.inputs}
+        specs = {i: self._planner.bound.specs[i] for i in self._asked.inputs}
         if not all(spec.is_static and not isinstance(spec, SequenceSpec) for spec in specs.values()):
             return
         try:
@@ -970,7 +898,7 @@ class Session(NotCopied):
     def _take_state(self, arrays: dict[str, Array]) -> dict[str, Array]:
         """Return what a network for capacities takes, which is loaded for the length that the state has now."""
         assert self._store is not None and self._capacities is not None
-        plan = self._plan
+        plan = self._planner.now
         try:
             found = self._capacities.for_state(arrays, self._store.length)
         except NoCapacity as e:
@@ -984,7 +912,7 @@ class Session(NotCopied):
             self._store.check_fixed(found.network.graph, found.network.inputs)
             self._prepare_roomy(found, "a state has these rows")
             shapes = {i: a.shape for i, a in arrays.items()}
-            self._bound = bind(self.graph, shapes)
+            self._planner.bound = bind(self.graph, shapes)
         self._numbers = self._capacities.numbers(found, arrays, self._store.length)
         self._unpadded = arrays
         fed = {i: arrays[i] for i in found.network.inputs if i in arrays}
@@ -997,7 +925,7 @@ class Session(NotCopied):
 
         `halves` are the inputs for which float16 is given though the model has float32.
         """
-        if self._capacities is None or self._plan.tail is not None:
+        if self._capacities is None or self._planner.now.tail is not None:
             return None
         if any(isinstance(self.graph.specs[i], SequenceSpec) for i in self.graph.inputs):
             return None
@@ -1005,7 +933,7 @@ class Session(NotCopied):
         if len(numbered) < len(values):
             return None
         sizes = sizes_of(self.graph, given) | numbered
-        plan = self._plan.roomy if self._plan.executable.is_loaded else None
+        plan = self._planner.now.roomy if self._planner.now.executable.is_loaded else None
         steady = self._capacities.note(sizes)
         numbers = None if plan is None else plan.numbers(sizes)
         if plan is None or numbers is None:
@@ -1016,7 +944,7 @@ class Session(NotCopied):
             if plan is None or numbers is None:
                 return None
             self._prepare_roomy(plan, "a cache among the inputs grows from run to run")
-            self._bound = bind(self.graph, {i: a.shape for i, a in given.items()})
+            self._planner.bound = bind(self.graph, {i: a.shape for i, a in given.items()})
         arrays = hosted(given)
         arrays |= {i: arrays[i].astype(np.float32) for i in halves}
         self._numbers, self._unpadded = numbers, arrays
@@ -1024,179 +952,30 @@ class Session(NotCopied):
 
     def _prepare_roomy(self, roomy: RoomyPlan, why: str) -> None:
         self._settle()
-        self._loading(lambda: self._place_roomy(roomy, why))
+        self._loading(lambda: self._planner.place_roomy(roomy, why, self._store))
 
-    def _place_roomy(self, roomy: RoomyPlan, why: str) -> None:
-        """Load a network for capacities, or turn to it if it stayed loaded."""
-        graph, store = roomy.network.graph, self._store
-        sizes = ", ".join(f"{name} {'' if name in roomy.fixed else 'up to '}{size}" for name, size in roomy.key)
-        made = _Plan(roomy.key, f"made for {sizes}, because {why}", roomy=roomy)
-        plan = self._plans.find(_Plan, roomy.key) or made
+    # -- what takes the place of a plan that was there sooner ------------------------------------------
 
-        def attempt(before: Assignment) -> None:
-            if plan.executable.is_loaded and (store is None or not store.has_pending):
-                self._plans.turn_to(plan)
-            else:
-                begun = perf_counter()
-                backends = self._loader.asked(c.device for c in self._choices)
-                prepared = replace(roomy.prepared, graph=graph)
-                divided = divide_first(graph, backends, self.options, host=self._host, before=before, prepared=prepared)
-                divided_by = perf_counter()
-                network = lower_network(divided, self._loader.asked(p.device for p in divided.parts))
-                if store is not None and not store.fits(network, graph):
-                    self._loader.drop()  # what is loaded uses the memory of the state
-                    store.move(network, graph, roomy.network.inputs)
-                lowered_by = perf_counter()
-                self._load(plan, network, beside=True, state={} if store is None else store.tensors)
-                self._log_times(network, divided_by - begun, lowered_by - divided_by, perf_counter() - lowered_by)
-                if store is not None:
-                    store.leave([*plan.executable.unaliased])
-                self._warn(network)
-                self._plans.keep(plan)
-            self._plan = plan
-
-        until_taken(attempt, self._check_may_refuse)
-
-    # -- planning for sizes ----------------------------------------------------------------------------
-
-    def _place(self, bound: Graph, wanted: frozenset[str], *, ahead: bool) -> None:
-        """Optimise and load."""
-        inputs = self.graph.inputs
-        values = {i: bound.constants[i] for i in inputs if i in self._deciding and i in bound.constants}
-        sizes = tuple(bound.specs[i].shape for i in inputs)
-        is_new = sizes != tuple(self._bound.specs[i].shape for i in inputs)
-        shapes = sizes, tuple(value.tobytes() for value in values.values())
-
-        def attempt(before: Assignment) -> None:
-            if is_new and self._shows_other_sizes and self._loader.wants_other_sizes:
-                other = self._planned_for_other_sizes(bound, wanted, before)
-                if other is not None:
-                    self._loader.show(other)
-                self._shows_other_sizes = False
-            if self._fixed is not None:
-                check_devices(self._fixed, self._loader.asked(p.device for p in self._fixed.parts))
-            begun = perf_counter()
-            alike = next((p for p in self._plans.all(_Plan) if p.shapes == shapes), None)
-            known = self._fixed or (None if alike is None else alike.divided)
-            divided = known or self._divide(bound, before)
-            after = divided.tail
-            tail = None if after is None else _Tail(after.corners, self._stages.rest(after.rest))
-            can = _narrowable(divided)
-            half = wanted & can
-            keeps = self._fixed is None and self.config.memory is not MemoryMode.LIMIT
-            key = (shapes, half) if keeps else None
-            plan = self._plans.find(_Plan, key)
-            if plan is not None and plan.executable.is_loaded:
-                plan.wanted = wanted
-                self._plans.turn_to(plan)
-            else:
-                plan = _Plan(
-                    key, self._why(bound, values, alike, before), shapes=shapes,
-                    divided=divided if keeps else None, bound=bound if keeps else None, tail=tail, narrowable=can,
-                    wanted=wanted, forms=_forms(inputs, bound.specs, half),
-                    given=None if tail is not None else _forms(self.graph.outputs, divided.graph.specs, half),
-                    half_outputs=half & {*self.graph.outputs}, values=values,
-                    reads_late=tail is not None or len(divided.parts) > 1,
-                )
-                narrow = with_narrow_edges(divided, half)
-                divided_by = perf_counter()
-                network = self._lowered(narrow, may_wait=tail is not None)
-                lowered_by = perf_counter()
-                # Shapes that come back alternate; others, such as lengths that grow, may never come again.
-                self._load(plan, network, beside=keeps and (known is not None or self._plan.roomy is not None))
-                self._log_times(network, divided_by - begun, lowered_by - divided_by, perf_counter() - lowered_by)
-                self._plans.keep(plan)
-            self._plan = plan
-            loaded = self._first_stage()
-            self._warn(loaded)
-            if ahead and after is not None and self.config.memory is not MemoryMode.LIMIT:
-                foresee(self._stages, after, loaded.graph, progress=self._progress)
-
-        def anew() -> None:
-            for plan in [plan for plan in self._plans.all(_Plan) if plan.shapes == shapes]:
-                self._plans.forget(plan)
-            self._divides_alone = True
-
-        def hear(refusal: NodeRefused) -> None:
-            anew()
-            self._check_may_refuse(refusal)
-
-        place = partial(until_taken, attempt, hear, anew)
-        try:
-            place()
-        except TakesLong as late:
-            self._place_sooner(late.why, bound, place)
-        self._loader.wait, self._prepared = Wait.ALL, None
-
-    def _why(
-        self, bound: Graph, values: Mapping[str, Array], alike: _Plan | None, before: Assignment
-    ) -> str:
-        """Return for which sizes a plan is made, and why."""
-        declared = [(i, self.graph.specs[i]) for i in self.graph.inputs if i in bound.specs]
-        named = [pair for i, spec in declared if not spec.has_open_rank
-                 for pair in zip(spec.shape, bound.specs[i].shape, strict=False)]
-        sizes = dict.fromkeys(f"{d} {n}" for d, n in named if isinstance(d, str))
-        sizes |= dict.fromkeys(f"{i} {brief(str(value.tolist()))}" for i, value in values.items())
-        if before.refusals:
-            why = "a device refused nodes of the one before"
-        elif alike is not None:
-            why = "arrays came in another type" if alike.executable.is_loaded else "these came back"
-        elif self.graph.overflowing:
-            why = "values overflowed float16"
-        else:
-            why = "none was kept for these" if self._plan.shapes is not None else "it was the first"
-        return f"made for {', '.join(sizes) or 'the sizes of the model'}, because {why}"
-
-    def _lowered(self, narrow: OptimizedNetwork, *, may_wait: bool) -> OptimizedNetwork:
-        """Return the network with its parts lowered; TakesLong if that is better done later, unless it may wait."""
-        while True:
-            try:
-                return lower_network(narrow, self._loader.asked(p.device for p in narrow.parts))
-            except TakesLong:  # each backend says that once
-                if not may_wait:
-                    raise
-
-    def _place_sooner(self, why: str, bound: Graph, place: Callable[[], None]) -> None:
-        """Load the network with the options with which it runs sooner, and have it prepared with its own ones later.
-
-        If it cannot be loaded so, the load waits for everything.
-        """
-        usual, alone = self._choices, self._divides_alone
-        networks = self._open if self._prefetch is None else self._prefetch.open_networks()
-        again = Ready(bound, self._prepared, networks)
-        self._choices, self._divides_alone = [c.sooner() for c in usual], True
-        self._loader.turn_to_choices(self._choices)
-        try:
-            place()
-        except WeftError as e:
-            log.info("the network cannot run sooner: %s", e)
-            self._choices, self._divides_alone = usual, alone
-            self._loader.turn_to_choices(usual)
-            place()
-            return
-        self._follows = partial(self._prepared_later, usual, again, why)
-
-    def _prepared_later(self, usual: Sequence[DeviceChoice], again: Ready, why: str) -> Later[Session]:
-        """Have a thread make the session that has these options, for what is loaded now."""
-        assert self._loader.notices is not None
-        make = partial(
-            Session, self.graph, usual, self.options, runtime=self.runtime, host=self._host_choice,
-            progress=self._progress, fixed=self._fixed, prefetch=None if self._fixed is not None else again,
-            overflow_check=False, beside=self._loader.notices,
-        )
-        return Later(make, usual, why)
+    def _begin_later(self, sooner: Sooner) -> None:
+        """Have a thread plan and load with the usual options what runs now."""
+        planner, choices = self._planner, sooner.choices
+        assert planner.loader.notices is not None
+        loader = self._made_loader(choices, Wait.ALL)
+        loader.notices = planner.loader.notices.silent()
+        self._later = Later(partial(_usual, planner.usual(loader), planner.now.wanted), choices, sooner.why)
+        self._ends[1:] = [self._later]
 
     def _settle(self) -> None:
         """Wait for what takes the place of what is loaded, and let it; outputs of a run that was started are lost."""
         if self._later is not None:
             self._later.wait()
-            self._plan.executable.abandon()
+            self._planner.now.executable.abandon()
             self._take_later()
 
     def _take_later(self) -> None:
         """Let what was prepared take the place of what is loaded, unless outputs of that were not taken yet."""
         later = self._later
-        if later is None or not later.is_made or self._plan.executable.started:
+        if later is None or not later.is_made or self._planner.now.executable.started:
             return
         self._later = None
         later.take(self._swap)
@@ -1205,221 +984,93 @@ class Session(NotCopied):
         elif later.error is not None:
             self._general = f"general kernels stay, since better ones could not be prepared: {later.error}"
 
-    def _swap(self, other: Session) -> None:
-        """Give another session what this one has loaded, for what that one has."""
-        names = "_choices", "_loader", "_plans", "_plan", "_stages", "_open", "_divides_alone", "_bound", "graph"
-        for name in names:
-            mine, its = getattr(self, name), getattr(other, name)
-            setattr(self, name, its)
-            setattr(other, name, mine)
-        self._loader.notices, other._loader.notices = other._loader.notices, self._loader.notices
-        self._loader.transfers.add(other._loader.transfers)
-        self._ends[0], other._ends[0] = self._loader, other._loader
+    def _swap(self, other: Planner) -> Planner:
+        """Plan and run with another planner from now on; return the one before."""
+        before, self._planner = self._planner, other
+        before.loader.notices, other.loader.notices = other.loader.notices, before.loader.notices
+        other.loader.transfers.add(before.loader.transfers)
+        self._ends[0] = other.loader
         log.info("network %r runs with all of its kernels from now on", self.graph.name)
+        return before
 
-    def _load_in_place(self, later: Later[Session]) -> None:
+    def _load_in_place(self, later: Later[Planner]) -> None:
         """Load the network anew where there is no memory for it twice; with general kernels again if that fails."""
-        before, bound = (self._choices, self._divides_alone), self._bound
-        for choices, alone in ((later.choices, False), before):
-            self._loader.drop()
-            self._plans.forget_all()
-            self._choices, self._divides_alone = list(choices), alone
-            self._loader.turn_to_choices(choices)
+        planner = self._planner
+        general, bound = planner.choices, planner.bound
+        for choices in (later.choices, general):
+            planner.loader.drop()
+            planner.plans.forget_all()
+            planner.turn_to_choices(choices, alone=choices is general)
             try:
                 self._prepare(bound)
                 return
             except WeftError as e:
-                if choices is not later.choices:
+                if choices is general:
                     raise
                 self._general = f"general kernels stay, since better ones could not be prepared: {e}"
-
-    def _load(
-        self, plan: _Plan, network: OptimizedNetwork, *, beside: bool, state: Mapping[str, Tensor] = NO_STATE
-    ) -> None:
-        """Load a network; where memory lacks, in place of what stayed loaded for other plans, in any session."""
-        try:
-            self._plans.load(plan, network, beside=beside, state=state)
-        except OutOfMemory:
-            if not any([self._plans.free(), *map(Session._make_room, _others(self))]):
-                raise
-            self._plans.load(plan, network, beside=False, state=state)
 
     def _make_room(self) -> bool:
         """Close what stayed loaded for other shapes, unless another thread uses the session; tell whether it did."""
         if self._process != os.getpid() or not self._lock.acquire(blocking=False):
             return False
         try:
-            return self._caller is None and self._plans.free()
+            return self._caller is None and self._planner.plans.free()
         finally:
             self._lock.release()
-
-    def _log_times(self, network: OptimizedNetwork, dividing: float, lowering: float, building: float) -> None:
-        """Log what it took to prepare a network; the tests of kernels, which are a part of it, log their own times."""
-        read = "" if self._prefetch is None else f"read and checked in {self._prefetch.seconds:.3f} s, "
-        log.info(
-            "network %r on %s: %srewritten and divided in %.3f s, planned in %.3f s, compiled and loaded in %.3f s",
-            self.graph.name, ", ".join(dict.fromkeys(p.device for p in network.parts)), read, dividing, lowering,
-            building,
-        )
-
-    def _planned_for_other_sizes(
-        self, bound: Graph, wanted: frozenset[str], before: Assignment
-    ) -> OptimizedNetwork | None:
-        """Return the network for a shape in which every open dimension has another size than in a new shape.
-
-        They are twice as large, which fits where a network halves them; where that does not fit, as in a table of fixed
-        length, they are half as large. None if neither fits. What holds for the new shape does not depend on it.
-        """
-        if OPEN_RANK in self.graph.symbols():
-            return None
-        declared = {i: self.graph.specs[i].shape for i in bound.inputs}
-        now: dict[int | str, int] = {}
-        for i, shape in declared.items():
-            now.update(zip(shape, bound.specs[i].shape, strict=True))  # type: ignore[arg-type]  # bound
-        for up, down in ((2, 1), (1, 2)):
-            sizes = {d: d if isinstance(d, int) else max(n * up // down, up) for d, n in now.items()}
-            shapes = {i: tuple(sizes[d] for d in shape) for i, shape in declared.items()}
-            try:
-                divided = self._divide_apart(bind(self.graph, shapes), before.copy())
-                narrow = with_narrow_edges(divided, wanted & _narrowable(divided))
-                return lower_network(narrow, self._loader.asked(p.device for p in narrow.parts))
-            except PlanAgain:
-                raise
-            except Exception as e:  # it may be a network for few sizes
-                if not is_error(e):
-                    raise
-                log.info("nothing is known of how other sizes change the network: %s", e)
-        return None
-
-    def _divide_apart(self, bound: Graph, before: Assignment) -> OptimizedNetwork:
-        """Divide the network for sizes that nobody asked for: what is kept for sizes stays as it was."""
-        known = self._open.known_division(bound) if self._open is not None and not self._divides_alone else None
-        if known is not None:
-            return known
-        backends = self._loader.asked(c.device for c in self._choices)
-        prepared = self._open.known(bound) if self._open is not None else None
-        return divide_first(bound, backends, self.options, host=self._host, before=before, prepared=prepared)
-
-    def _take_open(self) -> None:
-        """Take what prepares the graph from the prefetch, or make it; weights are not kept in memory mode LIMIT."""
-        if self._open is not None or self._fixed is not None or self.config.memory is MemoryMode.LIMIT:
-            return
-        options = self.options
-        made = OpenNetworks(self.graph, self.config.precision, options.limits, options.passes)
-        self._open = made if self._prefetch is None else self._prefetch.open_networks()
-
-    def _divided_open(self, opened: OpenNetwork, bound: Graph, backends: Backends) -> OptimizedNetwork | None:
-        def divided(prepared: PreparedNetwork) -> OptimizedNetwork:
-            return divide(bound, backends, self.options, host=self._host, prepared=prepared)
-
-        return opened.divided(bound, divided, backends)
-
-    def _divide(self, bound: Graph, before: Assignment) -> OptimizedNetwork:
-        prepared = self._prepared or (self._prefetch.take() if self._prefetch else None)
-        self._prepared = prepared if self._loader.wait is not Wait.ALL else None
-        self._take_open()
-        alone = self._divides_alone or bool(before.refusals)
-        known = self._open.known_division(bound) if self._open is not None and not alone else None
-        if known is not None:
-            return known
-        backends = self._loader.asked(c.device for c in self._choices)
-        found = self._open.find(bound) if self._open is not None else None
-        if found is not None:
-            opened, sized = found
-            alike = None if alone else self._divided_open(opened, bound, backends)
-            if alike is not None:
-                return alike
-            prepared = prepared or opened.prepared(sized)
-        return divide_first(bound, backends, self.options, host=self._host, before=before, prepared=prepared)
-
-    def _check_may_refuse(self, refusal: NodeRefused) -> None:
-        """Raise BackendError if nodes that a backend refused late cannot go to another device."""
-        if self._fixed is not None:
-            names = ", ".join(repr(n.name) for n in refusal.nodes)
-            raise BackendError(
-                f"{refusal.device} does not take node(s) {names} of an optimised network",
-                why="onCreate returned None",
-                fix="optimise the model again on this machine",
-            )
-
-    def _warn(self, network: OptimizedNetwork) -> None:
-        """Log the nodes that are not on their wanted device, unless the last resize logged the same.
-
-        Those that are alike share a line; `Report.refusals` has each.
-        """
-        where = network.placement
-        lines = grouped(r.problem(f" on {where.get(r.node, 'another device')}") for r in network.refusals)
-        text = "\n  ".join([f"{self._astray(network)}:", *lines])
-        if lines and text != self._warned:
-            log.warning("%s", text)
-        self._warned = text
-
-    def _astray(self, network: OptimizedNetwork) -> str:
-        """Return how many nodes are not on the first device, or not on that of their hint."""
-        first, hints = self._choices[0].device, Hints.of(self.options.hints)
-        wanted = {r.node: hints.device(r.node) for r in network.refusals}
-        moved = {r.node for r in network.refusals if r.device == first and wanted[r.node] in (None, first)}
-        unheeded: dict[str, set[str]] = {}
-        for r in network.refusals:
-            if r.device == wanted[r.node] != first:
-                unheeded.setdefault(r.device, set()).add(r.node)
-        parts = [f"{len(moved)} node(s) do not run on {first}"] if moved else []
-        parts += [f"{len(those)} node(s) do not run on {d}, as a hint asks" for d, those in unheeded.items()]
-        return "; ".join(parts) or f"{len(wanted)} node(s) were refused by a device before their own"
 
     # -- running ---------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
-        if self._loader.is_closed:
+        if self._planner.loader.is_closed:
             raise ClosedError("the session is closed", fix="load the model again")
 
     def _accept(self, inputs: Sequence[Input | Mapping[str, Input]], outputs: Outputs | None) -> dict[str, Any]:
         """Check the arrays, prepare the session for their shapes and types if it must be, and return them by name."""
-        if self._loader.is_closed:
+        if self._planner.loader.is_closed:
             self._check_open()
         if self._later is not None and self._later.is_made:
-            self._plan.executable.abandon()
+            self._planner.now.executable.abandon()
             self._take_later()
         self._unpadded = None
         if self._store is not None:
             return self._take_state(hosted(take_inputs(self._asked, inputs)))
-        plan = self._plan
+        plan = self._planner.now
         # What most runs get, with as few calls as can be.
         is_loaded = plan.executable.network is not None
-        if plan.forms is not None and is_loaded and not (plan.tail or self._deciding):
+        if plan.forms is not None and is_loaded and not (plan.tail or self._planner.deciding):
             planned = take_planned(plan.forms, inputs)
             if planned is not None and half_outputs(self.graph, outputs) & plan.narrowable == plan.half_outputs:
                 return planned
         elif is_loaded and (planned := self._taken(plan, inputs, outputs)) is not None:
             return planned
-        for plan in self._plans.all(_Plan):
+        for plan in self._planner.plans.all(NetworkPlan):
             if plan.executable.is_loaded and (planned := self._taken(plan, inputs, outputs)) is not None:
-                self._plans.turn_to(plan)
                 assert plan.bound is not None
-                self._plan, self._bound = plan, plan.bound
+                self._planner.turn_to(plan)
+                self._planner.bound = plan.bound
                 return planned
         arrays = take_inputs(self.graph, inputs, keep_half=self.config.precision is Precision.LOW)
-        specs = self._bound.specs
+        specs = self._planner.bound.specs
         tensors = {i: a for i, a in arrays.items() if not isinstance(specs[i], SequenceSpec)}
         self._learn_deciding(tensors)
-        values = hosted({i: tensors[i] for i in self.graph.inputs if i in self._deciding})
+        values = hosted({i: tensors[i] for i in self.graph.inputs if i in self._planner.deciding})
         halves = _half_inputs(specs, tensors)
         wanted = halves | half_outputs(self.graph, outputs)
         grown = self._take_grown(tensors, halves, values)
         if grown is not None:
             return grown
-        specs = self._bound.specs
-        is_new = not self._plan.executable.is_loaded or self._plan.roomy is not None
+        specs = self._planner.bound.specs
+        is_new = not self._planner.now.executable.is_loaded or self._planner.now.roomy is not None
         is_new = is_new or any(a.shape != specs[i].shape for i, a in tensors.items())
-        if is_new or not _are_values(self._plan.values, values):
+        if is_new or not _are_values(self._planner.now.values, values):
             shapes = {i: a.shape for i, a in tensors.items()}
-            self._prepare(_with_values(bind(self.graph, shapes, self._bound), values), wanted)
-            if values and self._plan.tail is not None:  # other shapes follow from values that only a run tells
-                self._deciding = frozenset()
+            self._prepare(_with_values(bind(self.graph, shapes, self._planner.bound), values), wanted)
+            if values and self._planner.now.tail is not None:  # other shapes follow from values that only a run tells
+                self._planner.deciding = frozenset()
                 self._prepare(bind(self.graph, shapes), wanted)
-        elif (self._plan.wanted ^ wanted) & self._plan.narrowable:
-            self._prepare(self._bound, wanted)
-        for name in halves - self._plan.narrowable:
+        elif (self._planner.now.wanted ^ wanted) & self._planner.now.narrowable:
+            self._prepare(self._planner.bound, wanted)
+        for name in halves - self._planner.now.narrowable:
             arrays[name] = np.asarray(tensors[name]).astype(np.float32)
         return arrays
 
@@ -1429,19 +1080,20 @@ class Session(NotCopied):
         A caller's total length decides the size of a cache, for example. With its value known, as shapes are, the
         network needs no stages, and the value may be an open size.
         """
-        tail = self._plan.tail
+        tail = self._planner.now.tail
         if self._decided or not self._ran_stages or tail is None:
             return
         self._decided = True
         wanted = tail.rest.wanted
         few = all(i in arrays and arrays[i].dtype.kind in "iu" and arrays[i].size <= MOST_INTEGERS for i in wanted)
-        keeps = self._fixed is None and self.config.memory is not MemoryMode.LIMIT and self.options.debug is None
+        planner = self._planner
+        keeps = planner.fixed is None and self.config.memory is not MemoryMode.LIMIT and self.options.debug is None
         if few and wanted and keeps:
-            self._deciding, self._open = frozenset(wanted), None
-            self._take_open()
+            planner.deciding, planner.open = frozenset(wanted), None
+            planner.take_open()
 
     def _taken(
-        self, plan: _Plan, inputs: Sequence[Input | Mapping[str, Input]], outputs: Outputs | None
+        self, plan: NetworkPlan, inputs: Sequence[Input | Mapping[str, Input]], outputs: Outputs | None
     ) -> dict[str, Given] | None:
         """Return the arrays by name if a plan takes them as they come, else None."""
         if plan.tail is not None and not self._decided:
@@ -1449,14 +1101,14 @@ class Session(NotCopied):
         planned = None if plan.forms is None else take_planned(plan.forms, inputs)
         if planned is None:
             return None
-        if self._deciding and not _are_values(plan.values, {i: planned[i] for i in self._deciding}):
+        if self._planner.deciding and not _are_values(plan.values, {i: planned[i] for i in self._planner.deciding}):
             return None
         if half_outputs(self.graph, outputs) & plan.narrowable != plan.half_outputs:
             return None
         return planned
 
 
-def _forget_all(ends: Sequence[Loader | Later[Session]]) -> None:
+def _forget_all(ends: Sequence[Loader | Later[Planner]]) -> None:
     """Leave the network of a session that was dropped to the next one to close, and stop what was prepared for it."""
     for each in ends:
         if isinstance(each, Later):
@@ -1470,14 +1122,14 @@ def _found_open(session: Callable[[], Session | None], bound: Graph) -> OpenNetw
     owner = session()
     if owner is None:
         return None
-    owner._take_open()
-    return None if owner._open is None else owner._open.found(bound)
+    owner._planner.take_open()
+    return None if owner._planner.open is None else owner._planner.open.found(bound)
 
 
 def _roomy(session: Callable[[], Session | None]) -> Sequence[RoomyPlan]:
     """Return the plans of a session for capacities, those used last first."""
     owner = session()
-    return [] if owner is None else [p.roomy for p in owner._plans.all(_Plan) if p.roomy is not None]
+    return [] if owner is None else [p.roomy for p in owner._planner.plans.all(NetworkPlan) if p.roomy is not None]
 
 
 def _state_backend(choices: Sequence[DeviceChoice], config: BackendConfig, device: str) -> Backend:
@@ -1492,9 +1144,22 @@ def _asked(graph: Graph, state: Mapping[str, str]) -> Graph:
     return replace(_interface(graph), inputs=inputs, outputs=outputs)
 
 
-def _others(session: Session) -> list[Session]:
-    """Return the other sessions of the process that are open."""
-    return [other for other in list(_sessions) if other is not session and not other.is_closed]
+def _make_room(session: Callable[[], Session | None]) -> bool:
+    """Free what stayed loaded in other sessions; tell whether there was something."""
+    owner = session()
+    others = [other for other in list(_sessions) if other is not owner and not other.is_closed]
+    freed = [other._make_room() for other in others]
+    return any(freed)
+
+
+def _usual(planner: Planner, wanted: frozenset[str]) -> Planner:
+    """Have a planner make its first plan, and return it."""
+    try:
+        planner.place(planner.bound, wanted, ahead=True)
+    except BaseException:
+        planner.close()
+        raise
+    return planner
 
 
 def _with_values(bound: Graph, values: Mapping[str, Array]) -> Graph:
@@ -1523,19 +1188,6 @@ def _interface(graph: Graph) -> Graph:
     ends = (*graph.inputs, *graph.outputs)
     specs = {name: graph.specs[name] for name in ends if name in graph.specs}
     return Graph(graph.name, list(graph.inputs), list(graph.outputs), specs=specs, declared=dict(graph.declared))
-
-
-def _narrowable(network: OptimizedNetwork) -> frozenset[str]:
-    """Return the inputs and outputs that a network can take and give in fp16, though the model has fp32."""
-    whole = network.config.precision is Precision.LOW and network.tail is None
-    return narrowable(network) if whole else frozenset()
-
-
-def _forms(names: Sequence[str], specs: Mapping[str, TensorSpec], half: frozenset[str]) -> Forms | None:
-    """Return the forms of arrays with these names, in fp16 for names in `half`; None if some are sequences."""
-    if any(isinstance(specs[i], SequenceSpec) for i in names):
-        return None
-    return [(i, (DType.FLOAT16 if i in half else specs[i].dtype).numpy, specs[i].dims) for i in names]
 
 
 def _half_inputs(specs: Mapping[str, TensorSpec], arrays: Mapping[str, Given]) -> frozenset[str]:
