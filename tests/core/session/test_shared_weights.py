@@ -138,6 +138,15 @@ def test_the_cpu_computes_with_the_weights_that_were_read(file: Path) -> None:
         assert all(np.shares_memory(held[f"w{k}"].memory, w) for k, w in enumerate(host_weights(session)))
 
 
+def test_the_cpu_copies_no_large_weights(large_file: Path) -> None:
+    """The array of pages of its own is a view of a memoryview of them."""
+    with weft.load(large_file, "cpu") as session, weft.load(large_file, "cpu") as other:
+        session.run(np.ones((1, 512), np.float32))
+        other.run(np.ones((1, 512), np.float32))
+        mine, its = (s.pipelines[0].constants["w"].memory for s in (session, other))
+        assert np.shares_memory(mine, its)
+
+
 def test_a_file_that_was_written_anew_is_read_anew(file: Path) -> None:
     """Also where its size and its time tell nothing."""
     with weft.load(file, "cpu") as before:

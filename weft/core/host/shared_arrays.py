@@ -95,6 +95,8 @@ def is_lasting(array: Array) -> bool:
         if held.flags.writeable:
             return False
         held = held.base
+        if isinstance(held, memoryview):  # what numpy puts between an array and the object it was made from
+            held = held.obj
     return held is None or isinstance(held, (bytes, mmap.mmap))  # of pages only this module and readers of files know
 
 
