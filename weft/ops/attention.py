@@ -14,8 +14,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.masks import LOWEST_HALF, replaces_from
-from weft.core.graph.op import Constants, Op, OpClass, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, Op, OpClass, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import FLOATS, broadcast, check_type, misfit, take_inputs, widen
 
@@ -41,8 +40,7 @@ class Extents:
         return (*self.lead, self.queries, self.keys)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Attention(Op):
     """Compute softmax(scale * Q K^T + mask) V for every head; the mask is optional.
 

@@ -12,7 +12,7 @@ from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import OpClass, register_op
+from weft.core.graph.op import OpClass, standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.conversion import convert
@@ -100,8 +100,7 @@ BitwiseOr = bits("BitwiseOr", "the disjunction of every bit", None, np.bitwise_o
 BitwiseXor = bits("BitwiseXor", "the exclusive-or of every bit", None, np.bitwise_xor)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class BitShift(Elementwise):
     """Shift the bits of the first input by the second; a distance out of range shifts everything out."""
 
@@ -126,8 +125,7 @@ class BitShift(Elementwise):
             raise misfit(self, f"direction is {self.direction!r}; allowed: LEFT, RIGHT")
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Mod(Elementwise):
     """Compute the remainder of a / b with the sign of b, or that of a where fmod is set."""
 
@@ -149,8 +147,7 @@ class Mod(Elementwise):
         return np.asarray(np.fmod(a, b) if self.fmod else np.mod(a, b))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Pow(Elementwise):
     """Compute the first input to the power of the second, in the type of the first."""
 
@@ -168,8 +165,7 @@ class Pow(Elementwise):
         check_type(self, specs[1], NUMERIC, "the exponent")
 
 
-@register_op
-@op_dataclass
+@standard_op
 class PRelu(Elementwise):
     """Compute x where it is not negative, else slope * x.
 
@@ -200,8 +196,7 @@ class PRelu(Elementwise):
         return specs[0].dims
 
 
-@register_op
-@op_dataclass
+@standard_op
 class SwiGLU(Elementwise):
     """Compute a * sigmoid(alpha * a) * b for inputs of one shape."""
 
@@ -221,8 +216,7 @@ class SwiGLU(Elementwise):
         return specs[0].dims
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Where(Elementwise):
     """Choose from the second input where the first is true, else from the third."""
 
@@ -244,8 +238,7 @@ class Where(Elementwise):
             raise misfit(self, f"the choices must have one type, got {specs[1]} and {specs[2]}")
 
 
-@register_op
-@op_dataclass
+@standard_op
 class CompareSelect(Elementwise):
     """Choose from the third input where the comparison of the first two holds, else from the fourth.
 
@@ -273,8 +266,7 @@ class CompareSelect(Elementwise):
             raise misfit(self, f"comparison is {self.comparison!r}; allowed: {', '.join(COMPARISONS)}")
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Clip(Elementwise):
     """Keep x between the scalars min and max, either of which may be missing; max wins over min.
 
@@ -326,8 +318,7 @@ class _Variadic(Elementwise):
         return np.asarray(reduce(type(self).function, inputs))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Max(_Variadic):
     """Compute the largest of the inputs."""
 
@@ -337,8 +328,7 @@ class Max(_Variadic):
     op_class: ClassVar[OpClass] = "exact"
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Min(_Variadic):
     """Compute the smallest of the inputs."""
 
@@ -348,8 +338,7 @@ class Min(_Variadic):
     op_class: ClassVar[OpClass] = "exact"
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Sum(_Variadic):
     """Compute the sum of the inputs."""
 
@@ -357,8 +346,7 @@ class Sum(_Variadic):
     function: ClassVar[Callable[..., Any]] = np.add
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Mean(_Variadic):
     """Compute the mean of the inputs."""
 

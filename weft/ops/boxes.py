@@ -11,15 +11,13 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, Op, standard_op
 from weft.core.graph.run_sized import RunSized
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.shape import given, one_type, optional, sized, unfit
 
 
-@register_op
-@op_dataclass
+@standard_op
 class NonMaxSuppression(RunSized):
     """Boxes in the order of their scores without those that overlap a better one too much; rows (image, class, box).
 
@@ -120,8 +118,7 @@ def suppress(low: Array, high: Array, scores: Array, most: int, overlap: float, 
     return kept
 
 
-@register_op
-@op_dataclass
+@standard_op
 class RoiAlign(Op):
     """What a feature map holds in each of a list of boxes, resampled to one size; inputs X, rois, batch_indices.
 

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from weft.core.graph.composite import Body, Composite
-from weft.core.graph.op import OpClass, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import OpClass, standard_op
 from weft.ops.elementwise import FLOATS, misfit
 
 
-@register_op
-@op_dataclass
+@standard_op
 class CausalConvWithState(Composite):
     """Each channel convolved with its own taps; inputs input, weight, bias, past_state; outputs output, present_state.
 

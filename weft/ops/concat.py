@@ -9,15 +9,13 @@ from typing import ClassVar
 import numpy as np
 
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, MovingOp, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, MovingOp, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import MAX_LISTED, given, ints, known_ints, one_axis, one_type, optional, sized, unfit
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Concat(MovingOp):
     """All inputs, one after the other along `axis`."""
 
@@ -40,8 +38,7 @@ class Concat(MovingOp):
         return np.concatenate([x for x in inputs if x is not None], axis=self.axis)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Split(MovingOp):
     """Parts of the input along `axis`, of the given or of equal sizes; inputs input, split.
 

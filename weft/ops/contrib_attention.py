@@ -12,7 +12,7 @@ import numpy as np
 from weft.core.graph.composite import Body, Composite, padded
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
-from weft.core.graph.op import OpClass, register_op
+from weft.core.graph.op import OpClass, standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.symbolic import integer
 from weft.errors import ValueNeeded
@@ -78,8 +78,7 @@ class _PaddedAttention(Composite):
         return heads_joined(make, attend(make, q, k, v, mask, scale=scale)[0])
 
 
-@register_op
-@op_dataclass
+@standard_op
 class MultiHeadAttention(_PaddedAttention):
     """Attention of heads; inputs query, key, value, bias, key_padding_mask, attention_bias, past_key, past_value.
 
@@ -183,8 +182,7 @@ class _WeightedAttention(_PaddedAttention):
         return make.add("Concat", make.reshape(before, *make.dims(past)[1:]), new, axis=2)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ContribAttention(_WeightedAttention):
     """Attention with the product of its weights; inputs input, weights, bias, mask_index, past, attention_bias.
 
@@ -204,8 +202,7 @@ class ContribAttention(_WeightedAttention):
         return self.of_product(make, whole, padding, past, added, shared)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class QAttention(_WeightedAttention):
     """Attention of quantised numbers with quantised weights; results are floats.
 
@@ -225,8 +222,7 @@ class QAttention(_WeightedAttention):
         return self.of_product(make, whole, padding, past, "")
 
 
-@register_op
-@op_dataclass
+@standard_op
 class GroupQueryAttention(Composite):
     """Causal attention of heads that share keys, with a cache; the form of most exported language models.
 
@@ -358,8 +354,7 @@ MOST_REACH = 1 << 20
 """The largest `max_distance`: a table has a bucket for each distance up to it."""
 
 
-@register_op
-@op_dataclass
+@standard_op
 class RelativePositionBias(Composite):
     """What T5 adds to scores: a row of a table for the bucket of each distance; inputs table, queries, keys.
 

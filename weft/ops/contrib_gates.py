@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from weft.core.graph.composite import Body, Composite, padded
 from weft.core.graph.dtypes import DType
-from weft.core.graph.op import OpClass, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import OpClass, standard_op
 from weft.ops.elementwise import misfit
 
 
@@ -18,8 +17,7 @@ def _wide(make: Body, *values: str) -> list[str]:
     return [make.cast(each, DType.FLOAT32) for each in values]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ScaledSiLU(Composite):
     """SiLU of a scaled input; inputs X and, in place of `alpha`, a scalar."""
 
@@ -39,8 +37,7 @@ class ScaledSiLU(Composite):
         return [make.add("Mul", z, make.add("Sigmoid", z))]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class GatedAdd(Composite):
     """X plus Y times a gate for each row; inputs X, Y, gate. ONNX Runtime projects gates on CUDA alone."""
 
@@ -59,8 +56,7 @@ class GatedAdd(Composite):
         return [make.add("Add", x, make.add("Mul", y, gate))]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class GatedRMSNorm(Composite):
     """RMSNormalization of each C elements, times an activation of a gate; inputs X, scale of C elements, gate."""
 
@@ -91,8 +87,7 @@ class GatedRMSNorm(Composite):
         return [make.cast(make.add("Mul", normed, opened), make.dtype(x))]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class BranchwiseRMSNorm(Composite):
     """RMSNormalization of each branch; inputs X (..., branches, H) or (..., branches * H), and a scale."""
 
@@ -122,8 +117,7 @@ class BranchwiseRMSNorm(Composite):
         return [make.cast(make.reshape(y, *shape), make.dtype(x))]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class LinearAttentionGate(Composite):
     """The gates of LinearAttention; inputs a, dt_bias, decay_scale, b; outputs the decay and the rate of updates."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from weft.core.graph.composite import Body, Composite
-from weft.core.graph.op import OpClass, register_op
+from weft.core.graph.op import OpClass, standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.ops.contrib_windows import OwnConv, channels_last, channels_second
 from weft.ops.elementwise import misfit
@@ -33,8 +33,7 @@ class _GroupNorm(Composite):
         return channels_last(make, y) if self.channels_last else y
 
 
-@register_op
-@op_dataclass
+@standard_op
 class GroupNorm(_GroupNorm):
     """Normalization of groups of channels; inputs X, gamma, beta."""
 
@@ -46,8 +45,7 @@ class GroupNorm(_GroupNorm):
         return [self.normed(make, *inputs)]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class SkipGroupNorm(_GroupNorm):
     """GroupNorm of a sum; inputs X, gamma, beta, skip, bias; outputs the norm and the sum.
 
@@ -71,8 +69,7 @@ class SkipGroupNorm(_GroupNorm):
         return [self.normed(make, total, gamma, beta), total]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class NhwcConv(OwnConv):
     """A convolution of images and with weights whose channels lie last; inputs X, W, B."""
 

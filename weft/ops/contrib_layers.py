@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from weft.core.graph.composite import Body, Composite, padded
 from weft.core.graph.dtypes import DType
-from weft.core.graph.op import OpClass, register_op
+from weft.core.graph.op import OpClass, standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.ops.elementwise import FLOATS, misfit
 from weft.ops.shape import one_axis
@@ -15,8 +15,7 @@ from weft.ops.shape import one_axis
 INT_TYPES = (DType.INT32, DType.INT64)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class SimplifiedLayerNormalization(Composite):
     """RMSNormalization under ONNX Runtime's name, which lies in ONNX's domain; inputs X, scale."""
 
@@ -66,8 +65,7 @@ class _SkipNorm(Composite):
         return total
 
 
-@register_op
-@op_dataclass
+@standard_op
 class SkipLayerNormalization(_SkipNorm):
     """LayerNormalization of a sum over the last axis; inputs input, skip, gamma, beta, bias."""
 
@@ -88,8 +86,7 @@ class SkipLayerNormalization(_SkipNorm):
         return [normed, mean, _factor(make, make.add("Sub", wide, mean), -1, self.epsilon), total]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class SkipSimplifiedLayerNormalization(_SkipNorm):
     """RMSNormalization of a sum over the last axis; inputs input, skip, gamma, bias. Its mean is 0."""
 
@@ -108,8 +105,7 @@ class SkipSimplifiedLayerNormalization(_SkipNorm):
         return [normed, mean, _factor(make, wide, -1, self.epsilon), total]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class EmbedLayerNormalization(Composite):
     """Embeddings of words, positions and segments, added and normalized; outputs the norm, mask_index, the sum.
 
@@ -143,8 +139,7 @@ class EmbedLayerNormalization(Composite):
         return [normed, index, total]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class QEmbedLayerNormalization(Composite):
     """EmbedLayerNormalization with quantised tables; inputs as there up to the mask, then scales and zero points.
 
@@ -174,8 +169,7 @@ class _Activation(Composite):
     op_class: ClassVar[OpClass] = "transcendental"
 
 
-@register_op
-@op_dataclass
+@standard_op
 class BiasGelu(_Activation):
     """Gelu of A plus a bias; inputs A, B."""
 
@@ -187,8 +181,7 @@ class BiasGelu(_Activation):
         return [make.add("Gelu", make.add("Add", *inputs))]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ContribGelu(_Activation):
     """Gelu with the error function."""
 
@@ -200,8 +193,7 @@ class ContribGelu(_Activation):
         return [make.add("Gelu", *inputs)]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class FastGelu(_Activation):
     """Gelu with tanh of X plus a bias; inputs X, bias."""
 
@@ -214,8 +206,7 @@ class FastGelu(_Activation):
         return [make.add("Gelu", make.add("Add", x, bias) if bias else x, approximate="tanh")]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class GemmFastGelu(_Activation):
     """Gelu with tanh of a matrix product plus a bias; inputs X, W, bias."""
 
@@ -230,8 +221,7 @@ class GemmFastGelu(_Activation):
         return [make.add("Gelu", make.add("Add", y, bias) if bias else y, approximate="tanh")]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class QuickGelu(_Activation):
     """x * sigmoid(alpha * x)."""
 
@@ -244,8 +234,7 @@ class QuickGelu(_Activation):
         return [make.add("Swish", *inputs, alpha=self.alpha)]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class BiasSplitGelu(_Activation):
     """The first half of X plus a bias, times Gelu of the second half, along the last axis; inputs X, bias."""
 
@@ -262,8 +251,7 @@ class BiasSplitGelu(_Activation):
         return [make.add("Mul", first, make.add("Gelu", second))]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class BiasAdd(Composite):
     """X plus a bias plus a skip connection; inputs X, bias, skip."""
 
@@ -277,8 +265,7 @@ class BiasAdd(Composite):
         return [make.add("Add", make.add("Add", x, bias), skip)]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class FusedMatMul(Composite):
     """alpha times a matrix product, with matrices transposed on request; inputs A, B.
 
@@ -313,8 +300,7 @@ class FusedMatMul(Composite):
         return value if order == [*range(rank)] else make.add("Transpose", value, perm=tuple(order))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class TransposeMatMul(FusedMatMul):
     """The older name of FusedMatMul."""
 

@@ -7,14 +7,12 @@ from typing import Any, ClassVar
 
 from weft.core.graph.composite import Body, Composite, padded
 from weft.core.graph.dtypes import DType
-from weft.core.graph.op import OpClass, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import OpClass, standard_op
 from weft.errors import ValueNeeded
 from weft.ops.elementwise import misfit
 
 
-@register_op
-@op_dataclass
+@standard_op
 class CDist(Composite):
     """The distance of each row of A to each of B; `metric` is "euclidean" or its square, "sqeuclidean"."""
 
@@ -40,8 +38,7 @@ class CDist(Composite):
         return [make.add("Sqrt", found) if self.metric == "euclidean" else found]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ExpandDims(Composite):
     """X with an axis more, of size 1, before the axis that a scalar gives; inputs X, axis."""
 
@@ -66,8 +63,7 @@ class ExpandDims(Composite):
         return [make.reshape(x, *make.dims(x)[:at], 1, *make.dims(x)[at:])]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class MatMulInteger16(Composite):
     """The product of matrices of int16, in int32; inputs A, B."""
 
@@ -83,8 +79,7 @@ class MatMulInteger16(Composite):
         return [make.add("MatMul", *(make.cast(each, DType.INT32) for each in inputs))]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ConvTransposeWithDynamicPads(Composite):
     """A transposed convolution whose pads are an input; inputs X, W, Pads, B."""
 
@@ -112,8 +107,7 @@ class ConvTransposeWithDynamicPads(Composite):
         return [make.add("ConvTranspose", x, w, *([b] if b else []), pads=given, **how)]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ContribPad(Composite):
     """ONNX's Pad, whose pads may also be a row, of shape (1, 2 * rank); inputs data, pads, constant_value."""
 
@@ -133,8 +127,7 @@ class ContribPad(Composite):
         return [make.add("Pad", x, make.reshape(pads, shape[-1]), *([value] if value else []), mode=self.mode)]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ContribRange(Composite):
     """ONNX's Range, in steps of 1 where no delta is given; inputs start, limit, delta."""
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from weft.core.graph.composite import Body, Composite, padded
 from weft.core.graph.dtypes import DType
-from weft.core.graph.op import OpClass, register_op
+from weft.core.graph.op import OpClass, standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.ops.contrib_windows import OwnConv, channels_last, channels_second, window_of
 from weft.ops.elementwise import misfit
@@ -67,8 +67,7 @@ class _OfOne(_Quantised):
         return [self.numbers(make, self.function(make, self.floats(make, x, scale, zero)), to, to_zero, make.dtype(x))]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class QLinearSigmoid(_OfOne):
     """Sigmoid of quantised numbers; inputs X, scale, zero point, and scale and zero point of the result."""
 
@@ -79,8 +78,7 @@ class QLinearSigmoid(_OfOne):
         return make.add("Sigmoid", x)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class QLinearLeakyRelu(_OfOne):
     """LeakyRelu of quantised numbers; inputs X, scale, zero point, and scale and zero point of the result."""
 
@@ -92,8 +90,7 @@ class QLinearLeakyRelu(_OfOne):
         return make.add("LeakyRelu", x, alpha=self.alpha)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class QLinearSoftmax(_OfOne):
     """Softmax of quantised numbers; inputs X, scale, zero point, and scale and zero point of the result.
 
@@ -131,8 +128,7 @@ class _OfImage(_OfOne):
         return channels_last(make, self.pool(make, channels_second(make, x)))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class QLinearGlobalAveragePool(_OfImage):
     """The mean of each channel; inputs X, scale, zero point, and scale and zero point of the result."""
 
@@ -144,8 +140,7 @@ class QLinearGlobalAveragePool(_OfImage):
         return make.add("GlobalAveragePool", x)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class QLinearAveragePool(_OfImage):
     """The mean in a sliding window; inputs X, scale, zero point, and scale and zero point of the result."""
 
@@ -180,8 +175,7 @@ class _OfTwo(_Quantised):
         return [self.numbers(make, make.add(self.kind, left, right), to, to_zero, make.dtype(a))]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class QLinearAdd(_OfTwo):
     """The sum of quantised numbers; inputs A, scale, zero point, B likewise, and scale and zero point of the result."""
 
@@ -189,8 +183,7 @@ class QLinearAdd(_OfTwo):
     kind: ClassVar[str] = "Add"
 
 
-@register_op
-@op_dataclass
+@standard_op
 class QLinearMul(_OfTwo):
     """The product of quantised numbers; inputs A, scale, zero point, B likewise, and those of the result."""
 
@@ -198,8 +191,7 @@ class QLinearMul(_OfTwo):
     kind: ClassVar[str] = "Mul"
 
 
-@register_op
-@op_dataclass
+@standard_op
 class QLinearConcat(_Quantised):
     """Quantised numbers joined along an axis; inputs scale and zero point of the result, then three for each part."""
 
@@ -218,8 +210,7 @@ class QLinearConcat(_Quantised):
         return [make.add("Concat", *joined, axis=self.axis)]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class QLinearWhere(_Quantised):
     """Elements of X where a condition holds, else those of Y; inputs condition, X, scale, zero point, Y likewise.
 
@@ -258,8 +249,7 @@ class _Product(_Quantised):
         return make.add("Mul", make.cast(product, make.dtype(scale)), scale)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class QGemm(_Product):
     """alpha * A @ B + C; inputs A, scale, zero point, B likewise, C in int32, and scale and zero point of the result.
 
@@ -286,8 +276,7 @@ class QGemm(_Product):
         return [self.numbers(make, floats, to, to_zero, make.dtype(a)) if to else floats]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class MatMulIntegerToFloat(_Product):
     """The product of quantised matrices as floats, plus a bias; inputs A, B, both scales, both zero points, bias."""
 
@@ -302,8 +291,7 @@ class MatMulIntegerToFloat(_Product):
         return [make.add("Add", floats, bias) if bias else floats]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class DynamicQuantizeMatMul(_Product):
     """Floats, quantised by their range, times a quantised matrix, plus a bias; inputs A, B, scale, zero point, bias."""
 
@@ -319,8 +307,7 @@ class DynamicQuantizeMatMul(_Product):
         return [make.add("Add", floats, bias) if bias else floats]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class MicrosoftQLinearConv(OwnConv):
     """ONNX's QLinearConv of images whose channels may lie last."""
 
@@ -345,8 +332,7 @@ class MicrosoftQLinearConv(OwnConv):
         return [channels_last(make, y) if self.channels_last else y]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class NhwcMaxPool(Composite):
     """The maximum in a sliding window of images of bytes whose channels lie last."""
 
@@ -367,8 +353,7 @@ class NhwcMaxPool(Composite):
         return [channels_last(make, y)]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class DynamicQuantizeLSTM(Composite):
     """LSTM with quantised weights; inputs X, W, R, B, sequence_lens, initial_h, initial_c, P, scales and zeros.
 
@@ -434,8 +419,7 @@ def _activated(op: Composite, make: Body, value: str, kind: str, numbers: Sequen
     return make.add(kind, value, **named)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class FusedConv(OwnConv):
     """A convolution, plus Z, and an activation of that; inputs X, W, B, Z."""
 
@@ -453,8 +437,7 @@ class FusedConv(OwnConv):
         return [_activated(self, make, y, self.activation, self.activation_params)]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class FusedGemm(Composite):
     """A Gemm and an activation of it; inputs A, B, C."""
 

@@ -13,8 +13,7 @@ from weft.core.graph.control_op import ControlOp, RunGraph, Value, given_value
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node, infer_node
 from weft.core.graph.layout import Array
-from weft.core.graph.op import Constants, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.constants import fold_node
 from weft.core.passes.manager import PassContext
@@ -56,8 +55,7 @@ def iterations(value: Value) -> int | None:
     return int(value.reshape(-1)[0])
 
 
-@register_op
-@op_dataclass
+@standard_op
 class If(ControlOp):
     """One of two graphs, by a condition; inputs the condition, and the captures."""
 
@@ -89,8 +87,7 @@ class If(ControlOp):
         return run(self.branch(inputs[0]), inputs[1:])
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Loop(ControlOp):
     """A graph that runs repeatedly; inputs the most iterations, the condition, the carried values, the captures.
 
@@ -167,8 +164,7 @@ class Loop(ControlOp):
         return [*carried, *(stack(held, body, 1 + len(carried) + k, first) for k, held in enumerate(stacked))]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Scan(ControlOp):
     """A graph that runs for each slice of its inputs; inputs the states, the scanned tensors, the captures.
 

@@ -13,7 +13,7 @@ from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op import Constants, Op, OpClass, standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
@@ -69,14 +69,12 @@ class Convolution(Op):
         return 2 * prod(outputs[0]) * prod((inputs[1] or ())[1:])
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Conv(Convolution):
     """The sum over a sliding window of inputs times weights; inputs X, W (out, in / group, ...), B."""
 
 
-@register_op
-@op_dataclass
+@standard_op
 class PlanarConv(Convolution):
     """Conv in NCHW: what takes the place of one of float64, which devices do not run packed."""
 
@@ -92,8 +90,7 @@ def _planar(op: Conv, make: Body, node: Node) -> Sequence[str]:
     return make.all(PlanarConv.type, *node.inputs, made=1, **op.attributes())
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ConvTranspose(Op):
     """The gradient of Conv with respect to its input; inputs X, W (in, out / group, ...), B."""
 
@@ -155,8 +152,7 @@ class ConvTranspose(Op):
         return 2 * prod(inputs[0] or ()) * prod((inputs[1] or ())[1:])
 
 
-@register_op
-@op_dataclass
+@standard_op
 class PlanarConvTranspose(ConvTranspose):
     """ConvTranspose in NCHW: what takes the place of one of float64, which devices do not run packed."""
 

@@ -10,14 +10,12 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
-from weft.core.graph.op import Constants, Op, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, Op, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.shape import MAX_ELEMENTS, given, ints, known, known_ints, one_axis, one_type, sized, unfit
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ConstantOfShape(Op):
     """A tensor of the given shape with one value everywhere; input shape."""
 
@@ -33,8 +31,7 @@ class ConstantOfShape(Op):
         return np.full(ints(given(inputs, 0)), self.value, self.dtype.numpy)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Range(Op):
     """The numbers from `start` to before `limit` in steps of `delta`; inputs start, limit, delta."""
 
@@ -75,8 +72,7 @@ class Range(Op):
         return np.asarray(start.astype(wide) + steps * delta.astype(wide)).astype(start.dtype)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class OneHot(Op):
     """For each index a vector with one entry on, the rest off; inputs indices, depth, values (off, on)."""
 
@@ -100,8 +96,7 @@ class OneHot(Op):
         return np.asarray(np.where(places == row, values[1], values[0]))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class EyeLike(Op):
     """A matrix of the input's shape with ones on its `k`-th diagonal; `dtype` None means the input's."""
 

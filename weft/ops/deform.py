@@ -9,8 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, Op, OpClass, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.conv import float_type
 from weft.ops.elementwise import NUMERIC, check_type, widen
@@ -18,8 +17,7 @@ from weft.ops.shape import given, ints, known_ints, optional, sized, unfit
 from weft.ops.window import Window, slide
 
 
-@register_op
-@op_dataclass
+@standard_op
 class DeformConv(Op):
     """A convolution of images whose taps lie off their places; inputs X, W, offset, B, mask.
 
@@ -101,8 +99,7 @@ class DeformConv(Op):
         return np.asarray(out, given(inputs, 0).dtype)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Col2Im(Op):
     """Images that are the sums of windows; inputs columns (N, C * taps, windows), image_shape, block_shape."""
 

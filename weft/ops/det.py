@@ -9,15 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, Op, OpClass, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import FLOATS, check_type, widen
 from weft.ops.shape import given, unfit
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Det(Op):
     """The determinant of each square matrix; that of one without elements is 1."""
 

@@ -14,8 +14,7 @@ from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, Op, OpClass, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import NUMERIC, check_type, widen
 from weft.ops.shape import one_type, sized, unfit
@@ -37,8 +36,7 @@ class Equation:
     sizes: dict[str, int]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Einsum(Op):
     """Sums of products over the labels that the result lacks, as `equation` says; any number of inputs."""
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, MovingOp, WritingOp, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, MovingOp, WritingOp, standard_op
 from weft.core.graph.symbolic import integer
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
@@ -24,8 +23,7 @@ REDUCTIONS: dict[str, Callable[..., Array]] = {
 }
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Gather(MovingOp):
     """The slices along `axis` at the given indices; inputs data, indices."""
 
@@ -45,8 +43,7 @@ class Gather(MovingOp):
         )
 
 
-@register_op
-@op_dataclass
+@standard_op
 class GatherElements(MovingOp):
     """For each element of `indices` the element that it selects along `axis`; inputs data, indices."""
 
@@ -65,8 +62,7 @@ class GatherElements(MovingOp):
         return x[_grid(places, x.shape, one_axis(self.axis, x.ndim))]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class GatherND(MovingOp):
     """The slices at the indices that the last axis of `indices` holds; inputs data, indices."""
 
@@ -96,8 +92,7 @@ class GatherND(MovingOp):
         return np.asarray(x[tuple(index)])
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ScatterElements(WritingOp):
     """Data with each update written at its index along `axis`; inputs data, indices, updates."""
 
@@ -126,8 +121,7 @@ class ScatterElements(WritingOp):
         _write(memory, _grid(places, memory.shape, one_axis(self.axis, memory.ndim)), updates, self.reduction)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ScatterND(WritingOp):
     """Data with each slice of updates written where `indices` says; inputs data, indices, updates."""
 

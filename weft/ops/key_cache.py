@@ -9,15 +9,13 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
-from weft.core.graph.op import Constants, WritingOp, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, WritingOp, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import misfit
 from weft.ops.shape import given, one_axis, one_type, optional
 
 
-@register_op
-@op_dataclass
+@standard_op
 class TensorScatter(WritingOp):
     """A cache with rows of `axis` replaced by an update; inputs past_cache, update, write_indices.
 

@@ -15,8 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, Op, OpClass, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import FLOATS, check_type, misfit, take_inputs, widen
 
@@ -45,8 +44,7 @@ class LinearSizes:
         return (self.batch, self.groups, self.depth, self.width)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class LinearAttention(Op):
     """Linear attention; inputs query, key, value, past_state, decay, beta; outputs output, present_state.
 

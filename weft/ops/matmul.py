@@ -12,14 +12,12 @@ from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, register_op, silent
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, Op, OpClass, silent, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import WIDE, broadcast, check_type, misfit, required_inputs, take_inputs, widen
 
 
-@register_op
-@op_dataclass
+@standard_op
 class MatMul(Op):
     """Multiply stacks of matrices as numpy.matmul does, vectors included."""
 
@@ -56,8 +54,7 @@ def product_shape(op: Op, a: TensorSpec, b: TensorSpec) -> Shape:
     return (*stack, *a.dims[-2:-1], *(b.dims[-1:] if len(b.dims) > 1 else ()))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Gemm(Op):
     """Compute alpha * A @ B + beta * C, with A and B transposed on request and C optional."""
 

@@ -13,8 +13,7 @@ from weft.core.graph.composite import Body, Composite, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, Op, OpClass, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.elementwise import FLOATS, Elementwise, check_type, misfit, widen
@@ -34,8 +33,7 @@ def float_spec(spec: TensorSpec, least_rank: int = 0) -> TensorSpec:
     return spec
 
 
-@register_op
-@op_dataclass
+@standard_op
 class BatchNormalization(Op):
     """Each channel shifted and scaled by stored statistics; inputs X, scale, B, mean, var."""
 
@@ -66,8 +64,7 @@ class BatchNormalization(Op):
         return np.asarray((widen(x) - mean) * factor + shift).astype(x.dtype, copy=False)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ScaleShift(Elementwise):
     """Multiply by the second input and add the third, both broadcast: a batch norm of known parameters on GPUs.
 
@@ -101,8 +98,7 @@ class ScaleShift(Elementwise):
         return specs[0].dims
 
 
-@register_op
-@op_dataclass
+@standard_op
 class TrainingBatchNormalization(Composite):
     """Each channel normalized by the batch, scaled and shifted: ONNX's BatchNormalization with training_mode=1.
 
@@ -139,8 +135,7 @@ class TrainingBatchNormalization(Composite):
         return [make.cast(y, make.dtype(x)), *moved]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class InstanceNormalization(Op):
     """Each channel of each image normalized by itself, scaled and shifted; inputs X, scale, B."""
 
@@ -161,8 +156,7 @@ class InstanceNormalization(Op):
         return (y * _column(given(inputs, 1), x.ndim) + _column(given(inputs, 2), x.ndim)).astype(x.dtype)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class GroupNormalization(Op):
     """Each group of channels normalized by itself; each channel scaled and shifted; inputs X, scale, bias."""
 
@@ -188,8 +182,7 @@ class GroupNormalization(Op):
         return (y * _column(given(inputs, 1), x.ndim) + _column(given(inputs, 2), x.ndim)).astype(x.dtype)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class GroupScaledNormalization(Composite):
     """Each group of channels normalized, scaled and shifted: ONNX's GroupNormalization before opset 21.
 
@@ -216,8 +209,7 @@ class GroupScaledNormalization(Composite):
         return [make.add("GroupNormalization", inputs[0], *parameters, num_groups=groups, epsilon=epsilon)]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class LayerNormalization(Op):
     """The axes from `axis` on normalized together; inputs X, Scale, B; outputs Y, Mean, InvStdDev.
 
@@ -266,8 +258,7 @@ def _layer_norm(op: LayerNormalization, make: Body, node: Node) -> Sequence[str]
     return [value]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class RMSNormalization(Op):
     """The axes from `axis` on divided by their root mean square, and scaled; inputs X, scale.
 
@@ -314,8 +305,7 @@ def _rms_norm(op: RMSNormalization, make: Body, node: Node) -> Sequence[str]:
     return [make.cast(normalized[0], types[1])]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class LRN(Op):
     """Each element divided by a power of the squares at its position in `size` adjacent channels."""
 
@@ -359,8 +349,7 @@ def _of_doubles(op: LRN, make: Body, node: Node) -> Sequence[str]:
     return [make.add("Mul", x, factor)]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class LpNormalization(Op):
     """The tensor divided by its 1-norm or 2-norm along one axis; zero where that is zero."""
 
@@ -394,8 +383,7 @@ def _along_one_axis(inputs: Sequence[TensorSpec | None], axis: int) -> TensorSpe
     return x
 
 
-@register_op
-@op_dataclass
+@standard_op
 class L2Normalization(Op):
     """The tensor divided by its 2-norm along one axis, or by `least` where the norm is less.
 
@@ -427,8 +415,7 @@ def _l2_norm(op: L2Normalization, make: Body, node: Node) -> Sequence[str]:
     return [make.add("Div", x, make.add("Max", norm, make.number(op.least, x)))]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class SumNormalization(Op):
     """The tensor divided by `epsilon` plus its sum along one axis, or plus its mean where `mean` is 1.
 
@@ -462,8 +449,7 @@ def _sum_norm(op: SumNormalization, make: Body, node: Node) -> Sequence[str]:
     return [make.add("Div", x, make.add("Add", divisor, make.number(op.epsilon, x)))]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class GroupDeviation(Op):
     """For each element, the root of `epsilon` and the variance of its image's group of channels, as EvoNorm divides by.
 
@@ -504,8 +490,7 @@ def _group_deviation(op: GroupDeviation, make: Body, node: Node) -> Sequence[str
     return [make.reshape(make.add("Expand", deviation, make.ints(dims[0], op.num_groups, each)), *dims)]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class MeanVarianceNormalization(Op):
     """The given axes together brought to mean zero and variance one."""
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from weft.core.graph.composite import Body, Composite
 from weft.core.graph.dtypes import DType
-from weft.core.graph.op import Op, OpClass, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Op, OpClass, standard_op
 from weft.ops.attention import heads_apart, heads_joined
 from weft.ops.elementwise import FLOATS, misfit
 
@@ -140,8 +139,7 @@ def check_heads(op: Op, heads: int, groups: int) -> None:
         raise misfit(op, f"{heads} heads of queries do not share {groups} heads of keys and values evenly")
 
 
-@register_op
-@op_dataclass
+@standard_op
 class OnnxAttention(Composite):
     """Attention of heads; inputs Q, K, V, attn_mask, past_key, past_value, nonpad_kv_seqlen.
 

@@ -8,8 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, MovingOp, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, MovingOp, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import given, ints, known_ints, many_axes, optional, sized, unfit
@@ -18,8 +17,7 @@ MODES = ("constant", "reflect", "edge", "wrap")
 Pads = tuple[tuple[int, int], ...]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Pad(MovingOp):
     """The tensor with elements added before and after it; inputs data, pads, constant_value, axes.
 

@@ -12,7 +12,7 @@ from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op import Constants, Op, OpClass, standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
@@ -55,8 +55,7 @@ class Pool(Op):
         return prod(outputs[0]) * prod(self.kernel_shape)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class MaxPool(Pool):
     """The largest input in a sliding window, and its flat index if the node has 2 `outputs`."""
 
@@ -107,8 +106,7 @@ class MaxPool(Pool):
         return index, inside
 
 
-@register_op
-@op_dataclass
+@standard_op
 class PlanarMaxPool(MaxPool):
     """MaxPool of any numbers, with indices, in NCHW: what takes the place of one that a device does not run packed."""
 
@@ -121,8 +119,7 @@ def _planar(op: MaxPool, make: Body, node: Node) -> Sequence[str]:
     return make.all(PlanarMaxPool.type, *node.inputs, made=len(node.outputs), **op.attributes())
 
 
-@register_op
-@op_dataclass
+@standard_op
 class AveragePool(Pool):
     """The mean of the inputs in a sliding window; padding counts as zeros if `count_include_pad`."""
 
@@ -155,8 +152,7 @@ class AveragePool(Pool):
         return np.maximum(counts, 1)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class LpPool(Pool):
     """The p-norm of the inputs in a sliding window."""
 
@@ -176,16 +172,14 @@ class LpPool(Pool):
         return np.asarray(total ** (1 / self.p)).astype(x.dtype, copy=False)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class PlanarAveragePool(AveragePool):
     """AveragePool in NCHW: what takes the place of one of float64, which devices do not run packed."""
 
     type: ClassVar[str] = "weft::PlanarAveragePool"
 
 
-@register_op
-@op_dataclass
+@standard_op
 class PlanarLpPool(LpPool):
     """LpPool in NCHW: what takes the place of one of float64, which devices do not run packed."""
 
@@ -222,8 +216,7 @@ class GlobalPool(Op):
         return prod(inputs[0] or ())
 
 
-@register_op
-@op_dataclass
+@standard_op
 class GlobalAveragePool(GlobalPool):
     """The mean of each channel."""
 
@@ -233,8 +226,7 @@ class GlobalAveragePool(GlobalPool):
         return np.asarray(widen(x).mean(axis=axes, keepdims=True)).astype(x.dtype, copy=False)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class GlobalMaxPool(GlobalPool):
     """The largest value of each channel."""
 
@@ -245,8 +237,7 @@ class GlobalMaxPool(GlobalPool):
         return np.asarray(x.max(axis=tuple(range(2, x.ndim)), keepdims=True))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class GlobalLpPool(GlobalPool):
     """The p-norm of each channel."""
 

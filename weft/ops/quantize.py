@@ -17,7 +17,7 @@ from weft.core.graph.composite import Body, Composite, decomposition, padded
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op import Constants, Op, OpClass, standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.conv import Conv
@@ -101,8 +101,7 @@ def _optional(inputs: Sequence[Array | None], count: int) -> list[Array | None]:
     return [*inputs[:count], *[None] * (count - len(inputs))]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class QuantizeLinear(Op):
     """Compute x / scale, rounded, plus a zero point, as an integer or a small float; inputs x, scale, zero point.
 
@@ -151,8 +150,7 @@ class QuantizeLinear(Op):
         return quantised(moved, to) if to.is_integer else convert(moved, to, bool(self.saturate))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Quotient(QuantizeLinear):
     """Compute x / scale in x's type, correctly rounded on every device (Div need not be on GPUs).
 
@@ -178,8 +176,7 @@ class Quotient(QuantizeLinear):
         return np.asarray(np.divide(widen(x), widen(steps))).astype(x.dtype)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class DequantizeLinear(Op):
     """Compute (x - zero point) * scale as floats; inputs x, scale, zero point.
 
@@ -216,8 +213,7 @@ class DequantizeLinear(Op):
         return (exact.astype(np.float32) * spread.over(scale, x.shape).astype(np.float32)).astype(to)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class DynamicQuantizeLinear(Op):
     """Quantise floats to uint8 with the scale and the zero point that fit their range; outputs y, scale, zero point."""
 
@@ -275,8 +271,7 @@ def _check_spread(op: Op, what: str, x: TensorSpec, given: TensorSpec, axis: int
         raise misfit(op, f"{what} is {given}; it must be one number, or one for each of the {places} on axis {axis}")
 
 
-@register_op
-@op_dataclass
+@standard_op
 class MatMulInteger(Op):
     """Compute the matrix product of integers of eight bits, exactly; inputs a, b and their zero points."""
 
@@ -315,8 +310,7 @@ def exact_product(a: Array, b: Array) -> Array:
     return np.asarray(np.matmul(a.astype(np.float64), b.astype(np.float64))).astype(np.int64).astype(np.int32)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class QLinearMatMul(Op):
     """Compute a matrix product of quantised numbers, integers or floats of eight bits, as a quantised one.
 
@@ -418,8 +412,7 @@ class _IntegerConv(Op):
         return np.rint(found).astype(np.int64).astype(np.int32)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ConvInteger(_IntegerConv):
     """Compute a convolution of integers of eight bits, exactly; inputs x, weights and their zero points."""
 
@@ -438,8 +431,7 @@ class ConvInteger(_IntegerConv):
         return self.exact_sums(x, w, x_zero, w_zero)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class QLinearConv(_IntegerConv):
     """Compute a convolution of quantised numbers as a quantised one.
 
@@ -479,16 +471,14 @@ class QLinearConv(_IntegerConv):
 # -- of com.microsoft ----------------------------------------------------------------------------------------
 
 
-@register_op
-@op_dataclass
+@standard_op
 class MicrosoftQuantizeLinear(QuantizeLinear):
     """ONNX's QuantizeLinear under its name in the domain com.microsoft."""
 
     type: ClassVar[str] = "com.microsoft::QuantizeLinear"
 
 
-@register_op
-@op_dataclass
+@standard_op
 class MicrosoftDequantizeLinear(DequantizeLinear):
     """ONNX's DequantizeLinear under its name in the domain com.microsoft."""
 
@@ -504,8 +494,7 @@ def unpacked(packed: Array, bits: int, count: int) -> Array:
     return numbers.reshape(*packed.shape[:-1], -1)[..., :count]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class MatMulNBits(Op):
     """Compute a times the transpose of weights that are quantised in blocks of a row, plus a bias.
 
@@ -590,8 +579,7 @@ BNB4 = np.array([(0.0, *FP4, 0.0, *(-number for number in FP4)), NF4], np.float3
 """The numbers that four bits stand for in bitsandbytes, for each `quant_type`."""
 
 
-@register_op
-@op_dataclass
+@standard_op
 class MatMulBnb4(Composite):
     """Compute a times the transpose of weights in four bits of bitsandbytes; inputs a, weights, the largest of blocks.
 
@@ -629,8 +617,7 @@ class MatMulBnb4(Composite):
         return [make.add("MatMul", a, make.add("Transpose", weights, perm=(1, 0)))]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class GatherBlockQuantized(Op):
     """Take rows of a table that is quantised in blocks; inputs table, indices, scales, zero points.
 

@@ -22,7 +22,7 @@ from weft.core.graph.control_op import ControlOp
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op import Constants, Op, OpClass, standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
@@ -155,8 +155,7 @@ class _Uniform(_Random):
         return np.where(made.astype(np.float64) >= self.high, last, made) if self.high > self.low else made
 
 
-@register_op
-@op_dataclass
+@standard_op
 class RandomNormal(_OfShape, _Normal):
     """Draw normal numbers in the shape that an attribute gives.
 
@@ -164,8 +163,7 @@ class RandomNormal(_OfShape, _Normal):
     """
 
 
-@register_op
-@op_dataclass
+@standard_op
 class RandomNormalLike(_Like, _Normal):
     """Draw normal numbers in the shape of the input.
 
@@ -173,8 +171,7 @@ class RandomNormalLike(_Like, _Normal):
     """
 
 
-@register_op
-@op_dataclass
+@standard_op
 class RandomUniform(_OfShape, _Uniform):
     """Draw numbers from `low` to before `high` in the shape that an attribute gives.
 
@@ -182,8 +179,7 @@ class RandomUniform(_OfShape, _Uniform):
     """
 
 
-@register_op
-@op_dataclass
+@standard_op
 class RandomUniformLike(_Like, _Uniform):
     """Draw numbers from `low` to before `high` in the shape of the input.
 
@@ -191,8 +187,7 @@ class RandomUniformLike(_Like, _Uniform):
     """
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Bernoulli(_Random):
     """Draw 1 with the probability that the input has at that place, else 0; of the input's type, or of `dtype`.
 
@@ -217,8 +212,7 @@ class Bernoulli(_Random):
         return (self.draws(x.shape) < x.astype(np.float32)).astype((self.dtype or DType.of(x.dtype)).numpy)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Multinomial(Op):
     """Draw classes, with logarithms of their unscaled probabilities as the input (batch, classes).
 
@@ -251,8 +245,7 @@ class Multinomial(Op):
         return np.asarray((self.draws(x.shape[0]).astype(np.float32) >= sums).sum(2), self.dtype.numpy)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class InStep(Op):
     """Draw what a random op in the body of a loop does, other numbers in each step; inputs the step, and the op's."""
 

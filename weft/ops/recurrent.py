@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op import Constants, Op, OpClass, standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import FLOATS, check_type, misfit, take_inputs, widen
@@ -273,8 +273,7 @@ class Weights:
         return np.asarray(state @ self.r[gate].T + self.bias[gate])
 
 
-@register_op
-@op_dataclass
+@standard_op
 class RNN(Recurrent):
     """H = f(X W^T + H R^T + biases), step by step."""
 
@@ -285,8 +284,7 @@ class RNN(Recurrent):
         return [activations[0](self.clipped(brought[0] + weights.times(0, states[0])))]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class GRU(Recurrent):
     """Gated recurrent units; gates in the order update, reset, hidden.
 
@@ -313,8 +311,7 @@ class GRU(Recurrent):
         return [(1 - update) * g(self.clipped(own)) + update * h]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class LSTM(Recurrent):
     """Long short-term memory; gates in the order input, output, forget, cell; more inputs initial_c and P.
 

@@ -12,7 +12,7 @@ from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op import Constants, Op, OpClass, standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ValueNeeded
@@ -121,8 +121,7 @@ def _sums_of_few(x: Array, axis: int) -> Array:
     return np.concatenate([sums, np.add.reduce(rest, axis=axis, keepdims=True)], axis) if rest.size else sums
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ReduceSum(Reduction):
     """Compute the sum; of nothing: 0."""
 
@@ -131,8 +130,7 @@ class ReduceSum(Reduction):
         return total(x, axes)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ReduceMean(Reduction):
     """Compute the mean; of nothing: NaN, and 0 for integers, which are rounded towards zero."""
 
@@ -145,8 +143,7 @@ class ReduceMean(Reduction):
         return divide(total(x.astype(wide), axes), np.asarray(count, wide)).astype(x.dtype)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ReduceProd(Reduction):
     """Compute the product; of nothing: 1."""
 
@@ -155,8 +152,7 @@ class ReduceProd(Reduction):
         return np.asarray(np.prod(x, axis=axes, keepdims=True, dtype=x.dtype))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ReduceL1(Reduction):
     """Compute the sum of absolute values."""
 
@@ -165,8 +161,7 @@ class ReduceL1(Reduction):
         return total(np.abs(x), axes)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ReduceL2(Reduction):
     """Compute the square root of the sum of squares."""
 
@@ -175,8 +170,7 @@ class ReduceL2(Reduction):
         return np.asarray(np.sqrt(total(x * x, axes)))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ReduceSumSquare(Reduction):
     """Compute the sum of squares."""
 
@@ -185,8 +179,7 @@ class ReduceSumSquare(Reduction):
         return total(x * x, axes)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ReduceLogSum(Reduction):
     """Compute the logarithm of the sum; of nothing: minus infinity."""
 
@@ -197,8 +190,7 @@ class ReduceLogSum(Reduction):
         return np.asarray(np.log(total(x, axes)))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ReduceLogSumExp(Reduction):
     """Compute the logarithm of the sum of exponentials without overflow; of nothing: minus infinity."""
 
@@ -218,8 +210,7 @@ def bounds(dtype: Any) -> tuple[Any, Any]:
     return (False, True) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ReduceMax(Reduction):
     """Compute the maximum; of nothing: the least value of the type."""
 
@@ -231,8 +222,7 @@ class ReduceMax(Reduction):
         return np.asarray(np.max(x, axis=axes, keepdims=True, initial=bounds(x.dtype)[0]))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ReduceMin(Reduction):
     """Compute the minimum; of nothing: the greatest value of the type."""
 
@@ -277,8 +267,7 @@ class _ArgReduction(Op):
         return np.asarray(found, np.int64).reshape(reduced_shape(x.shape, (axis,), self.keepdims))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ArgMax(_ArgReduction):
     """Compute the position of the maximum."""
 
@@ -287,8 +276,7 @@ class ArgMax(_ArgReduction):
         return np.asarray(np.argmax(x, axis))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ArgMin(_ArgReduction):
     """Compute the position of the minimum."""
 
@@ -335,8 +323,7 @@ class _Scan(Op):
         return np.ascontiguousarray(np.moveaxis(out, 0, where)).astype(x.dtype, copy=False)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class CumSum(_Scan):
     """Compute running sums along an axis."""
 
@@ -344,8 +331,7 @@ class CumSum(_Scan):
     function: ClassVar[np.ufunc] = np.add
 
 
-@register_op
-@op_dataclass
+@standard_op
 class CumProd(_Scan):
     """Compute running products along an axis."""
 
@@ -353,8 +339,7 @@ class CumProd(_Scan):
     function: ClassVar[np.ufunc] = np.multiply
 
 
-@register_op
-@op_dataclass
+@standard_op
 class LinearRecurrence(Op):
     """Along an axis, the result before it times a factor, plus a term; inputs factors, terms, start.
 

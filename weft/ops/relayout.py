@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Layout, storage_size
-from weft.core.graph.op import Constants, MovingOp, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, MovingOp, standard_op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder
@@ -20,8 +19,7 @@ from weft.ops.pool import AveragePool, MaxPool
 from weft.ops.shape import given, unfit
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Relayout(MovingOp):
     """Change layout and element type; the logical value stays the same (up to rounding)."""
 

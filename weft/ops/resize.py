@@ -11,8 +11,7 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, Op, OpClass, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import MAX_RANK, given, ints, known, known_ints, many_axes, optional, sized, unfit
@@ -59,8 +58,7 @@ class Taps:
         return Taps(np.pad(self.indices, more), np.pad(self.weights, more), self.outside)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Resize(Op):
     """The tensor sampled at more or fewer positions along some axes; inputs X, roi, scales, sizes.
 

@@ -10,8 +10,7 @@ from typing import ClassVar
 
 from weft.core.graph.composite import Body, Composite
 from weft.core.graph.dtypes import DType
-from weft.core.graph.op import OpClass, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import OpClass, standard_op
 from weft.ops.elementwise import FLOATS, misfit
 
 
@@ -35,8 +34,7 @@ def rotate(make: Body, x: str, cos: str, sin: str, interleaved: bool) -> str:
     return make.reshape(make.add("Concat", real, imaginary, axis=axis), *lead, size)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class RotaryEmbedding(Composite):
     """Each head turned by its position's angles; inputs X, cos_cache, sin_cache, position_ids.
 
@@ -83,8 +81,7 @@ class RotaryEmbedding(Composite):
         return [make.reshape(out, *shape)]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ContribRotaryEmbedding(Composite):
     """ONNX Runtime's rotary embedding; inputs input, position_ids, cos_cache, sin_cache.
 

@@ -12,8 +12,7 @@ import numpy as np
 from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, Op, OpClass, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import given, ints, known_ints, sized, unfit
@@ -26,8 +25,7 @@ FAR = 1e7
 """A coordinate beyond this, or one that is no number, is taken for one there."""
 
 
-@register_op
-@op_dataclass
+@standard_op
 class GridSample(Op):
     """Images read at the places in a grid; inputs X (N, C, sizes), grid (N, places, rank).
 
@@ -137,8 +135,7 @@ def _far(d: Array) -> Array:
     return np.asarray(((CUBIC * d - 5 * CUBIC) * d + 8 * CUBIC) * d - 4 * CUBIC, d.dtype)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class AffineGrid(Op):
     """The grid that maps the pixels of an output to places in the input; inputs theta (N, rank, rank + 1), size."""
 

@@ -10,15 +10,13 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
-from weft.core.graph.op import Constants, Op, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, Op, standard_op
 from weft.core.graph.run_sized import RunSized
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.shape import given, known, one_axis, sized, unfit
 
 
-@register_op
-@op_dataclass
+@standard_op
 class TopK(Op):
     """The `k` largest, or smallest, elements along an axis in order, and their indices; inputs data, k.
 
@@ -59,8 +57,7 @@ class TopK(Op):
         return np.take_along_axis(x, places, axis), places
 
 
-@register_op
-@op_dataclass
+@standard_op
 class NonZero(RunSized):
     """The indices of the elements that are not zero, one column each, in the order in which they lie.
 
@@ -86,8 +83,7 @@ class NonZero(RunSized):
         return (np.stack(np.nonzero(x)).astype(np.int64, copy=False),)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Compress(RunSized):
     """The slices along `axis` where the condition holds, of the flat tensor if it is None; inputs data, condition.
 
@@ -118,8 +114,7 @@ class Compress(RunSized):
         return (np.compress(condition[:size], x, self.axis),)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Unique(RunSized):
     """The elements, or slices along `axis`, that differ; with the first index of each, the place of each, the counts.
 

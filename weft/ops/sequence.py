@@ -12,7 +12,7 @@ from weft.core.graph.control_op import ControlOp, RunGraph, Value, given_value, 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
-from weft.core.graph.op import Constants, register_op
+from weft.core.graph.op import Constants, standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.concat import Concat
@@ -69,8 +69,7 @@ class ListOp(ControlOp):
         return self.execute(inputs, interpret)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class SequenceConstruct(ListOp):
     """The sequence of the inputs."""
 
@@ -79,8 +78,7 @@ class SequenceConstruct(ListOp):
         return [[tensor(value) for value in inputs]]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class SequenceEmpty(ListOp):
     """A sequence without tensors."""
 
@@ -92,8 +90,7 @@ class SequenceEmpty(ListOp):
         return [[]]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class SequenceInsert(ListOp):
     """A sequence with one more tensor, before the given position or at the end; inputs sequence, tensor, position."""
 
@@ -111,8 +108,7 @@ class SequenceInsert(ListOp):
         return [held]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class SequenceErase(ListOp):
     """A sequence without the tensor at the given position, or the last one; inputs sequence, position."""
 
@@ -126,8 +122,7 @@ class SequenceErase(ListOp):
         return [held]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class SequenceAt(ListOp):
     """The tensor at a position of a sequence; inputs sequence, position."""
 
@@ -140,8 +135,7 @@ class SequenceAt(ListOp):
         return [held[place(inputs[1], len(held))]]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class SequenceLength(ListOp):
     """The number of tensors in a sequence."""
 
@@ -150,8 +144,7 @@ class SequenceLength(ListOp):
         return [np.asarray(len(sequence(inputs[0])), np.int64)]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class SplitToSequence(ListOp):
     """The pieces of a tensor along `axis`: of the given lengths, or of one element each; inputs tensor, lengths."""
 
@@ -190,8 +183,7 @@ class SplitToSequence(ListOp):
         return super().foreseen(inputs, constants, ends) if count <= MOST_FORESEEN else ()
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ConcatFromSequence(ListOp):
     """The tensors of a sequence along `axis`, which is a new one with `new_axis`."""
 
@@ -221,8 +213,7 @@ class ConcatFromSequence(ListOp):
         return [np.broadcast_to(np.zeros((), made.dtype.numpy), made.dims)]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class SequenceMap(ControlOp):
     """A graph that runs for each tensor of a sequence, with further tensors, or those of further sequences."""
 
@@ -250,8 +241,7 @@ class SequenceMap(ControlOp):
         return out
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Optional(ListOp):
     """An optional that holds the input, or nothing."""
 
@@ -263,8 +253,7 @@ class Optional(ListOp):
         return [held]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class OptionalHasElement(ListOp):
     """Whether an optional holds something."""
 
@@ -275,8 +264,7 @@ class OptionalHasElement(ListOp):
         return [np.asarray(given_value(inputs, 0) is not None)]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class OptionalGetElement(ListOp):
     """What an optional holds; ModelError if that is nothing."""
 

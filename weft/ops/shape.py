@@ -10,8 +10,7 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, MovingOp, Op, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, MovingOp, Op, standard_op
 from weft.core.graph.symbolic import integer
 from weft.core.graph.tensor import TensorSpec
 from weft.core.host.parallel_copy import SMALLEST, copy_into
@@ -103,8 +102,7 @@ def one_type(*specs: TensorSpec | None) -> DType:
     return next(iter(types))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Reshape(MovingOp):
     """The same elements in the same order under another shape; inputs data, shape."""
 
@@ -137,8 +135,7 @@ class Reshape(MovingOp):
         return given(inputs, 0).reshape(self.target(given(inputs, 0).shape, ints(given(inputs, 1))))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Flatten(MovingOp):
     """The matrix whose rows are indexed by the axes before `axis`."""
 
@@ -158,8 +155,7 @@ class Flatten(MovingOp):
         return x.reshape(self._split(x.shape))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Squeeze(MovingOp):
     """The tensor without some axes of size one (default: without all of them); inputs data, axes."""
 
@@ -183,8 +179,7 @@ class Squeeze(MovingOp):
         return x.reshape(self._shape(x.shape, None if axes is None else ints(axes)))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Unsqueeze(MovingOp):
     """The tensor with axes of size one inserted; inputs data, axes (positions in the result)."""
 
@@ -204,8 +199,7 @@ class Unsqueeze(MovingOp):
         return x.reshape(self._shape(x.shape, ints(given(inputs, 1))))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Transpose(MovingOp):
     """The tensor with its axes in the order `perm` (default: reversed)."""
 
@@ -234,8 +228,7 @@ class Transpose(MovingOp):
         return made
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Expand(MovingOp):
     """The tensor broadcast together with a shape; inputs data, shape."""
 
@@ -255,8 +248,7 @@ class Expand(MovingOp):
         return np.asarray(np.broadcast_to(x, np.broadcast_shapes(x.shape, wanted)), order="C")
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Tile(MovingOp):
     """The tensor repeated along each axis; inputs data, repeats."""
 
@@ -272,8 +264,7 @@ class Tile(MovingOp):
         return np.tile(given(inputs, 0), ints(given(inputs, 1)))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Identity(MovingOp):
     """Its input, unchanged."""
 
@@ -286,8 +277,7 @@ class Identity(MovingOp):
         return given(inputs, 0)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Dropout(MovingOp):
     """Its input unchanged, as in inference, and a mask of ones; inputs data, ratio, training_mode.
 
@@ -313,8 +303,7 @@ class Dropout(MovingOp):
         return (x, np.ones(x.shape, np.bool_)) if self.outputs > 1 else (x,)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ShapeOf(Op):
     """The sizes of the axes from `start` to before `end`, as int64."""
 
@@ -339,8 +328,7 @@ class ShapeOf(Op):
         return np.array(x.shape[self._part(x.ndim)], np.int64)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Size(Op):
     """The number of elements, as an int64 scalar."""
 
@@ -355,8 +343,7 @@ class Size(Op):
         return np.array(given(inputs, 0).size, np.int64)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class DepthToSpace(MovingOp):
     """Blocks of channels laid out as square blocks of pixels."""
 
@@ -381,8 +368,7 @@ class DepthToSpace(MovingOp):
         return x.reshape(n, d, b, b, h, w).transpose(0, 1, 4, 2, 5, 3).reshape(n, d, h * b, w * b)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class SpaceToDepth(MovingOp):
     """Square blocks of pixels laid out as blocks of channels."""
 

@@ -15,8 +15,7 @@ from weft.core.graph.composite import Body, decomposition, why_whole
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, Op, OpClass, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.elementwise import widen
@@ -34,8 +33,7 @@ def _too_large(elements: int, size: int) -> str:
     return f"it runs {matrix}; the most is {MOST_FACTORS}"
 
 
-@register_op
-@op_dataclass
+@standard_op
 class DFT(Op):
     """The discrete Fourier transform along an axis; inputs x (..., 1 or 2), dft_length, axis (default -2).
 
@@ -144,8 +142,7 @@ def _dft(op: DFT, make: Body, node: Node) -> Sequence[str]:
     return [make.add("Transpose", y, perm=tuple(order.index(a) for a in range(last + 1)))]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class STFT(Op):
     """The Fourier transforms of a signal's frames.
 
@@ -228,8 +225,7 @@ def _stft(op: STFT, make: Body, node: Node) -> Sequence[str]:
     return [make.reshape(y, *out)]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class MelWeightMatrix(Op):
     """The shares of spectrum bins in bands that are equally wide on the mel scale of O'Shaughnessy (1987).
 

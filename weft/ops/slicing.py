@@ -8,15 +8,13 @@ from typing import ClassVar
 import numpy as np
 
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, MovingOp, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, MovingOp, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import given, ints, known_ints, many_axes, optional
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Slice(MovingOp):
     """Every `step`-th element from `start` to before `end`; inputs data, starts, ends, axes, steps."""
 

@@ -11,7 +11,7 @@ import numpy as np
 from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array
-from weft.core.graph.op import Constants, Op, OpClass, register_op, silent
+from weft.core.graph.op import Constants, Op, OpClass, silent, standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import FLOATS, check_type, required_inputs, widen
@@ -53,8 +53,7 @@ class AlongAxis(Op):
             return out.astype(x.dtype, copy=False)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Softmax(AlongAxis):
     """Compute exp(x) divided by its sum along the axis."""
 
@@ -65,8 +64,7 @@ class Softmax(AlongAxis):
         return np.asarray(powers / total(powers, (axis,)))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class LogSoftmax(AlongAxis):
     """Compute the logarithm of Softmax."""
 
@@ -76,8 +74,7 @@ class LogSoftmax(AlongAxis):
         return np.asarray(shifted - np.log(total(np.exp(shifted), (axis,))))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Hardmax(AlongAxis):
     """Compute 1 at the first maximum along the axis and 0 elsewhere; NaN counts as larger than all numbers."""
 

@@ -12,15 +12,13 @@ from weft.core.graph.composite import Body, decomposition, why_whole
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, Op, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import MAX_ELEMENTS, given, sized, unfit
 
 
-@register_op
-@op_dataclass
+@standard_op
 class TfIdfVectorizer(Op):
     """How often each n-gram of a pool is in each line of tokens, as `mode` weighs it.
 

@@ -9,15 +9,13 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
-from weft.core.graph.op import Constants, MovingOp, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, MovingOp, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import given, optional, unfit
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Trilu(MovingOp):
     """The upper or lower triangle of each matrix, zeros elsewhere; inputs x, k (the diagonal, 0 if missing)."""
 
@@ -40,8 +38,7 @@ class Trilu(MovingOp):
         return np.where(apart >= 0 if self.upper else apart <= 0, x, np.zeros((), x.dtype))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ReverseSequence(MovingOp):
     """Sequences with as many first elements reversed as `sequence_lens` says; inputs x, sequence_lens."""
 

@@ -13,7 +13,7 @@ from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array
-from weft.core.graph.op import Constants, Op, OpClass, register_op
+from weft.core.graph.op import Constants, Op, OpClass, standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.conversion import check_round_mode, convert
@@ -182,8 +182,7 @@ IsNaN = elementwise(
 )
 
 
-@register_op
-@op_dataclass
+@standard_op
 class IsInf(_Predicate):
     """Compute whether x is an infinity of a requested sign."""
 
@@ -197,8 +196,7 @@ class IsInf(_Predicate):
         return np.asarray(np.isinf(x) & asked)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class LeakyRelu(Elementwise):
     """Compute x where it is not negative, else alpha * x."""
 
@@ -210,8 +208,7 @@ class LeakyRelu(Elementwise):
         return np.where(x < 0, self.alpha * x, x)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class ThresholdedRelu(Elementwise):
     """Compute x where it exceeds alpha, else 0."""
 
@@ -224,8 +221,7 @@ class ThresholdedRelu(Elementwise):
         return np.where(x > self.alpha, x, 0)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class HardSigmoid(Elementwise):
     """Compute alpha * x + beta, kept between 0 and 1."""
 
@@ -239,8 +235,7 @@ class HardSigmoid(Elementwise):
         return np.clip(self.alpha * x + self.beta, 0, 1)
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Elu(Elementwise):
     """Compute x where it is positive, else alpha * (exp(x) - 1)."""
 
@@ -253,8 +248,7 @@ class Elu(Elementwise):
         return np.where(x > 0, x, self.alpha * np.expm1(x))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Celu(Elementwise):
     """Compute max(0, x) + min(0, alpha * (exp(x / alpha) - 1))."""
 
@@ -268,8 +262,7 @@ class Celu(Elementwise):
         return np.asarray(np.maximum(x, 0) + np.minimum(0, scale * np.expm1(x / scale)))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Selu(Elementwise):
     """Compute gamma * x where x is positive, else gamma * alpha * (exp(x) - 1)."""
 
@@ -283,8 +276,7 @@ class Selu(Elementwise):
         return np.asarray(self.gamma * np.where(x > 0, x, self.alpha * np.expm1(x)))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Swish(Elementwise):
     """Compute x * sigmoid(alpha * x)."""
 
@@ -297,8 +289,7 @@ class Swish(Elementwise):
         return np.asarray(x * sigmoid(self.alpha * x))
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Gelu(Elementwise):
     """Compute x times the normal distribution's cumulative function, exactly or through tanh."""
 
@@ -337,8 +328,7 @@ def _gelu(op: Gelu, make: Body, node: Node) -> Sequence[str]:
     return [make.add("Mul", half, make.add("Add", share, make.number(1, x)))]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Shrink(Elementwise):
     """Compute x moved towards zero by bias, or 0 where |x| is at most lambd."""
 
@@ -363,8 +353,7 @@ def _shrink(op: Shrink, make: Body, node: Node) -> Sequence[str]:
     return [make.cast(y, kind)]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Cast(Elementwise):
     """Convert to another element type; `saturate` and `round_mode` matter to 8-bit floats alone, see `convert`.
 
@@ -395,8 +384,7 @@ class Cast(Elementwise):
         return self.to
 
 
-@register_op
-@op_dataclass
+@standard_op
 class Narrow(Elementwise):
     """Round float32 to the numbers of a narrower type, `held`, and keep the type: a cast to it where it is not stored.
 
@@ -429,8 +417,7 @@ def _narrow(op: Narrow, make: Body, node: Node) -> Sequence[str]:
     return [make.cast(make.cast(node.inputs[0], op.held), DType.FLOAT32)]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class CastLike(Elementwise):
     """Convert the first input to the element type of the second, whose values do not matter."""
 
@@ -460,8 +447,7 @@ class CastLike(Elementwise):
         return types[1]
 
 
-@register_op
-@op_dataclass
+@standard_op
 class BitCast(Op):
     """Take the bits of each element for those of another type as wide."""
 

@@ -12,16 +12,14 @@ from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, MovingOp, Op, register_op
-from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.op import Constants, MovingOp, Op, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.conv import float_type
 from weft.ops.shape import given, ints, known_ints, optional, sized, unfit
 
 
-@register_op
-@op_dataclass
+@standard_op
 class MaxUnpool(MovingOp):
     """Elements put back where a MaxPool took them, zeros elsewhere; inputs X, I (places in the whole), output_shape.
 
@@ -96,8 +94,7 @@ _NOWHERE = -(2.0**31)
 """What numbers out of the range of int32 become in ONNX Runtime on x86."""
 
 
-@register_op
-@op_dataclass
+@standard_op
 class MaxRoiPool(Op):
     """The maxima of regions in a grid of bins; inputs X (N, C, H, W), rois (regions, 5): image, x1, y1, x2, y2.
 

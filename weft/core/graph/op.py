@@ -10,12 +10,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from math import prod
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op_class import made_on_first_instance
+from weft.core.graph.op_class import made_on_first_instance, op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import BackendError, ModelError, WeftError
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+    from weft.core.graph.op_class import dataclass_transform
 
 Constants = Sequence["Array | None"]
 OpClass = Literal["exact", "arithmetic", "transcendental", "reduction"]
@@ -185,6 +190,12 @@ def register_op(cls: OpT) -> OpT:
         )
     _OPS[cls.type] = cls
     return cls
+
+
+@dataclass_transform(frozen_default=True)
+def standard_op(cls: OpT) -> OpT:
+    """Register an op of Weft's own, and declare it a frozen dataclass."""
+    return register_op(op_dataclass(cls))
 
 
 def op_types() -> dict[str, type[Op]]:
