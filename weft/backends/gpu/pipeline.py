@@ -15,7 +15,7 @@ from weft.core.contract.backend import StorageType
 from weft.core.contract.error_context import blame
 from weft.core.graph.layout import Array, Layout
 from weft.core.graph.tensor import Tensor
-from weft.core.host.parallel_copy import copy_into
+from weft.core.host.parallel_copy import copy_converted, copy_into
 from weft.core.host.tensor_copy import copy_tensor, is_host
 from weft.core.placement.optimized_network import Part
 from weft.core.session.arguments import Given
@@ -118,7 +118,7 @@ class GpuPipeline(Pipeline):
             if not self.backend.recording.fill(self.tensors[name], array):
                 copy_into(staging, array)
         except Exception:
-            with self.copying(name):
+            with self._copying(name):
                 raise
         return array.nbytes
 
@@ -131,7 +131,7 @@ class GpuPipeline(Pipeline):
             in_place = name not in self._written and self.backend.slots.is_whole(tensor)
             self.backend.recording.bind(tensor, source.memory.binding(), in_place=in_place)
         else:
-            with self.copying(name):
+            with self._copying(name):
                 self.backend.copy_inside(source, tensor)
         return True
 
@@ -176,6 +176,16 @@ class GpuPipeline(Pipeline):
                 stored.append(name)
         return stored
 
+    def fetch(self, name: str, target: Given) -> None:
+        """Copy an output from where the run has left it."""
+        staging = self.mapped.get(name)
+        if staging is None:
+            super().fetch(name, target)
+        elif isinstance(target, Buffer):
+            target.take(self.port(name))
+        else:
+            (copy_into if target.dtype == staging.dtype else copy_converted)(target, staging)
+
     def lend(self, tensor: Tensor, *, is_input: bool) -> Array | None:
         """Return an array in pinned memory, from which runs upload or to which they download."""
         if not self._may_stage(tensor):
@@ -192,7 +202,7 @@ class GpuPipeline(Pipeline):
 
     def give(self, name: str, source: Tensor) -> None:
         """Put an input in its lasting host array, or else on the device."""
-        with self.copying(name):
+        with self._copying(name):
             copy_tensor(source, self.port(name))
 
     def repeat(self, watch: OverflowWatch, *, suspect: bool) -> None:

@@ -10,14 +10,14 @@ from functools import partial
 
 import numpy as np
 
-from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend, StorageType
+from weft.core.contract.callbacks import Callbacks
 from weft.core.contract.error_context import blame, callback_of, do_all
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.host.tensor_copy import copy_tensor
-from weft.errors import LESS_MEMORY, ClosedError, InputError, OutOfMemory
+from weft.errors import ClosedError, InputError
 
 
 class DeviceMemory:
@@ -29,7 +29,7 @@ class DeviceMemory:
     """
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+        self._backend, self._callbacks = backend, Callbacks(backend, backend.info.device)
         self._storage = StorageType.STATE if backend.keeps_state else StorageType.STATIC
         self._held: dict[Tensor, bool] = {}
         """The tensors, and whether their memory is of the backend: that of others is theirs."""
@@ -77,16 +77,9 @@ class DeviceMemory:
     def acquire(self, name: str, spec: TensorSpec) -> Tensor:
         """Return a tensor with any content; OutOfMemory if the device has no memory for it."""
         tensor = Tensor(name, spec.dims, spec.dtype, backend=self._backend)
-        device, callback = self.device, self._callback("onAcquireBuffer")
-        with self._lock, blame(device, f"{name!r} got no memory", callback=callback):
+        with self._lock:
             self._check_open()
-            answer = self._backend.onAcquireBuffer(tensor, self._storage)
-            if not check_answers.granted(answer, f"{device}: {callback}", "where memory is lacking"):
-                raise OutOfMemory(
-                    f"{device} has no memory for {name!r}",
-                    why=f"{tensor.nbytes:,} bytes of {self._storage.name} memory were refused",
-                    fix=f"{LESS_MEMORY}, or another device",
-                )
+            self._callbacks.acquire(tensor, self._storage)
             self._held[tensor] = True
         return tensor
 
@@ -133,16 +126,14 @@ class DeviceMemory:
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy the value of one tensor to another; one of them is held here, the other may be anywhere."""
         what = f"{target.name!r} could not be copied"
-        with self._lock, blame(self.device, what, callback=self._callback("onCopyBuffer")):
+        with self._lock, blame(self.device, what, callback=callback_of(self._backend, "onCopyBuffer")):
             copy_tensor(source, target)
 
     def release(self, tensor: Tensor) -> None:
         """Free a tensor; nothing must use it any more."""
-        device, callback = self.device, self._callback("onReleaseBuffer")
-        with self._lock, blame(device, f"{tensor.name!r} could not be freed", callback=callback):
+        with self._lock:
             if self._held.pop(tensor):
-                answer = self._backend.onReleaseBuffer(tensor, self._storage)
-                check_answers.granted(answer, f"{device}: {callback}", "where it does not know the tensor")
+                self._callbacks.release(tensor, self._storage)
             tensor.memory = None
 
     def close_if_empty(self) -> bool:
@@ -159,6 +150,3 @@ class DeviceMemory:
                 self._closed = True
                 releases = [partial(self.release, tensor) for tensor in [*self._held]]
                 do_all([*releases, self._backend.onClearBuffer, self._backend.close])
-
-    def _callback(self, name: str) -> str:
-        return callback_of(self._backend, name)

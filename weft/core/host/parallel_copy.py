@@ -42,6 +42,12 @@ def copy_into(target: Array, source: Array, progress: Progress | None = None) ->
     _copier.copy(target, source, progress)
 
 
+def copy_converted(target: Array, source: Array) -> None:
+    """Do the same for a target that may be of another float type; numbers beyond that become infinite."""
+    with np.errstate(over="ignore"):
+        copy_into(target, source)
+
+
 def set_threads(count: int) -> None:
     """Set the number of threads of `copy_into`; for measurements."""
     global _copier

@@ -15,13 +15,11 @@ from weft.core.buffers.buffer import Buffer, on_host
 from weft.core.contract.backend import Backend
 from weft.core.contract.error_context import blame, caught, do_all, is_error
 from weft.core.contract.profile import Event, Profile, ProfilingContext
-from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.core.host.parallel_copy import copy_into
+from weft.core.host.parallel_copy import copy_converted
 from weft.core.host.result_memory import KEPT, ResultMemory, is_large
-from weft.core.host.tensor_copy import copy_tensor
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.session.arguments import Given
 from weft.core.session.overflow import OverflowWatch, are_finite
@@ -356,32 +354,15 @@ class Executable:
             pipeline.repeat(watch, suspect=watch.thorough or not are_finite([on_host(result) for result in results]))
 
     def _fetch(self, graph: Graph, name: str, target: Given | None, passed: Mapping[str, Array]) -> Given:
-        pipeline = self.made.get(name)
-        if isinstance(target, Buffer):
-            if pipeline is None:
-                known = graph.constants.get(name)
-                target.put(known if known is not None else passed[name])
-            else:
-                target.take(pipeline.port(name))
-            self._transfers.from_devices += target.nbytes
-            return target
-        if pipeline is not None and name in pipeline.mapped:
-            mapped = pipeline.mapped[name]
-            result = self._memory.array(name, mapped.shape, mapped.dtype) if target is None else target
-            (copy_into if result.dtype == mapped.dtype else _convert)(result, mapped)
-            self._transfers.from_devices += result.nbytes
-            return result
-        spec = graph.specs[name]
-        result = self._memory.array(name, spec.dims, spec.dtype.numpy) if target is None else target
+        pipeline, result = self.made.get(name), target
+        if result is None:
+            spec = graph.specs[name]
+            result = self._memory.array(name, spec.dims, spec.dtype.numpy)
         if pipeline is None:
             known = graph.constants.get(name)
-            np.copyto(result, known if known is not None else passed[name])
-        elif result.flags.c_contiguous:
-            with pipeline.copying(name):
-                copy_tensor(pipeline.tensor(name), Tensor(name, spec.dims, DType.of(result.dtype), memory=result))
+            _put(result, known if known is not None else passed[name])
         else:
-            with pipeline.copying(name):
-                np.copyto(result, pipeline.tensor(name).numpy())
+            pipeline.fetch(name, result)
         self._transfers.from_devices += result.nbytes
         return result
 
@@ -413,13 +394,7 @@ def _put(target: Given, source: Array) -> None:
     if isinstance(target, Buffer):
         target.put(source)
     else:
-        _convert(target, source)
-
-
-def _convert(target: Array, source: Array) -> None:
-    """Copy an output to an array that may be of another float type; numbers beyond that become infinite."""
-    with np.errstate(over="ignore"):
-        copy_into(target, source)
+        copy_converted(target, source)
 
 
 def close_all(owners: Sequence[Pipeline | Backend]) -> None:

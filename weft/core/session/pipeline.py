@@ -506,12 +506,26 @@ class Pipeline:
                 copy_tensor(Tensor.from_numpy(value, name=name), self.tensor(name))
             return value.nbytes
         except Exception:
-            with self.copying(name):
+            with self._copying(name):
                 raise
 
     def take(self, name: str, source: Tensor) -> None:
         """Copy an input from a tensor of another pipeline; on the host it may lie as the device wants it."""
         copy_tensor(source, self.tensor(name))
+
+    def fetch(self, name: str, target: Given) -> None:
+        """Copy an output of the run that has ended to an array or buffer, which may be of another float type."""
+        tensor = self.tensor(name)
+        try:
+            if isinstance(target, Buffer):
+                target.take(tensor)
+            elif target.flags.c_contiguous:
+                copy_tensor(tensor, Tensor(name, tensor.shape, DType.of(target.dtype), memory=target))
+            else:
+                np.copyto(target, tensor.numpy())
+        except Exception:
+            with self._copying(name):
+                raise
 
     def lend(self, tensor: Tensor, *, is_input: bool) -> Array | None:
         """Return a new host array for an input or output that needs no copy on the host; None if there is no such.
@@ -557,7 +571,7 @@ class Pipeline:
         """Return the tensor that the host writes (an input) or reads (an output) before and after a run."""
         return self.tensor(name)
 
-    def copying(self, name: str) -> AbstractContextManager[None]:
+    def _copying(self, name: str) -> AbstractContextManager[None]:
         """Return a context that turns errors into failures to copy this value between the host and the device."""
         what = f"{name!r} could not be copied between the host and the device"
         return blame(self.device, what, callback=callback_of(self.backend, "onCopyBuffer"))
