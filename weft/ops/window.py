@@ -92,12 +92,10 @@ class Window:
         steps = padded.strides[lead:]
         inner = [t * d for t, d in zip(steps, self.dilations, strict=True)]
         outer = [t * s for t, s in zip(steps, self.strides, strict=True)]
-        return np.lib.stride_tricks.as_strided(
-            padded,
-            (*padded.shape[:lead], *self.kernel, *self.outputs),
-            (*padded.strides[:lead], *inner, *outer),
-            writeable=False,
-        )
+        shape, strides = (*padded.shape[:lead], *self.kernel, *self.outputs), (*padded.strides[:lead], *inner, *outer)
+        view = np.lib.stride_tricks.as_strided(padded, shape, strides)
+        view.setflags(write=False)
+        return view
 
 
 def slide(

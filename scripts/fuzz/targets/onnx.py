@@ -243,6 +243,8 @@ def reason_for(bound: Graph, feeds: Mapping[str, Array], results: Iterable[Array
         if any(i in sizes and 0 in sizes[i].shape for i in node.inputs):
             if kind in ("ReduceMean", "Mean", "ReduceMax", "ReduceMin"):
                 return "ONNX leaves open what the mean or the extreme of nothing is"
+            if OPEN.get(kind) == RECURRENT:
+                return "ONNX Runtime leaves what was in memory as the states of a sequence without steps"
             if kind == "Conv" and odd:
                 return "padding around nothing is nothing, of which ONNX Runtime multiplies zeros and infinite weights"
         if kind == "com.microsoft::GroupQueryAttention" and _is_padded(node, sizes, known):

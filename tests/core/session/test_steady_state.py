@@ -26,9 +26,8 @@ from weft.core.session.pipeline import Pipeline
 
 DEVICES = ("cpu", "opencl", "vulkan")
 GPUS = ("opencl", "vulkan")
-WINDOWS, MOST_LEFT = 20, 300
-"""Up to how many windows of sessions are made and closed, and the bytes a session that one of these may leave. A leak
-grows in each of them; caches of limited size fill up sooner or later, mostly in three."""
+WINDOWS, MOST_LEFT = 6, 300
+"""How many windows of sessions are made and closed, and the bytes a session that one of these may leave."""
 GRAPH = branching(8)
 
 

@@ -56,7 +56,7 @@ class DerivedArrays:
             self._gone.append(key)
 
         for result in results:
-            result.flags.writeable = False
+            result.setflags(write=False)
         made = _Made(*(tuple(weakref.ref(each, gone) for each in arrays) for arrays in (sources, results)))
         with self._lock:
             self._made[key] = made

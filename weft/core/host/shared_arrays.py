@@ -121,7 +121,7 @@ def _copy(data: Array) -> Array:
 
 
 def _read_only(array: Array) -> Array:
-    array.flags.writeable = False
+    array.setflags(write=False)
     return array
 
 

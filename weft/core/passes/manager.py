@@ -294,7 +294,7 @@ def _applied(item: Pass, graph: Graph, context: PassContext, own: bool) -> Graph
 def _read_only(array: Array) -> Array:
     """Return a read-only view of an array."""
     view = array.view()
-    view.flags.writeable = False
+    view.setflags(write=False)
     return view
 
 

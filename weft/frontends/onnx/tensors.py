@@ -99,7 +99,7 @@ def to_array(tensor: TensorProto, files: ExternalFiles, data: Array | None = Non
     else:
         array = _from_field(tensor, held[0] if held else "", prod(shape), dtype, where)
     array = array.reshape(shape)
-    array.flags.writeable = False
+    array.setflags(write=False)
     return array
 
 
@@ -132,7 +132,7 @@ def to_dense(sparse: SparseTensorProto, files: ExternalFiles) -> Array:
         )
     dense = np.zeros(shape, values.dtype)
     dense.reshape(sizes)[tuple(rows.T)] = values
-    dense.flags.writeable = False
+    dense.setflags(write=False)
     return dense
 
 
