@@ -30,7 +30,7 @@ def _fake(name: str, check: Callable[[Any], str | None]) -> SpecialKernel:
     def disable(caps: DeviceCaps) -> DeviceCaps:
         return replace(caps, max_local_items=caps.max_local_items // 2)
 
-    return register_special(SpecialKernel(name, f"kernels that are {name}", present, disable, check=check))
+    return register_special(name, f"kernels that are {name}", present, disable, check=check)
 
 
 def _crash(runtime: Any) -> None:
@@ -63,26 +63,22 @@ def _recover(runtime: Any) -> str | None:
 
 
 RIGHT = register_special(
-    SpecialKernel(
-        "right",
-        "kernels that are right",
-        lambda caps: "right" in WANTED,
-        lambda caps: caps,
-        lambda: (
-            one_node(MatMul(), (5, 7), (7, 3), constants=(1,), precision=Precision.LOW),
-            one_node(MatMul(), (1, 2, 9, 20), (1, 2, 20, 17), precision=Precision.NORMAL),
-            one_node(Attention(heads=2, packed=1), (1, 12, 48)),
-        ),
-    )
+    "right",
+    "kernels that are right",
+    lambda caps: "right" in WANTED,
+    lambda caps: caps,
+    lambda: (
+        one_node(MatMul(), (5, 7), (7, 3), constants=(1,), precision=Precision.LOW),
+        one_node(MatMul(), (1, 2, 9, 20), (1, 2, 20, 17), precision=Precision.NORMAL),
+        one_node(Attention(heads=2, packed=1), (1, 12, 48)),
+    ),
 )
 WRONG = register_special(
-    SpecialKernel(
-        "wrong",
-        "kernels that are wrong",
-        lambda caps: "wrong" in WANTED,
-        lambda caps: replace(caps, max_local_items=caps.max_local_items // 2),
-        lambda: (one_node(Softmax(), (5, 33), tolerance=1e-12),),  # which no fp32 keeps to
-    )
+    "wrong",
+    "kernels that are wrong",
+    lambda caps: "wrong" in WANTED,
+    lambda caps: replace(caps, max_local_items=caps.max_local_items // 2),
+    lambda: (one_node(Softmax(), (5, 33), tolerance=1e-12),),  # which no fp32 keeps to
 )
 CRASHING = _fake("crashing", _crash)
 HANGING = _fake("hanging", _hang)

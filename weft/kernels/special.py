@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from weft.core.graph.dtypes import DType
 from weft.errors import BackendError
@@ -166,24 +166,34 @@ def traits(source: KernelSource) -> set[str]:
     return {trait for trait, has in found.items() if has}
 
 
+P = ParamSpec("P")
+KindT = TypeVar("KindT", bound=SpecialKernel)
 _FAMILIES: dict[str, KernelFamily] = {}
 _SPECIAL: dict[str, SpecialKernel] = {}
 
 
-def _check_free(name: str) -> None:
-    """Raise BackendError if a family or a special kind has the name: it identifies both in `DeviceCaps.without`."""
-    for registered, what in ((_FAMILIES, "a family of kernels"), (_SPECIAL, "a kind of special kernels")):
-        if name in registered:
+def register_kernels(kind: KindT) -> KindT:
+    """Add kernels that a device tests; BackendError if the name, by which `DeviceCaps.without` knows them, is taken."""
+    for known, what in ((_FAMILIES, "a family of kernels"), (_SPECIAL, "a kind of special kernels")):
+        if kind.name in known:
             raise BackendError(
-                f"kernels {name!r} cannot be registered", why=f"{what} has that name", fix="choose another name"
+                f"kernels {kind.name!r} cannot be registered", why=f"{what} has that name", fix="choose another name"
             )
+    if isinstance(kind, KernelFamily):
+        _FAMILIES[kind.name] = kind
+    else:
+        _SPECIAL[kind.name] = kind
+    return kind
 
 
-def register_family(family: KernelFamily) -> KernelFamily:
-    """Add a family of kernels that Weft tests on every new GPU; BackendError if the name is taken."""
-    _check_free(family.name)
-    _FAMILIES[family.name] = family
-    return family
+def _registering(make: Callable[P, KindT]) -> Callable[P, KindT]:
+    return lambda *given, **named: register_kernels(make(*given, **named))
+
+
+register_family = _registering(KernelFamily)
+"""Adds and returns a family with these fields: Weft tests it on every new GPU."""
+register_special = _registering(SpecialKernel)
+"""Adds and returns a kind with these fields: Weft tests it where a device claims the hardware."""
 
 
 def kernel_families() -> list[KernelFamily]:
@@ -195,13 +205,6 @@ def wrong_templates(caps: DeviceCaps) -> frozenset[str]:
     """Return the templates that must not be launched on a device because their tests failed."""
     names = caps.without & _FAMILIES.keys()
     return frozenset(t for name in names if _FAMILIES[name].whole for t in _FAMILIES[name].templates)
-
-
-def register_special(kind: SpecialKernel) -> SpecialKernel:
-    """Add a kind of kernels that Weft tests where a device claims the hardware; BackendError if the name is taken."""
-    _check_free(kind.name)
-    _SPECIAL[kind.name] = kind
-    return kind
 
 
 def special_kernels() -> list[SpecialKernel]:

@@ -14,7 +14,7 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import noise, several_nodes
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.pool import AveragePool, MaxPool
 from weft.ops.shape import given, unfit
 
@@ -82,14 +82,12 @@ def _form(tensor: Tensor) -> str:
 
 
 register_family(
-    KernelFamily(
-        "relayout", "conversions of layouts",
-        cases=lambda: (
-            several_nodes(
-                "MaxPool and AveragePool of (2, 7, 9, 5)",
-                [(MaxPool(kernel_shape=(2, 2)), ("x",), "y"), (AveragePool(kernel_shape=(2, 3)), ("y",), "z")],
-                {"x": noise(2, 7, 9, 5)},
-            ),
+    "relayout", "conversions of layouts",
+    cases=lambda: (
+        several_nodes(
+            "MaxPool and AveragePool of (2, 7, 9, 5)",
+            [(MaxPool(kernel_shape=(2, 2)), ("x",), "y"), (AveragePool(kernel_shape=(2, 3)), ("y",), "z")],
+            {"x": noise(2, 7, 9, 5)},
         ),
-    )
+    ),
 )

@@ -11,7 +11,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds, power_of_two, tree_items
 from weft.kernels.self_test_cases import one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.boxes import NonMaxSuppression, RoiAlign
 from weft.ops.gpu.integers import INTEGERS
 from weft.ops.gpu.select import room_sizes
@@ -145,17 +145,15 @@ class RoiAlignOnGpu(GpuOp):
 _BOXES = np.array([[[0, 0, 1, 1], [0, 0.1, 1, 1.1], [0, 2, 1, 3], [0.4, 2, 1.4, 3], [5, 5, 6, 6]]], np.float32)
 _SCORES = np.array([[[0.9, 0.75, 0.6, 0.95, 0.5], [0.1, 0.2, 0.3, 0.2, 0.1]]], np.float32)
 register_family(
-    KernelFamily(
-        "boxes", "suppression of boxes, and what lies within them",
-        cases=lambda: (
-            one_node(
-                NonMaxSuppression(bounded=True, most=3), _BOXES, _SCORES, np.array([3]), np.array([0.3], np.float32)
-            ),
-            one_node(
-                RoiAlign(output_height=2, output_width=3, sampling_ratio=2),
-                (1, 3, 7, 9), 4 * _BOXES[0], np.zeros(5, np.int64),
-            ),
+    "boxes", "suppression of boxes, and what lies within them",
+    cases=lambda: (
+        one_node(
+            NonMaxSuppression(bounded=True, most=3), _BOXES, _SCORES, np.array([3]), np.array([0.3], np.float32)
         ),
-        templates=("nms_order", "nms_select", "nms_rows", "roi_align"),
-    )
+        one_node(
+            RoiAlign(output_height=2, output_width=3, sampling_ratio=2),
+            (1, 3, 7, 9), 4 * _BOXES[0], np.zeros(5, np.int64),
+        ),
+    ),
+    templates=("nms_order", "nms_select", "nms_rows", "roi_align"),
 )

@@ -13,7 +13,7 @@ from weft.core.graph.layout import Array
 from weft.core.graph.op import Op
 from weft.kernels.chain import CHAIN, WARPGROUP_CHAIN
 from weft.kernels.self_test_cases import SelfTestCase, noise, several_nodes
-from weft.kernels.special import SpecialKernel, register_special
+from weft.kernels.special import register_special
 from weft.ops.binary import Add, Mul
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.cases import RELU
@@ -77,23 +77,19 @@ def _warpgroup_cases() -> Sequence[SelfTestCase]:
 
 
 SPECIAL = register_special(
-    SpecialKernel(
-        CHAIN,
-        "launches that share one",
-        claimed=lambda caps: caps.resident_groups > 0,
-        withdraw=lambda caps: replace(caps, resident_groups=0),
-        cases=_cases,
-        template=CHAIN,
-        seconds=1.7,
-    )
+    CHAIN,
+    "launches that share one",
+    claimed=lambda caps: caps.resident_groups > 0,
+    withdraw=lambda caps: replace(caps, resident_groups=0),
+    cases=_cases,
+    template=CHAIN,
+    seconds=1.7,
 )
 register_special(
-    SpecialKernel(
-        WARPGROUP_CHAIN,
-        "launches by warpgroups that share one with others",
-        claimed=lambda caps: caps.resident_groups > 0 and wgmma.SPECIAL.present(caps),
-        cases=_warpgroup_cases,
-        template=WARPGROUP_CHAIN,
-        seconds=1.0,
-    )
+    WARPGROUP_CHAIN,
+    "launches by warpgroups that share one with others",
+    claimed=lambda caps: caps.resident_groups > 0 and wgmma.SPECIAL.present(caps),
+    cases=_warpgroup_cases,
+    template=WARPGROUP_CHAIN,
+    seconds=1.0,
 )

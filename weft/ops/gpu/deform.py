@@ -10,7 +10,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.kernels.self_test_cases import one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.deform import Col2Im, DeformConv
 from weft.ops.gpu.integers import INTEGERS
 from weft.ops.shape import given, ints
@@ -95,21 +95,17 @@ class Col2ImOnGpu(GpuOp):
             items=numbers["TOTAL"],
         )
 register_family(
-    KernelFamily(
-        "deform_conv", "convolutions with offsets",
-        cases=lambda: (
-            one_node(
-                DeformConv(offset_group=2, pads=(1, 0, 0, 1)), (1, 4, 5, 4), (3, 4, 2, 2), (1, 16, 5, 4), (3,),
-                (1, 8, 5, 4), constants=(1, 3),
-            ),
+    "deform_conv", "convolutions with offsets",
+    cases=lambda: (
+        one_node(
+            DeformConv(offset_group=2, pads=(1, 0, 0, 1)), (1, 4, 5, 4), (3, 4, 2, 2), (1, 16, 5, 4), (3,),
+            (1, 8, 5, 4), constants=(1, 3),
         ),
-    )
+    ),
 )
 register_family(
-    KernelFamily(
-        "col2im", "sums of windows",
-        cases=lambda: (
-            one_node(Col2Im(strides=(2, 1)), (2, 12, 6), np.array([5, 4]), np.array([2, 2]), constants=(1, 2)),
-        ),
-    )
+    "col2im", "sums of windows",
+    cases=lambda: (
+        one_node(Col2Im(strides=(2, 1)), (2, 12, 6), np.array([5, 4]), np.array([2, 2]), constants=(1, 2)),
+    ),
 )

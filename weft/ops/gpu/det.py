@@ -8,7 +8,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder, computed, nested_rounds
 from weft.kernels.self_test_cases import one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.det import Det
 from weft.ops.shape import given
 
@@ -38,8 +38,6 @@ class DetOnGpu(GpuOp):
 
 
 register_family(
-    KernelFamily(
-        "det", "determinants",
-        cases=lambda: (one_node(Det(), (3, 5, 5)),),
-    )
+    "det", "determinants",
+    cases=lambda: (one_node(Det(), (3, 5, 5)),),
 )

@@ -15,7 +15,7 @@ from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import SCALARS, KernelBuilder, computed
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.source import ArgKind
-from weft.kernels.special import KernelFamily, in_place_of, on_many_units, register_family
+from weft.kernels.special import in_place_of, on_many_units, register_family
 from weft.ops.binary import Add, Mul, PRelu
 from weft.ops.elementwise import Elementwise
 from weft.ops.norm import BatchNormalization
@@ -248,38 +248,32 @@ def _launch_linear(
         epilogue=epilogue,
     )
 register_family(
-    KernelFamily(
-        "elementwise", "element-wise kernels",
-        cases=lambda: (
-            one_node(Add(), (7, 13), (7, 13)),
-            one_node(Mul(), (2, 3, 1, 5), (7, 1)),
-            one_node(Erf(), (5, 11)),
-            one_node(Relu(), (37,)),
-        ),
-        forced=in_place_of("elementwise_wide"),
-    )
+    "elementwise", "element-wise kernels",
+    cases=lambda: (
+        one_node(Add(), (7, 13), (7, 13)),
+        one_node(Mul(), (2, 3, 1, 5), (7, 1)),
+        one_node(Erf(), (5, 11)),
+        one_node(Relu(), (37,)),
+    ),
+    forced=in_place_of("elementwise_wide"),
 )
 register_family(
-    KernelFamily(
-        "elementwise_wide", "element-wise kernels in vectors",
-        cases=lambda: (
-            one_node(Add(), (8, 12), (8, 12)),
-            one_node(Mul(), (3, 4, 16), (4, 1)),
-            one_node(Erf(), (5, 12)),
-        ),
-        templates=("elementwise",), whole=False, forced=on_many_units, fallback="element-wise kernels of one element",
-    )
+    "elementwise_wide", "element-wise kernels in vectors",
+    cases=lambda: (
+        one_node(Add(), (8, 12), (8, 12)),
+        one_node(Mul(), (3, 4, 16), (4, 1)),
+        one_node(Erf(), (5, 12)),
+    ),
+    templates=("elementwise",), whole=False, forced=on_many_units, fallback="element-wise kernels of one element",
 )
 register_family(
-    KernelFamily(
-        "elementwise_c4", "element-wise kernels of images",
-        cases=lambda: (
-            one_node(Add(), (2, 5, 7, 3), (2, 5, 7, 3)),
-            one_node(Mul(), (2, 6, 3, 5), (1, 6, 1, 1)),
-            one_node(
-                BatchNormalization(), (2, 7, 5), (7,), (7,), (7,), np.full(7, 2, np.float32), constants=(1, 2, 3, 4)
-            ),
+    "elementwise_c4", "element-wise kernels of images",
+    cases=lambda: (
+        one_node(Add(), (2, 5, 7, 3), (2, 5, 7, 3)),
+        one_node(Mul(), (2, 6, 3, 5), (1, 6, 1, 1)),
+        one_node(
+            BatchNormalization(), (2, 7, 5), (7,), (7,), (7,), np.full(7, 2, np.float32), constants=(1, 2, 3, 4)
         ),
-        fallback="element-wise kernels",
-    )
+    ),
+    fallback="element-wise kernels",
 )

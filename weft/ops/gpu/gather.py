@@ -16,7 +16,7 @@ from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import indices, one_node
 from weft.kernels.source import RAW_KINDS, ArgKind
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.gather import Gather, GatherElements, GatherND
 from weft.ops.gpu.move import Strides, elements_at_once, launch_move
 from weft.ops.shape import given
@@ -144,13 +144,11 @@ def _kind(k: KernelBuilder, x: Tensor, y: Tensor, inner: int) -> tuple[ArgKind, 
 
 
 register_family(
-    KernelFamily(
-        "gather", "gathers",
-        cases=lambda: (
-            one_node(Gather(axis=1), (3, 7, 5), indices((2, 2), 7)),
-            one_node(GatherElements(axis=1), (3, 4), indices((3, 2), 4)),
-            one_node(GatherND(batch_dims=1), (2, 3, 4), indices((2, 1), 3)),
-        ),
-        templates=("gather", "gather_elements", "gather_nd"),
-    )
+    "gather", "gathers",
+    cases=lambda: (
+        one_node(Gather(axis=1), (3, 7, 5), indices((2, 2), 7)),
+        one_node(GatherElements(axis=1), (3, 4), indices((3, 2), 4)),
+        one_node(GatherND(batch_dims=1), (2, 3, 4), indices((2, 1), 3)),
+    ),
+    templates=("gather", "gather_elements", "gather_nd"),
 )

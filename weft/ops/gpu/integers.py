@@ -15,7 +15,7 @@ from weft.kernels.formats import SMALL_FLOATS, is_coded
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import indices, noise, one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.binary import (
     Add,
     BitShift,
@@ -276,28 +276,22 @@ def launch_conversion(
         epilogue=epilogue,
     )
 register_family(
-    KernelFamily(
-        "integers", "integer arithmetic",
-        cases=lambda: (
-            one_node(Add(), indices((7, 13), 99).astype(np.int64), indices((1, 13), 99).astype(np.int64)),
-            one_node(Mul(), indices((5, 3), 9).astype(np.int32), indices((5, 3), 9).astype(np.int32)),
-        ),
-    )
+    "integers", "integer arithmetic",
+    cases=lambda: (
+        one_node(Add(), indices((7, 13), 99).astype(np.int64), indices((1, 13), 99).astype(np.int64)),
+        one_node(Mul(), indices((5, 3), 9).astype(np.int32), indices((5, 3), 9).astype(np.int32)),
+    ),
 )
 register_family(
-    KernelFamily(
-        "conversions", "conversions of numbers and integers",
-        cases=lambda: (
-            one_node(Cast(to=DType.INT32), 50 * noise(7, 13)),
-            one_node(Cast(to=DType.FLOAT32), indices((7, 13), 99).astype(np.int64)),
-        ),
-        templates=("float_to_integers", "integers_to_float"),
-    )
+    "conversions", "conversions of numbers and integers",
+    cases=lambda: (
+        one_node(Cast(to=DType.INT32), 50 * noise(7, 13)),
+        one_node(Cast(to=DType.FLOAT32), indices((7, 13), 99).astype(np.int64)),
+    ),
+    templates=("float_to_integers", "integers_to_float"),
 )
 register_family(
-    KernelFamily(
-        "exponents", "conversions to powers of two",
-        cases=lambda: (one_node(Cast(to=DType.FLOAT8E8M0), 50 * noise(7, 13)),),
-        templates=("float_to_exponent",),
-    )
+    "exponents", "conversions to powers of two",
+    cases=lambda: (one_node(Cast(to=DType.FLOAT8E8M0), 50 * noise(7, 13)),),
+    templates=("float_to_exponent",),
 )

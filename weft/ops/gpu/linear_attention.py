@@ -9,7 +9,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.linear_attention import LinearAttention
 
 
@@ -57,13 +57,11 @@ class LinearAttentionOnGpu(GpuOp):
 
 
 register_family(
-    KernelFamily(
-        "linear_attention", "linear attention",
-        cases=lambda: (
-            one_node(
-                LinearAttention(q_num_heads=4, kv_num_heads=2),
-                (2, 3, 16), (2, 3, 8), (2, 3, 12), (2, 2, 4, 6), (2, 3, 8), (2, 3, 2),
-            ),
+    "linear_attention", "linear attention",
+    cases=lambda: (
+        one_node(
+            LinearAttention(q_num_heads=4, kv_num_heads=2),
+            (2, 3, 16), (2, 3, 8), (2, 3, 12), (2, 2, 4, 6), (2, 3, 8), (2, 3, 2),
         ),
-    )
+    ),
 )

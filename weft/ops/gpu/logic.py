@@ -9,7 +9,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import noise, one_node, truths
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.binary import And, Equal, Greater, GreaterOrEqual, Less, LessOrEqual, Or, Where, Xor
 from weft.ops.elementwise import Elementwise
 from weft.ops.gpu.elementwise import broadcast_ints, launch_expression
@@ -86,9 +86,7 @@ class WhereOnGpu(GpuOp):
 
 
 register_family(
-    KernelFamily(
-        "choose", "choices between elements",
-        cases=lambda: (one_node(Where(), truths(7, 13), noise(7, 13), noise(1, 13)),),
-        claimed=lambda caps: caps.int8_storage,
-    )
+    "choose", "choices between elements",
+    cases=lambda: (one_node(Where(), truths(7, 13), noise(7, 13), noise(1, 13)),),
+    claimed=lambda caps: caps.int8_storage,
 )

@@ -19,7 +19,7 @@ from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.source import RAW_KINDS
-from weft.kernels.special import KernelFamily, in_place_of, register_family
+from weft.kernels.special import in_place_of, register_family
 from weft.ops.concat import Concat, Split
 from weft.ops.shape import Dropout, Expand, Flatten, Identity, Reshape, Squeeze, Transpose, Unsqueeze, given
 from weft.ops.slicing import Slice
@@ -245,26 +245,20 @@ class SplitOnGpu(MoveOnGpu):
 
 
 register_family(
-    KernelFamily(
-        "move", "moves of elements",
-        cases=lambda: (
-            one_node(Transpose(perm=(0, 3, 1, 2)), (2, 7, 5, 3)),
-            one_node(Expand(), (3, 1), np.array([2, 3, 5]), constants=(1,)),
-            one_node(Concat(axis=1), (3, 5), (3, 2)),
-        ),
-        forced=in_place_of("move_wide"),
-    )
+    "move", "moves of elements",
+    cases=lambda: (
+        one_node(Transpose(perm=(0, 3, 1, 2)), (2, 7, 5, 3)),
+        one_node(Expand(), (3, 1), np.array([2, 3, 5]), constants=(1,)),
+        one_node(Concat(axis=1), (3, 5), (3, 2)),
+    ),
+    forced=in_place_of("move_wide"),
 )
 register_family(
-    KernelFamily(
-        "move_wide", "moves of several elements at once",
-        cases=lambda: (one_node(Transpose(perm=(1, 0, 2)), (3, 5, 8)), one_node(Concat(axis=1), (3, 6), (3, 2))),
-        templates=("move",), whole=False, fallback="moves of one element",
-    )
+    "move_wide", "moves of several elements at once",
+    cases=lambda: (one_node(Transpose(perm=(1, 0, 2)), (3, 5, 8)), one_node(Concat(axis=1), (3, 6), (3, 2))),
+    templates=("move",), whole=False, fallback="moves of one element",
 )
 register_family(
-    KernelFamily(
-        "block_copy", "copies of blocks of channels",
-        cases=lambda: (one_node(Concat(axis=1), (2, 4, 3, 5), (2, 6, 3, 5)),), fallback="moves of elements",
-    )
+    "block_copy", "copies of blocks of channels",
+    cases=lambda: (one_node(Concat(axis=1), (2, 4, 3, 5), (2, 6, 3, 5)),), fallback="moves of elements",
 )

@@ -17,7 +17,7 @@ from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, computed
 from weft.kernels.self_test_cases import one_node
 from weft.kernels.source import ArgKind
-from weft.kernels.special import KernelFamily, on_many_units, register_family
+from weft.kernels.special import on_many_units, register_family
 from weft.ops.gpu.elementwise import launch_expression
 from weft.ops.gpu.move import launch_expand
 from weft.ops.gpu.packing import Weights, as_image, seen_as, weights_of
@@ -452,48 +452,40 @@ class LrnOnGpu(GpuOp):
 
 
 register_family(
-    KernelFamily(
-        "normalize_lines", "normalizations of lines",
-        cases=lambda: (
-            one_node(LayerNormalization(axis=1), (3, 4, 5), (4, 5), (4, 5), constants=(1, 2)),
-            one_node(LayerNormalization(), (5, 197), (197,), constants=(1,)),
-            one_node(LpNormalization(axis=1, p=1), (3, 50, 7)),
-            one_node(L2Normalization(axis=1, least=5.0), (3, 50, 7)),
-            one_node(SumNormalization(axis=1, mean=1, epsilon=2.5), (3, 50, 7)),
-            one_node(GroupDeviation(num_groups=2), (3, 70)),
-        ),
-        forced=WITHOUT_TEAMS,
-    )
+    "normalize_lines", "normalizations of lines",
+    cases=lambda: (
+        one_node(LayerNormalization(axis=1), (3, 4, 5), (4, 5), (4, 5), constants=(1, 2)),
+        one_node(LayerNormalization(), (5, 197), (197,), constants=(1,)),
+        one_node(LpNormalization(axis=1, p=1), (3, 50, 7)),
+        one_node(L2Normalization(axis=1, least=5.0), (3, 50, 7)),
+        one_node(SumNormalization(axis=1, mean=1, epsilon=2.5), (3, 50, 7)),
+        one_node(GroupDeviation(num_groups=2), (3, 70)),
+    ),
+    forced=WITHOUT_TEAMS,
 )
 register_family(
-    KernelFamily(
-        "normalize_images", "normalizations of images",
-        cases=lambda: (
-            one_node(InstanceNormalization(), (3, 5, 7, 3), (5,), (5,), constants=(1, 2)),
-            one_node(GroupNormalization(num_groups=2), (2, 8, 5, 5), (8,), (8,), constants=(1, 2)),
-            one_node(GroupNormalization(num_groups=3), (2, 30, 5, 3), (30,), (30,), constants=(1, 2)),
-            one_node(GroupNormalization(num_groups=5), (1, 15, 7, 3), (15,), (15,), constants=(1, 2)),
-            one_node(GroupDeviation(num_groups=3), (2, 30, 5, 3)),
-        ),
-        fallback="normalizations of lines",
-    )
+    "normalize_images", "normalizations of images",
+    cases=lambda: (
+        one_node(InstanceNormalization(), (3, 5, 7, 3), (5,), (5,), constants=(1, 2)),
+        one_node(GroupNormalization(num_groups=2), (2, 8, 5, 5), (8,), (8,), constants=(1, 2)),
+        one_node(GroupNormalization(num_groups=3), (2, 30, 5, 3), (30,), (30,), constants=(1, 2)),
+        one_node(GroupNormalization(num_groups=5), (1, 15, 7, 3), (15,), (15,), constants=(1, 2)),
+        one_node(GroupDeviation(num_groups=3), (2, 30, 5, 3)),
+    ),
+    fallback="normalizations of lines",
 )
 register_family(
-    KernelFamily(
-        FAMILY, "moments of lines and images that work-groups share",
-        cases=lambda: (
-            one_node(LayerNormalization(axis=1), (1, 2, 4999), (2, 4999), constants=(1,)),
-            one_node(InstanceNormalization(), (1, 5, 107, 83), (5,), (5,), constants=(1, 2)),
-            one_node(GroupNormalization(num_groups=1), (2, 10, 61, 53), (10,), (10,), constants=(1, 2)),
-            one_node(GroupNormalization(num_groups=2), (1, 14, 61, 41), (14,), (14,), constants=(1, 2)),
-        ),
-        forced=on_many_units, templates=("line_moments", "image_moments"),
-        fallback="norms by a work-group for each line or image",
-    )
+    FAMILY, "moments of lines and images that work-groups share",
+    cases=lambda: (
+        one_node(LayerNormalization(axis=1), (1, 2, 4999), (2, 4999), constants=(1,)),
+        one_node(InstanceNormalization(), (1, 5, 107, 83), (5,), (5,), constants=(1, 2)),
+        one_node(GroupNormalization(num_groups=1), (2, 10, 61, 53), (10,), (10,), constants=(1, 2)),
+        one_node(GroupNormalization(num_groups=2), (1, 14, 61, 41), (14,), (14,), constants=(1, 2)),
+    ),
+    forced=on_many_units, templates=("line_moments", "image_moments"),
+    fallback="norms by a work-group for each line or image",
 )
 register_family(
-    KernelFamily(
-        "lrn", "normalizations over channels",
-        cases=lambda: (one_node(LRN(size=3, alpha=0.5), (2, 7, 3, 5)),),
-    )
+    "lrn", "normalizations over channels",
+    cases=lambda: (one_node(LRN(size=3, alpha=0.5), (2, 7, 3, 5)),),
 )

@@ -14,7 +14,7 @@ from weft.core.graph.layout import PACK, Array, Layout, Shape
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.conv import Conv
 from weft.ops.relayout import launch_relayout
 
@@ -105,8 +105,6 @@ def pack_in_run(k: KernelBuilder, weight: Tensor, sizes: Shape, step: int = 1) -
 
 
 register_family(
-    KernelFamily(
-        "pack_weights", "packing of weights that are computed at run time",
-        cases=lambda: (one_node(Conv(kernel_shape=(3, 2)), (1, 5, 7, 6), (6, 5, 3, 2)),),
-    )
+    "pack_weights", "packing of weights that are computed at run time",
+    cases=lambda: (one_node(Conv(kernel_shape=(3, 2)), (1, 5, 7, 6), (6, 5, 3, 2)),),
 )

@@ -10,7 +10,7 @@ from weft.core.graph.layout import PACK, Shape, row_major
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.pad import Pad, Pads
 from weft.ops.shape import given
 from weft.ops.shape import ints as as_ints
@@ -109,12 +109,10 @@ def _constants(mode: str, walk: Walk) -> dict[str, int]:
 
 
 register_family(
-    KernelFamily(
-        "pad", "pads",
-        cases=lambda: (
-            one_node(Pad(mode="reflect"), (2, 5, 6), np.array([0, 1, 2, 0, 3, 1]), constants=(1,)),
-            one_node(Pad(), (1, 6, 5, 3), np.array([0, 0, 1, 2, 0, 0, 2, 1]), constants=(1,)),
-            one_node(Pad(), (2, 6, 5, 3), np.array([0, 0, 0, 0, 0, 7, 1, 0]), constants=(1,)),
-        ),
-    )
+    "pad", "pads",
+    cases=lambda: (
+        one_node(Pad(mode="reflect"), (2, 5, 6), np.array([0, 1, 2, 0, 3, 1]), constants=(1,)),
+        one_node(Pad(), (1, 6, 5, 3), np.array([0, 0, 1, 2, 0, 0, 2, 1]), constants=(1,)),
+        one_node(Pad(), (2, 6, 5, 3), np.array([0, 0, 0, 0, 0, 7, 1, 0]), constants=(1,)),
+    ),
 )

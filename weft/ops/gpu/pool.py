@@ -19,7 +19,7 @@ from weft.kernels.launch import (
     tree_items,
 )
 from weft.kernels.self_test_cases import noise64, one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.gpu.conv.problem import window_constants
 from weft.ops.gpu.integers import INTEGERS
 from weft.ops.pool import (
@@ -204,38 +204,30 @@ def _group(caps: DeviceCaps, x: Tensor, blocks: int, places: int) -> tuple[int, 
     items = min(max(wide * power_of_two(-(-places // LOADS)), LEAST_ITEMS), most)
     return wide, items, min(LOADS, power_of_two(-(-places * wide // items)))
 register_family(
-    KernelFamily(
-        "pool", "pools",
-        cases=lambda: (
-            one_node(MaxPool(kernel_shape=(3, 2), strides=(2, 1), pads=(0, 1, 2, 0)), (2, 5, 7, 9)),
-            one_node(AveragePool(kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)), (1, 6, 8, 9)),
-        ),
-    )
+    "pool", "pools",
+    cases=lambda: (
+        one_node(MaxPool(kernel_shape=(3, 2), strides=(2, 1), pads=(0, 1, 2, 0)), (2, 5, 7, 9)),
+        one_node(AveragePool(kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)), (1, 6, 8, 9)),
+    ),
 )
 register_family(
-    KernelFamily(
-        "max_pool_planar", "max pools with indices",
-        cases=lambda: (one_node(PlanarMaxPool(kernel_shape=(3, 2), pads=(0, 1, 2, 0), outputs=2), (2, 3, 7, 5)),),
-    )
+    "max_pool_planar", "max pools with indices",
+    cases=lambda: (one_node(PlanarMaxPool(kernel_shape=(3, 2), pads=(0, 1, 2, 0), outputs=2), (2, 3, 7, 5)),),
 )
 register_family(
-    KernelFamily(
-        "pool_planar", "pools of float64",
-        cases=lambda: (
-            one_node(
-                PlanarAveragePool(kernel_shape=(3, 2), pads=(0, 1, 2, 0)), noise64(2, 3, 7, 5), tolerance=1e-15
-            ),
-            one_node(PlanarLpPool(kernel_shape=(3, 2), p=3), noise64(2, 3, 7, 5), tolerance=1e-14),
+    "pool_planar", "pools of float64",
+    cases=lambda: (
+        one_node(
+            PlanarAveragePool(kernel_shape=(3, 2), pads=(0, 1, 2, 0)), noise64(2, 3, 7, 5), tolerance=1e-15
         ),
-        claimed=lambda caps: caps.doubles,
-    )
+        one_node(PlanarLpPool(kernel_shape=(3, 2), p=3), noise64(2, 3, 7, 5), tolerance=1e-14),
+    ),
+    claimed=lambda caps: caps.doubles,
 )
 register_family(
-    KernelFamily(
-        "pool_global", "pools of whole images",
-        cases=lambda: (
-            one_node(GlobalAveragePool(), (3, 17, 5, 4)), one_node(GlobalAveragePool(), (1, 9, 41, 29)),
-            one_node(GlobalMaxPool(), (2, 70, 19, 7)),
-        ),
-    )
+    "pool_global", "pools of whole images",
+    cases=lambda: (
+        one_node(GlobalAveragePool(), (3, 17, 5, 4)), one_node(GlobalAveragePool(), (1, 9, 41, 29)),
+        one_node(GlobalMaxPool(), (2, 70, 19, 7)),
+    ),
 )

@@ -19,7 +19,7 @@ from weft.kernels.formats import SMALL_FLOATS
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.kernels.self_test_cases import indices, noise, one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.conversion import SATURATING
 from weft.ops.gpu.conv.problem import window_constants
 from weft.ops.gpu.elementwise import collapse
@@ -192,25 +192,21 @@ def _bytes(shape: Shape) -> Array:
 
 
 register_family(
-    KernelFamily(
-        "quantize", "conversions to and from quantised numbers",
-        cases=lambda: (
-            one_node(QuantizeLinear(axis=0), 9 * noise(3, 13), np.abs(noise(3)) + 0.1, np.array([0, 3, 9], np.uint8)),
-            one_node(
-                DequantizeLinear(axis=0),
-                indices((7, 13), 200).astype(np.uint8), np.abs(noise(7)), np.full(7, 3, np.uint8),
-            ),
+    "quantize", "conversions to and from quantised numbers",
+    cases=lambda: (
+        one_node(QuantizeLinear(axis=0), 9 * noise(3, 13), np.abs(noise(3)) + 0.1, np.array([0, 3, 9], np.uint8)),
+        one_node(
+            DequantizeLinear(axis=0),
+            indices((7, 13), 200).astype(np.uint8), np.abs(noise(7)), np.full(7, 3, np.uint8),
         ),
-        templates=("quantize", "dequantize"),
-    )
+    ),
+    templates=("quantize", "dequantize"),
 )
 register_family(
-    KernelFamily(
-        "integer_sums", "products and convolutions of integers",
-        cases=lambda: (
-            one_node(MatMulInteger(), *map(_bytes, ((2, 3, 40), (40, 5), (), (5,)))),
-            one_node(ConvInteger(pads=(1,) * 4), *map(_bytes, ((1, 3, 5, 7), (4, 3, 3, 3)))),
-        ),
-        templates=("matmul_integer", "conv_integer"),
-    )
+    "integer_sums", "products and convolutions of integers",
+    cases=lambda: (
+        one_node(MatMulInteger(), *map(_bytes, ((2, 3, 40), (40, 5), (), (5,)))),
+        one_node(ConvInteger(pads=(1,) * 4), *map(_bytes, ((1, 3, 5, 7), (4, 3, 3, 3)))),
+    ),
+    templates=("matmul_integer", "conv_integer"),
 )

@@ -23,7 +23,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder, computed, power_of_two
 from weft.kernels.self_test_cases import one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.gpu.matmul.matmul import PRODUCTS
 from weft.ops.gpu.matmul.problem import ProductPlan
 from weft.ops.recurrent import GRU, LSTM, RNN, Recurrent, Sizes
@@ -346,14 +346,12 @@ __all__ = ["LAYERS", "RecurrentOnGpu", "RecurrentPlan", "RecurrentProblem", "Rec
 
 
 register_family(
-    KernelFamily(
-        "recurrent", "recurrent layers",
-        cases=lambda: (
-            one_node(
-                LSTM(hidden_size=9, direction="bidirectional", outputs=3),
-                (3, 2, 5), (2, 36, 5), (2, 36, 9), constants=(1, 2),
-            ),
-            one_node(GRU(hidden_size=6, outputs=2), (3, 2, 5), (1, 18, 5), (1, 18, 6), constants=(1, 2)),
+    "recurrent", "recurrent layers",
+    cases=lambda: (
+        one_node(
+            LSTM(hidden_size=9, direction="bidirectional", outputs=3),
+            (3, 2, 5), (2, 36, 5), (2, 36, 9), constants=(1, 2),
         ),
-    )
+        one_node(GRU(hidden_size=6, outputs=2), (3, 2, 5), (1, 18, 5), (1, 18, 6), constants=(1, 2)),
+    ),
 )

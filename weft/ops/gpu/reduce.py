@@ -18,7 +18,7 @@ from weft.kernels.device_caps import DeviceCaps, Size3
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import SECTOR, KernelBuilder, power_of_two, rounds_in_parts, tree_items
 from weft.kernels.self_test_cases import indices, one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.gpu.integers import INTEGERS, halves
 from weft.ops.gpu.pool import launch_global
 from weft.ops.reduce import (
@@ -464,42 +464,32 @@ class LinearRecurrenceOnGpu(GpuOp):
 
 
 register_family(
-    KernelFamily(
-        "reduce", "reductions",
-        cases=lambda: (
-            one_node(ReduceSum(), (5, 300), np.array([1]), constants=(1,)),
-            one_node(ReduceMax(), (7, 3, 9, 5), np.array([0, 2]), constants=(1,)),
-            one_node(ReduceLogSumExp(), (70, 11), np.array([0]), constants=(1,)),
-            one_node(ReduceLogSumExp(), (77, 3001), np.array([0]), constants=(1,)),
-            one_node(ReduceSum(), (3, 300, 101), np.array([1]), constants=(1,)),
-        ),
-    )
+    "reduce", "reductions",
+    cases=lambda: (
+        one_node(ReduceSum(), (5, 300), np.array([1]), constants=(1,)),
+        one_node(ReduceMax(), (7, 3, 9, 5), np.array([0, 2]), constants=(1,)),
+        one_node(ReduceLogSumExp(), (70, 11), np.array([0]), constants=(1,)),
+        one_node(ReduceLogSumExp(), (77, 3001), np.array([0]), constants=(1,)),
+        one_node(ReduceSum(), (3, 300, 101), np.array([1]), constants=(1,)),
+    ),
 )
 register_family(
-    KernelFamily(
-        "integer_reductions", "reductions of integers",
-        cases=lambda: (
-            one_node(ReduceSum(), indices((5, 300), 99), np.array([1]), constants=(1,)),
-            one_node(ReduceMax(), indices((7, 3, 9), 99).astype(np.int32), np.array([1]), constants=(1,)),
-        ),
-        templates=("reduce_integers",),
-    )
+    "integer_reductions", "reductions of integers",
+    cases=lambda: (
+        one_node(ReduceSum(), indices((5, 300), 99), np.array([1]), constants=(1,)),
+        one_node(ReduceMax(), indices((7, 3, 9), 99).astype(np.int32), np.array([1]), constants=(1,)),
+    ),
+    templates=("reduce_integers",),
 )
 register_family(
-    KernelFamily(
-        "arg_extreme", "places of extremes",
-        cases=lambda: (one_node(ArgMax(), (1003,)), one_node(ArgMax(axis=1), (3, 5, 7))),
-    )
+    "arg_extreme", "places of extremes",
+    cases=lambda: (one_node(ArgMax(), (1003,)), one_node(ArgMax(axis=1), (3, 5, 7))),
 )
 register_family(
-    KernelFamily(
-        "scan", "running sums",
-        cases=lambda: (one_node(CumSum(reverse=1), (3, 5, 7), np.array(1), constants=(1,)),),
-    )
+    "scan", "running sums",
+    cases=lambda: (one_node(CumSum(reverse=1), (3, 5, 7), np.array(1), constants=(1,)),),
 )
 register_family(
-    KernelFamily(
-        "linear_recurrence", "linear recurrences",
-        cases=lambda: (one_node(LinearRecurrence(axis=1), (3, 37, 5), (3, 37, 5), (3, 5)),),
-    )
+    "linear_recurrence", "linear recurrences",
+    cases=lambda: (one_node(LinearRecurrence(axis=1), (3, 37, 5), (3, 37, 5), (3, 5)),),
 )

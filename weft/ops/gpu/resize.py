@@ -15,7 +15,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.kernels.self_test_cases import indices, one_node, several_nodes
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.gpu.integers import INTEGERS, launch_conversion
 from weft.ops.resize import Resize, Sampling, Taps
 from weft.ops.shape import given
@@ -186,25 +186,21 @@ def _indices(taps: Taps) -> Array:
 
 
 register_family(
-    KernelFamily(
-        "resize", "resizes",
-        cases=lambda: tuple(
-            one_node(Resize(mode=mode), (1, 6, 7, 5), None, None, np.array([1, 6, 9, 4]), constants=(3,))
-            for mode in ("nearest", "linear", "cubic")
-        ),
-    )
+    "resize", "resizes",
+    cases=lambda: tuple(
+        one_node(Resize(mode=mode), (1, 6, 7, 5), None, None, np.array([1, 6, 9, 4]), constants=(3,))
+        for mode in ("nearest", "linear", "cubic")
+    ),
 )
 register_family(
-    KernelFamily(
-        "rounded_products", "interpolations of integers",
-        cases=lambda: (
-            several_nodes(
-                "Resize of integers, (1, 1, 7, 5) to (1, 1, 13, 9)",
-                [(Resize(mode="linear"), ("x", "", "", "sizes"), "r"), (Cast(to=DType.FLOAT32), ("r",), "y")],
-                {"x": indices((1, 1, 7, 5), 256).astype(np.uint8)}, {"sizes": np.array([1, 1, 13, 9])},
-            ),
+    "rounded_products", "interpolations of integers",
+    cases=lambda: (
+        several_nodes(
+            "Resize of integers, (1, 1, 7, 5) to (1, 1, 13, 9)",
+            [(Resize(mode="linear"), ("x", "", "", "sizes"), "r"), (Cast(to=DType.FLOAT32), ("r",), "y")],
+            {"x": indices((1, 1, 7, 5), 256).astype(np.uint8)}, {"sizes": np.array([1, 1, 13, 9])},
         ),
-        claimed=lambda caps: caps.rounds_products, withdraw=lambda caps: replace(caps, rounds_products=False),
-        templates=("resize",), whole=False,
-    )
+    ),
+    claimed=lambda caps: caps.rounds_products, withdraw=lambda caps: replace(caps, rounds_products=False),
+    templates=("resize",), whole=False,
 )

@@ -13,7 +13,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.gpu.integers import INTEGERS
 from weft.ops.sample import GridSample
 from weft.ops.shape import given
@@ -64,11 +64,9 @@ class GridSampleOnGpu(GpuOp):
 
 
 register_family(
-    KernelFamily(
-        "grid_sample", "images sampled at places",
-        cases=lambda: (
-            one_node(GridSample(), (2, 3, 5, 7), (2, 4, 3, 2)),
-            one_node(GridSample(mode="cubic", padding_mode="reflection"), (1, 2, 5, 4), (1, 4, 3, 2)),
-        ),
-    )
+    "grid_sample", "images sampled at places",
+    cases=lambda: (
+        one_node(GridSample(), (2, 3, 5, 7), (2, 4, 3, 2)),
+        one_node(GridSample(mode="cubic", padding_mode="reflection"), (1, 2, 5, 4), (1, 4, 3, 2)),
+    ),
 )

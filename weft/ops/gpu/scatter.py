@@ -22,7 +22,7 @@ from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import indices, one_node
 from weft.kernels.source import RAW_KINDS
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.gather import ScatterElements, ScatterND
 from weft.ops.gpu.integers import INTEGERS
 from weft.ops.gpu.move import Strides, elements_at_once, launch_move
@@ -176,23 +176,19 @@ class TensorScatterOnGpu(GpuOp):
 
 
 register_family(
-    KernelFamily(
-        "scatter", "scatters",
-        cases=lambda: (
-            one_node(ScatterElements(axis=1), (3, 7), indices((3, 1), 7), (3, 1)),
-            one_node(ScatterElements(reduction="add"), (5, 3), indices((2, 3), 5), (2, 3)),
-            one_node(ScatterND(), (5, 3), indices((1, 1), 5), (1, 3)),
-            one_node(ScatterND(reduction="max"), (5, 3), indices((4, 1), 5), (4, 3)),
-        ),
-        templates=("scatter", "scatter_reduce"),
-    )
+    "scatter", "scatters",
+    cases=lambda: (
+        one_node(ScatterElements(axis=1), (3, 7), indices((3, 1), 7), (3, 1)),
+        one_node(ScatterElements(reduction="add"), (5, 3), indices((2, 3), 5), (2, 3)),
+        one_node(ScatterND(), (5, 3), indices((1, 1), 5), (1, 3)),
+        one_node(ScatterND(reduction="max"), (5, 3), indices((4, 1), 5), (4, 3)),
+    ),
+    templates=("scatter", "scatter_reduce"),
 )
 register_family(
-    KernelFamily(
-        "tensor_scatter", "writes into caches",
-        cases=lambda: (
-            one_node(TensorScatter(), (2, 3, 5, 4), (2, 3, 2, 4), np.array([1, 3])),
-            one_node(TensorScatter(mode="circular", axis=1), (2, 5, 3), (2, 2, 3), np.array([4, 8])),
-        ),
-    )
+    "tensor_scatter", "writes into caches",
+    cases=lambda: (
+        one_node(TensorScatter(), (2, 3, 5, 4), (2, 3, 2, 4), np.array([1, 3])),
+        one_node(TensorScatter(mode="circular", axis=1), (2, 5, 3), (2, 2, 3), np.array([4, 8])),
+    ),
 )

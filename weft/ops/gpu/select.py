@@ -19,7 +19,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder, tree_items
 from weft.kernels.self_test_cases import one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.gpu.integers import INTEGERS
 from weft.ops.select import Compress, NonZero, TopK, Unique
 from weft.ops.shape import given
@@ -291,17 +291,15 @@ def _slices(op: Unique, x: Tensor) -> int:
 
 
 register_family(
-    KernelFamily(
-        "select", "the largest elements, and those that are not zero",
-        cases=lambda: (
-            one_node(TopK(axis=1), (2, 9, 3), np.array([4]), constants=(1,)),
-            one_node(NonZero(bounded=True), np.array([[0, 3, 0, -1, 2], [5, 0, 0, 0, 1]], np.float32)),
-            one_node(Unique(bounded=True), np.array([3, 1, 3, 2, 1], np.float32)),
-            one_node(Compress(axis=1, bounded=True), (3, 5), np.array([True, False, True, True, False])),
-            one_node(Compress(axis=1, bounded=True), (0, 5), np.array([True, False, True, True, False])),
-        ),
-        templates=(
-            "top_k", "compact", "nonzero", "compress", "unique_first", "unique_rank", "unique_places", "room_sizes",
-        ),
-    )
+    "select", "the largest elements, and those that are not zero",
+    cases=lambda: (
+        one_node(TopK(axis=1), (2, 9, 3), np.array([4]), constants=(1,)),
+        one_node(NonZero(bounded=True), np.array([[0, 3, 0, -1, 2], [5, 0, 0, 0, 1]], np.float32)),
+        one_node(Unique(bounded=True), np.array([3, 1, 3, 2, 1], np.float32)),
+        one_node(Compress(axis=1, bounded=True), (3, 5), np.array([True, False, True, True, False])),
+        one_node(Compress(axis=1, bounded=True), (0, 5), np.array([True, False, True, True, False])),
+    ),
+    templates=(
+        "top_k", "compact", "nonzero", "compress", "unique_first", "unique_rank", "unique_places", "room_sizes",
+    ),
 )

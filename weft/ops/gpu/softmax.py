@@ -11,7 +11,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.gpu.reduce import choose_group, walk_rounds
 from weft.ops.gpu.teams import WITHOUT_TEAMS, choose_team
 from weft.ops.shape import given
@@ -65,13 +65,11 @@ def _lines(op: AlongAxis, shape: Shape) -> tuple[int, int, int]:
 
 
 register_family(
-    KernelFamily(
-        "softmax", "softmax",
-        cases=lambda: (
-            one_node(Softmax(axis=1), (2, 21, 9)),
-            one_node(LogSoftmax(), (5, 300)),
-            one_node(Softmax(axis=0), (70, 3)),
-        ),
-        forced=WITHOUT_TEAMS,
-    )
+    "softmax", "softmax",
+    cases=lambda: (
+        one_node(Softmax(axis=1), (2, 21, 9)),
+        one_node(LogSoftmax(), (5, 300)),
+        one_node(Softmax(axis=0), (70, 3)),
+    ),
+    forced=WITHOUT_TEAMS,
 )

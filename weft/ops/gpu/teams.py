@@ -15,8 +15,6 @@ from weft.kernels.self_test_cases import SelfTestCase, one_node
 from weft.kernels.source import ArgKind
 from weft.kernels.special import (
     EXCHANGES,
-    KernelFamily,
-    SpecialKernel,
     in_place_of,
     register_family,
     register_special,
@@ -44,16 +42,14 @@ def _cases() -> Sequence[SelfTestCase]:
 
 
 SPECIAL = register_special(
-    SpecialKernel(
-        "team_shuffles",
-        "exchanges between work-items",
-        claimed=lambda caps: caps.shuffles,
-        withdraw=lambda caps: replace(caps, shuffles=False),
-        cases=_cases,
-        template="softmax_rows",
-        seconds=0.25,
-        trait=EXCHANGES,
-    )
+    "team_shuffles",
+    "exchanges between work-items",
+    claimed=lambda caps: caps.shuffles,
+    withdraw=lambda caps: replace(caps, shuffles=False),
+    cases=_cases,
+    template="softmax_rows",
+    seconds=0.25,
+    trait=EXCHANGES,
 )
 
 
@@ -133,14 +129,12 @@ def choose_team(
 
 
 register_family(
-    KernelFamily(
-        "rows_in_teams", "lines that several work-items share",
-        cases=lambda: (
-            one_node(Softmax(), (37, 20)),
-            one_node(LogSoftmax(), (3, 1003)),
-            one_node(LayerNormalization(), (3, 5, 197), (197,), (197,), constants=(1, 2)),
-            one_node(LayerNormalization(), (9, 384), (384,), constants=(1,)),
-        ),
-        templates=("softmax_rows", "normalize_rows"), fallback="a work-group or an item for each line",
-    )
+    "rows_in_teams", "lines that several work-items share",
+    cases=lambda: (
+        one_node(Softmax(), (37, 20)),
+        one_node(LogSoftmax(), (3, 1003)),
+        one_node(LayerNormalization(), (3, 5, 197), (197,), (197,), constants=(1, 2)),
+        one_node(LayerNormalization(), (9, 384), (384,), constants=(1,)),
+    ),
+    templates=("softmax_rows", "normalize_rows"), fallback="a work-group or an item for each line",
 )

@@ -11,7 +11,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import indices, one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.create import OneHot
 from weft.ops.gpu.integers import INTEGERS
 from weft.ops.shape import given
@@ -104,13 +104,11 @@ class ReverseSequenceOnGpu(_ByPosition):
 
 
 register_family(
-    KernelFamily(
-        "by_position", "triangles, one-hot vectors and reversed sequences",
-        cases=lambda: (
-            one_node(Trilu(), (3, 5, 7)),
-            one_node(OneHot(axis=0), indices((3, 5), 7), np.array(7), np.array([0, 1], np.float32), constants=(1,)),
-            one_node(ReverseSequence(), (5, 3, 2), indices((3,), 5)),
-        ),
-        templates=("trilu", "one_hot", "reverse_sequence"),
-    )
+    "by_position", "triangles, one-hot vectors and reversed sequences",
+    cases=lambda: (
+        one_node(Trilu(), (3, 5, 7)),
+        one_node(OneHot(axis=0), indices((3, 5), 7), np.array(7), np.array([0, 1], np.float32), constants=(1,)),
+        one_node(ReverseSequence(), (5, 3, 2), indices((3,), 5)),
+    ),
+    templates=("trilu", "one_hot", "reverse_sequence"),
 )

@@ -10,7 +10,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.kernels.self_test_cases import one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.shape import given
 from weft.ops.unpool import MaxRoiPool
 
@@ -42,10 +42,8 @@ class MaxRoiPoolOnGpu(GpuOp):
 
 
 register_family(
-    KernelFamily(
-        "max_roi_pool", "pools of regions",
-        cases=lambda: (
-            one_node(MaxRoiPool((2, 3)), (1, 3, 6, 7), np.array([[0, 1, 0, 5, 4], [0, 2, 3, 9, 9]], np.float32)),
-        ),
-    )
+    "max_roi_pool", "pools of regions",
+    cases=lambda: (
+        one_node(MaxRoiPool((2, 3)), (1, 3, 6, 7), np.array([[0, 1, 0, 5, 4], [0, 2, 3, 9, 9]], np.float32)),
+    ),
 )

@@ -32,7 +32,7 @@ from weft.kernels.source import KernelCode
 from weft.kernels.special import (
     KernelFamily,
     kernel_families,
-    register_family,
+    register_kernels,
     special_kernels,
 )
 from weft.kernels.template import SHADERS
@@ -258,7 +258,7 @@ def test_every_template_belongs_to_a_family_or_to_special_hardware() -> None:
 
 def test_a_name_is_registered_once() -> None:
     with pytest.raises(weft.WeftError, match="a family of kernels has that name"):
-        register_family(FAMILIES["scan"])
+        register_kernels(FAMILIES["scan"])
 
 
 def _kernels(family: KernelFamily, caps: DeviceCaps, device: NullDevice) -> tuple[set[str], set[object]]:

@@ -571,6 +571,6 @@ def test_it_is_told_before_the_last_ones_are_tested() -> None:
 
 def test_a_name_is_registered_once() -> None:
     with pytest.raises(BackendError, match="right"):
-        special.register_special(fakes.RIGHT)
+        special.register_kernels(fakes.RIGHT)
     with pytest.raises(BackendError, match="a family of kernels has that name"):
-        special.register_special(replace(fakes.RIGHT, name=special.kernel_families()[0].name))
+        special.register_kernels(replace(fakes.RIGHT, name=special.kernel_families()[0].name))

@@ -19,7 +19,7 @@ from weft.kernels.device_model import AlgorithmFigures, time_by
 from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.self_test_cases import SelfTestCase, one_node
 from weft.kernels.source import SUBGROUP
-from weft.kernels.special import SpecialKernel, register_special
+from weft.kernels.special import register_special
 from weft.ops.attention import Attention, Extents
 from weft.ops.gpu.attention import tiled
 from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem
@@ -158,14 +158,12 @@ def _cases() -> Sequence[SelfTestCase]:
 
 
 SPECIAL = register_special(
-    SpecialKernel(
-        "attention_matrix",
-        "attention on matrix units",
-        claimed=lambda caps: caps.multiplies(HALVES),
-        cases=_cases,
-        template="attention_matrix",
-        seconds=1.4,
-    )
+    "attention_matrix",
+    "attention on matrix units",
+    claimed=lambda caps: caps.multiplies(HALVES),
+    cases=_cases,
+    template="attention_matrix",
+    seconds=1.4,
 )
 
 
@@ -199,15 +197,13 @@ def _can_stage(caps: DeviceCaps) -> bool:
 
 
 STAGED = register_special(
-    SpecialKernel(
-        "attention_staged",
-        "attention on matrix units that stages keys and values",
-        claimed=_can_stage,
-        cases=_staged_cases,
-        template="attention_matrix",
-        marker="END_OF_COPIES;",
-        seconds=1.4,
-    )
+    "attention_staged",
+    "attention on matrix units that stages keys and values",
+    claimed=_can_stage,
+    cases=_staged_cases,
+    template="attention_matrix",
+    marker="END_OF_COPIES;",
+    seconds=1.4,
 )
 
 

@@ -20,7 +20,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures, amount_by, time_by
 from weft.kernels.launch import VECTOR_BYTES, nested_rounds
 from weft.kernels.self_test_cases import one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.attention import Attention, Extents
 from weft.ops.gpu.attention.problem import AttentionPlan, AttentionProblem
 
@@ -214,17 +214,15 @@ class TiledAttention(Algorithm[AttentionProblem, AttentionPlan, Tile]):
 
 
 register_family(
-    KernelFamily(
-        "attention", "attention in one kernel",
-        cases=lambda: (
-            one_node(Attention(scale=0.5), (1, 2, 17, 5), (1, 2, 70, 5), (1, 2, 70, 13)),
-            one_node(Attention(heads=2, packed=1), (1, 12, 48)),
-            one_node(Attention(scale=2.0, softcap=3.0), (1, 2, 9, 8), (1, 2, 40, 8), (1, 2, 40, 8)),
-            one_node(
-                Attention(zero_hidden=1), (1, 2, 3, 8), (1, 2, 90, 8), (1, 2, 90, 8),
-                np.where(np.arange(90) < 19, 0, -np.inf).astype(np.float32),
-            ),
+    "attention", "attention in one kernel",
+    cases=lambda: (
+        one_node(Attention(scale=0.5), (1, 2, 17, 5), (1, 2, 70, 5), (1, 2, 70, 13)),
+        one_node(Attention(heads=2, packed=1), (1, 12, 48)),
+        one_node(Attention(scale=2.0, softcap=3.0), (1, 2, 9, 8), (1, 2, 40, 8), (1, 2, 40, 8)),
+        one_node(
+            Attention(zero_hidden=1), (1, 2, 3, 8), (1, 2, 90, 8), (1, 2, 90, 8),
+            np.where(np.arange(90) < 19, 0, -np.inf).astype(np.float32),
         ),
-        fallback="products and a softmax", seconds=0.3,
-    )
+    ),
+    fallback="products and a softmax", seconds=0.3,
 )

@@ -13,7 +13,7 @@ from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.kernels.self_test_cases import noise, several_nodes
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.problem import ConvPlan, on_matrix_units, why_not_computed, why_not_empty
@@ -77,19 +77,17 @@ class ConvOnGpu(GpuOp):
 
 
 register_family(
-    KernelFamily(
-        "conv_planar", "convolutions of images of few channels in place",
-        cases=lambda: (
-            several_nodes(
-                "Conv of (1, 3, 23, 21) with (8, 3, 5, 5)",
-                [
-                    (Conv(kernel_shape=(5, 5), strides=(2, 2), pads=(2, 2, 2, 2)), ("x", "w"), "y"),
-                    (Relu(), ("y",), "z"),
-                ],
-                {"x": noise(1, 3, 23, 21)},
-                {"w": noise(8, 3, 5, 5)},
-            ),
+    "conv_planar", "convolutions of images of few channels in place",
+    cases=lambda: (
+        several_nodes(
+            "Conv of (1, 3, 23, 21) with (8, 3, 5, 5)",
+            [
+                (Conv(kernel_shape=(5, 5), strides=(2, 2), pads=(2, 2, 2, 2)), ("x", "w"), "y"),
+                (Relu(), ("y",), "z"),
+            ],
+            {"x": noise(1, 3, 23, 21)},
+            {"w": noise(8, 3, 5, 5)},
         ),
-        templates=("conv_gemm",), whole=False, fallback="conversions of layouts before them", seconds=0.45,
-    )
+    ),
+    templates=("conv_gemm",), whole=False, fallback="conversions of layouts before them", seconds=0.45,
 )

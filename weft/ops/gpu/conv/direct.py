@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from weft.core.graph.layout import PACK
 from weft.kernels.chooser import Algorithm, Candidate
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, divisor, pieces
 
@@ -61,13 +61,11 @@ class DirectConv(Algorithm[ConvProblem, ConvPlan, DirectTile]):
 
 
 register_family(
-    KernelFamily(
-        "conv_direct", DIRECT,
-        cases=lambda: (
-            conv_with((3, 9, 6, 5), (6, 3, 3, 3), group=3, strides=(2, 1)),
-            conv_with((2, 5, 5, 6, 7), (5, 1, 1, 2, 3), group=5, strides=(2, 1, 2), pads=(0, 1, 0, 0, 0, 1)),
-            conv_with((1, 6, 15), (6, 3, 4), group=2, dilations=(3,), pads=(3, 0), bias=False),
-        ),
-        seconds=0.4,
-    )
+    "conv_direct", DIRECT,
+    cases=lambda: (
+        conv_with((3, 9, 6, 5), (6, 3, 3, 3), group=3, strides=(2, 1)),
+        conv_with((2, 5, 5, 6, 7), (5, 1, 1, 2, 3), group=5, strides=(2, 1, 2), pads=(0, 1, 0, 0, 0, 1)),
+        conv_with((1, 6, 15), (6, 3, 4), group=2, dilations=(3,), pads=(3, 0), bias=False),
+    ),
+    seconds=0.4,
 )

@@ -9,7 +9,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.kernels.self_test_cases import noise64, one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.conv import PlanarConv, PlanarConvTranspose
 from weft.ops.gpu.conv.problem import window_constants
 from weft.ops.shape import given
@@ -66,19 +66,17 @@ def _launch(k: KernelBuilder, template: str, inputs: Inputs, y: Tensor, window: 
 
 
 register_family(
-    KernelFamily(
-        "planar_conv", "convolutions of float64",
-        cases=lambda: (
-            one_node(
-                PlanarConv(group=2, strides=(2, 1), pads=(1, 0, 2, 1)),
-                noise64(2, 4, 7, 6), noise64(6, 2, 3, 2), noise64(6),
-                tolerance=1e-14,
-            ),
-            one_node(
-                PlanarConvTranspose(group=2, strides=(2, 1)), noise64(2, 4, 3, 5), noise64(4, 3, 3, 2), noise64(6),
-                tolerance=1e-14,
-            ),
+    "planar_conv", "convolutions of float64",
+    cases=lambda: (
+        one_node(
+            PlanarConv(group=2, strides=(2, 1), pads=(1, 0, 2, 1)),
+            noise64(2, 4, 7, 6), noise64(6, 2, 3, 2), noise64(6),
+            tolerance=1e-14,
         ),
-        templates=("planar_conv", "planar_conv_transpose"), claimed=lambda caps: caps.doubles,
-    )
+        one_node(
+            PlanarConvTranspose(group=2, strides=(2, 1)), noise64(2, 4, 3, 5), noise64(4, 3, 3, 2), noise64(6),
+            tolerance=1e-14,
+        ),
+    ),
+    templates=("planar_conv", "planar_conv_transpose"), claimed=lambda caps: caps.doubles,
 )

@@ -40,7 +40,7 @@ from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import Size3
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import MAX_ELEMENTS, KernelBuilder
-from weft.kernels.special import KernelFamily, on_few_units, register_family
+from weft.kernels.special import on_few_units, register_family
 from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.gemm.tiles import STEP, GemmTile, legal_tiles, steps_of, tile_loads
 from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem
@@ -305,10 +305,8 @@ def _launch_products(plan: ConvPlan, tile: GemmTile, v: Tensor, m: Tensor, patch
 
 
 register_family(
-    KernelFamily(
-        "conv_winograd", "convolutions by Winograd's method",
-        cases=lambda: (conv_with((1, 65, 15, 17), (67, 65, 3, 3), pads=(1, 1, 1, 1), prefer="WinogradTile("),),
-        templates=("conv_winograd_input", "conv_winograd_gemm", "conv_winograd_output"),
-        fallback="tiled convolutions", forced=on_few_units, seconds=0.45,
-    )
+    "conv_winograd", "convolutions by Winograd's method",
+    cases=lambda: (conv_with((1, 65, 15, 17), (67, 65, 3, 3), pads=(1, 1, 1, 1), prefer="WinogradTile("),),
+    templates=("conv_winograd_input", "conv_winograd_gemm", "conv_winograd_output"),
+    fallback="tiled convolutions", forced=on_few_units, seconds=0.45,
 )

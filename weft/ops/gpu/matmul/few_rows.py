@@ -15,7 +15,7 @@ from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.gate import Gate
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.self_test_cases import SelfTestCase, noise, one_node, several_nodes
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem, why_not_packed
 from weft.ops.matmul import Gemm, MatMul
 
@@ -113,16 +113,14 @@ def _after_three_rows(depth: int) -> SelfTestCase:
 
 
 register_family(
-    KernelFamily(
-        "matmul_rows", "products of few rows",
-        cases=lambda: (
-            one_node(MatMul(), (1, 131), (131, 37), constants=(1,)),
-            one_node(Gemm(transB=1), (3, 260), (17, 260), (17,), constants=(1, 2)),
-            # Items load several vectors twice, and one more; the last vector is not whole.
-            one_node(MatMul(), (2, 2052), (2052, 9), constants=(1,)),
-            one_node(MatMul(), (1, 2055), (2055, 9), constants=(1,)),
-            _after_three_rows(131), _after_three_rows(1031),
-        ),
-        fallback="products by tiles",
-    )
+    "matmul_rows", "products of few rows",
+    cases=lambda: (
+        one_node(MatMul(), (1, 131), (131, 37), constants=(1,)),
+        one_node(Gemm(transB=1), (3, 260), (17, 260), (17,), constants=(1, 2)),
+        # Items load several vectors twice, and one more; the last vector is not whole.
+        one_node(MatMul(), (2, 2052), (2052, 9), constants=(1,)),
+        one_node(MatMul(), (1, 2055), (2055, 9), constants=(1,)),
+        _after_three_rows(131), _after_three_rows(1031),
+    ),
+    fallback="products by tiles",
 )

@@ -28,7 +28,7 @@ from weft.kernels.launch import KernelBuilder
 from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.output_maps import Pairs
 from weft.kernels.self_test_cases import SelfTestCase, noise, noise64, one_node, several_nodes
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.binary import Add, Mul
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
@@ -224,14 +224,12 @@ def _node(m: int, depth: int, columns: int, precision: Precision) -> SelfTestCas
 
 
 register_family(
-    KernelFamily(
-        GATED_PRODUCT, "products with gates",
-        cases=lambda: (
-            _network(1, 132, 20), _network(3, 36, 12), _network(37, 36, 12),
-            _network(1, 2052, 20), _network(3, 1036, 12),  # depths at which items load several vectors at a time
-            *(_node(70, 72, 40, precision) for precision in (Precision.NORMAL, Precision.LOW)),
-        ),
-        templates=(ProductOfFewRows.name, TiledConv.name), whole=False, anywhere=True,
-        fallback="two products",
-    )
+    GATED_PRODUCT, "products with gates",
+    cases=lambda: (
+        _network(1, 132, 20), _network(3, 36, 12), _network(37, 36, 12),
+        _network(1, 2052, 20), _network(3, 1036, 12),  # depths at which items load several vectors at a time
+        *(_node(70, 72, 40, precision) for precision in (Precision.NORMAL, Precision.LOW)),
+    ),
+    templates=(ProductOfFewRows.name, TiledConv.name), whole=False, anywhere=True,
+    fallback="two products",
 )

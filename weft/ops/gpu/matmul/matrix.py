@@ -20,7 +20,7 @@ from weft.kernels.launch import MAX_ELEMENTS
 from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.self_test_cases import SelfTestCase, one_node
 from weft.kernels.source import SUBGROUP
-from weft.kernels.special import SpecialKernel, on_many_units, register_special
+from weft.kernels.special import on_many_units, register_special
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem
 from weft.ops.gpu.matmul.tiled import LEAST_DEPTH, MOST_REGISTERS, launch_parts, may_have_parts
 from weft.ops.matmul import Gemm, MatMul
@@ -150,15 +150,13 @@ def _cases() -> Sequence[SelfTestCase]:
 
 
 SPECIAL = register_special(
-    SpecialKernel(
-        "matmul_matrix",
-        "products of two matrices on matrix units",
-        claimed=lambda caps: caps.multiplies(HALVES),
-        cases=_cases,
-        template="matmul_matrix",
-        forced=on_many_units,
-        seconds=1.0,
-    )
+    "matmul_matrix",
+    "products of two matrices on matrix units",
+    claimed=lambda caps: caps.multiplies(HALVES),
+    cases=_cases,
+    template="matmul_matrix",
+    forced=on_many_units,
+    seconds=1.0,
 )
 
 

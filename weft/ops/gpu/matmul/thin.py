@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from weft.kernels.chooser import Algorithm, Candidate
 from weft.kernels.self_test_cases import noise, one_node, several_nodes
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.gpu.matmul.few_rows import FEW_ROWS, rows_of
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem
 from weft.ops.matmul import Gemm, MatMul
@@ -55,18 +55,16 @@ class ThinProduct(Algorithm[ProductProblem, ProductPlan, OneItem]):
 
 
 register_family(
-    KernelFamily(
-        "matmul_thin", "products of few rows in software",
-        cases=lambda: (
-            one_node(MatMul(), (2, 1, 3, 7), (3, 7, 70)),
-            one_node(Gemm(transA=1, transB=1, alpha=2.0, beta=-1.5), (7, 2), (3, 7), (1, 3)),
-            several_nodes(
-                "MatMul of (2, 3, 7) with (2, 7, 70) after (1, 2, 5)",
-                [(MatMul(), ("x", "z"), "y")],
-                {"x": noise(2, 3, 7), "z": noise(2, 7, 70)},
-                before={"x": noise(1, 2, 5), "z": noise(1, 5, 64)},
-            ),
+    "matmul_thin", "products of few rows in software",
+    cases=lambda: (
+        one_node(MatMul(), (2, 1, 3, 7), (3, 7, 70)),
+        one_node(Gemm(transA=1, transB=1, alpha=2.0, beta=-1.5), (7, 2), (3, 7), (1, 3)),
+        several_nodes(
+            "MatMul of (2, 3, 7) with (2, 7, 70) after (1, 2, 5)",
+            [(MatMul(), ("x", "z"), "y")],
+            {"x": noise(2, 3, 7), "z": noise(2, 7, 70)},
+            before={"x": noise(1, 2, 5), "z": noise(1, 5, 64)},
         ),
-        fallback="products by tiles", claimed=lambda caps: caps.software,
-    )
+    ),
+    fallback="products by tiles", claimed=lambda caps: caps.software,
 )

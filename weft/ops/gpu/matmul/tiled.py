@@ -17,7 +17,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures, amount_by, time_by
 from weft.kernels.launch import SUM_PARTS
 from weft.kernels.self_test_cases import one_node
-from weft.kernels.special import KernelFamily, in_place_of, on_many_units, register_family
+from weft.kernels.special import in_place_of, on_many_units, register_family
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem
 from weft.ops.gpu.reduce import RECIPES, launch_recipe
 from weft.ops.matmul import Gemm, MatMul
@@ -236,29 +236,25 @@ def _launch(
 
 
 register_family(
-    KernelFamily(
-        "matmul", "products by tiles",
-        cases=lambda: (
-            one_node(MatMul(), (65, 33), (33, 67)),
-            one_node(MatMul(), (2, 1, 5, 7), (3, 7, 4)),
-            one_node(Gemm(transA=1, transB=1, alpha=2.0, beta=-1.5), (7, 5), (3, 7), (1, 3)),
-        ),
-        forced=in_place_of(SLICED),
-    )
+    "matmul", "products by tiles",
+    cases=lambda: (
+        one_node(MatMul(), (65, 33), (33, 67)),
+        one_node(MatMul(), (2, 1, 5, 7), (3, 7, 4)),
+        one_node(Gemm(transA=1, transB=1, alpha=2.0, beta=-1.5), (7, 5), (3, 7), (1, 3)),
+    ),
+    forced=in_place_of(SLICED),
 )
 register_family(
-    KernelFamily(
-        SLICED, "products whose sums several items or groups share",
-        cases=lambda: (
-            one_node(MatMul(), (2, 35, 70), (2, 70, 33), prefer="ProductTile(each=4, slices=2, parts=1)"),
-            one_node(
-                Gemm(transA=1, transB=1, alpha=2.0, beta=-1.5), (150, 5), (19, 150), (1, 19),
-                prefer="ProductTile(each=2, slices=4, parts=1)",
-            ),
-            one_node(MatMul(), (9, 47), (47, 10), prefer="ProductTile(each=1, slices=4, parts=1)"),
-            one_node(MatMul(), (2, 9, 512), (512, 10), prefer="ProductTile(each=1, slices=4, parts=4)"),
+    SLICED, "products whose sums several items or groups share",
+    cases=lambda: (
+        one_node(MatMul(), (2, 35, 70), (2, 70, 33), prefer="ProductTile(each=4, slices=2, parts=1)"),
+        one_node(
+            Gemm(transA=1, transB=1, alpha=2.0, beta=-1.5), (150, 5), (19, 150), (1, 19),
+            prefer="ProductTile(each=2, slices=4, parts=1)",
         ),
-        templates=("matmul",), whole=False, fallback="products by tiles of one slice", forced=on_many_units,
-        seconds=0.45,
-    )
+        one_node(MatMul(), (9, 47), (47, 10), prefer="ProductTile(each=1, slices=4, parts=1)"),
+        one_node(MatMul(), (2, 9, 512), (512, 10), prefer="ProductTile(each=1, slices=4, parts=4)"),
+    ),
+    templates=("matmul",), whole=False, fallback="products by tiles of one slice", forced=on_many_units,
+    seconds=0.45,
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.kernels.self_test_cases import indices, one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.gpu.matmul.problem import ProductPlan
 from weft.ops.matmul import Gemm, MatMul
 
@@ -35,11 +35,9 @@ def launch_whole(plan: ProductPlan) -> None:
 
 
 register_family(
-    KernelFamily(
-        "matmul_whole", "products of integers",
-        cases=lambda: (
-            one_node(MatMul(), *(np.asarray(indices(s, 1 << 40), np.int64) for s in ((2, 3, 40), (40, 5)))),
-            one_node(Gemm(transB=1), *(np.asarray(indices(s, 1 << 20), np.int32) for s in ((3, 9), (5, 9), (5,)))),
-        ),
-    )
+    "matmul_whole", "products of integers",
+    cases=lambda: (
+        one_node(MatMul(), *(np.asarray(indices(s, 1 << 40), np.int64) for s in ((2, 3, 40), (40, 5)))),
+        one_node(Gemm(transB=1), *(np.asarray(indices(s, 1 << 20), np.int32) for s in ((3, 9), (5, 9), (5,)))),
+    ),
 )

@@ -21,7 +21,7 @@ from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, Prologue, power_of_two
 from weft.kernels.self_test_cases import noise, several_nodes
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.cases import RELU
 from weft.ops.gpu.packing import as_image, weights_of
@@ -190,28 +190,26 @@ class ConvPairOnGpu(GpuOp):
 
 
 register_family(
-    KernelFamily(
-        CONV_PAIR, "pairs of convolutions of single pixels",
-        cases=lambda: (
-            several_nodes(
-                "Conv of (3, 37, 1, 1) with (9, 37, 1, 1) and (270, 9, 1, 1)",
-                [
-                    (Fused(Conv(kernel_shape=(1, 1)), 3, (RELU,)), ("x", "w", "b"), "r"),
-                    (Conv(kernel_shape=(1, 1)), ("r", "v"), "y"),
-                ],
-                {"x": noise(3, 37, 1, 1)},
-                {"w": noise(9, 37, 1, 1), "b": noise(9), "v": noise(270, 9, 1, 1)},
-            ),
-            several_nodes(
-                "Conv of (1, 357, 1, 1) with (150, 357, 1, 1) and (270, 150, 1, 1)",
-                [
-                    (Fused(Conv(kernel_shape=(1, 1)), 2, (RELU,)), ("x", "w"), "r"),
-                    (Conv(kernel_shape=(1, 1)), ("r", "v", "d"), "y"),
-                ],
-                {"x": noise(1, 357, 1, 1)},
-                {"w": noise(150, 357, 1, 1), "v": noise(270, 150, 1, 1), "d": noise(270)},
-            ),
+    CONV_PAIR, "pairs of convolutions of single pixels",
+    cases=lambda: (
+        several_nodes(
+            "Conv of (3, 37, 1, 1) with (9, 37, 1, 1) and (270, 9, 1, 1)",
+            [
+                (Fused(Conv(kernel_shape=(1, 1)), 3, (RELU,)), ("x", "w", "b"), "r"),
+                (Conv(kernel_shape=(1, 1)), ("r", "v"), "y"),
+            ],
+            {"x": noise(3, 37, 1, 1)},
+            {"w": noise(9, 37, 1, 1), "b": noise(9), "v": noise(270, 9, 1, 1)},
         ),
-        templates=("conv_pair",), fallback="two convolutions", seconds=0.45,
-    )
+        several_nodes(
+            "Conv of (1, 357, 1, 1) with (150, 357, 1, 1) and (270, 150, 1, 1)",
+            [
+                (Fused(Conv(kernel_shape=(1, 1)), 2, (RELU,)), ("x", "w"), "r"),
+                (Conv(kernel_shape=(1, 1)), ("r", "v", "d"), "y"),
+            ],
+            {"x": noise(1, 357, 1, 1)},
+            {"w": noise(150, 357, 1, 1), "v": noise(270, 150, 1, 1), "d": noise(270)},
+        ),
+    ),
+    templates=("conv_pair",), fallback="two convolutions", seconds=0.45,
 )

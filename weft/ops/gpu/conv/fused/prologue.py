@@ -27,7 +27,7 @@ from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, Prologue
 from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.self_test_cases import SelfTestCase, noise, one_node, several_nodes
-from weft.kernels.special import KernelFamily, SpecialKernel, register_family, register_special
+from weft.kernels.special import register_family, register_special
 from weft.ops.binary import Add, Div, Mul
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
@@ -179,40 +179,34 @@ def _matrix_cases() -> Sequence[SelfTestCase]:
 
 
 register_special(
-    SpecialKernel(
-        UNSTAGED_PROLOGUE,
-        "small convolutions on matrix units that apply steps as they load",
-        claimed=lambda caps: caps.multiplies(HALVES) and UnstagedConv.name not in caps.without,
-        cases=_unstaged_cases,
-        template=UnstagedConv.name,
-    )
+    UNSTAGED_PROLOGUE,
+    "small convolutions on matrix units that apply steps as they load",
+    claimed=lambda caps: caps.multiplies(HALVES) and UnstagedConv.name not in caps.without,
+    cases=_unstaged_cases,
+    template=UnstagedConv.name,
 )
 register_special(
-    SpecialKernel(
-        MATRIX_PROLOGUE,
-        "convolutions on matrix units that apply steps as they load",
-        claimed=lambda caps: caps.multiplies(HALVES),
-        cases=_matrix_cases,
-        template=MatrixConv.name,
-    )
+    MATRIX_PROLOGUE,
+    "convolutions on matrix units that apply steps as they load",
+    claimed=lambda caps: caps.multiplies(HALVES),
+    cases=_matrix_cases,
+    template=MatrixConv.name,
 )
 
 
 register_family(
-    KernelFamily(
-        CONV_PROLOGUE, "convolutions that apply steps as they load",
-        cases=lambda: (
-            several_nodes(
-                "Conv of (2, 9, 5, 6) with (7, 9, 1, 1)",
-                [
-                    # Of the zeros behind the last channel, 0 / 0 is made.
-                    (Fused(Div(), 2, (RELU,)), ("x", "gate"), "r"),
-                    (Conv(kernel_shape=(1, 1)), ("r", "w"), "y"),
-                ],
-                {"x": noise(2, 9, 5, 6), "gate": noise(2, 9, 1, 1)},
-                {"w": noise(7, 9, 1, 1)},
-            ),
+    CONV_PROLOGUE, "convolutions that apply steps as they load",
+    cases=lambda: (
+        several_nodes(
+            "Conv of (2, 9, 5, 6) with (7, 9, 1, 1)",
+            [
+                # Of the zeros behind the last channel, 0 / 0 is made.
+                (Fused(Div(), 2, (RELU,)), ("x", "gate"), "r"),
+                (Conv(kernel_shape=(1, 1)), ("r", "w"), "y"),
+            ],
+            {"x": noise(2, 9, 5, 6), "gate": noise(2, 9, 1, 1)},
+            {"w": noise(7, 9, 1, 1)},
         ),
-        templates=("conv_gemm",), whole=False, fallback="element-wise kernels before them", seconds=0.45,
-    )
+    ),
+    templates=("conv_gemm",), whole=False, fallback="element-wise kernels before them", seconds=0.45,
 )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weft.core.graph.dtypes import DType
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import SUM_PARTS
-from weft.kernels.special import KernelFamily, on_many_units, register_family
+from weft.kernels.special import on_many_units, register_family
 from weft.ops.gpu.conv.cases import conv_with
 
 if TYPE_CHECKING:
@@ -164,9 +164,7 @@ class Sums:
 
 
 register_family(
-    KernelFamily(
-        SUM_PARTS, "sums of products in parts",
-        cases=lambda: (conv_with((1, 260, 5, 7), (13, 260, 3, 3), pads=(1, 1, 1, 1), prefer="InParts("),),
-        templates=("sum_parts",), fallback="sums by one work-group each", forced=on_many_units, seconds=0.45,
-    )
+    SUM_PARTS, "sums of products in parts",
+    cases=lambda: (conv_with((1, 260, 5, 7), (13, 260, 3, 3), pads=(1, 1, 1, 1), prefer="InParts("),),
+    templates=("sum_parts",), fallback="sums by one work-group each", forced=on_many_units, seconds=0.45,
 )

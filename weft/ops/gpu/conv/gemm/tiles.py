@@ -15,7 +15,7 @@ from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import VECTOR_BYTES
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.direct import DIRECT
 from weft.ops.gpu.conv.gemm.ranking import ImplicitGemm
@@ -278,14 +278,12 @@ class TiledConv(ImplicitGemm[GemmTile]):
 
 
 register_family(
-    KernelFamily(
-        "conv_gemm", "tiled convolutions",
-        cases=lambda: (
-            conv_with((1, 7, 10, 12), (5, 7, 3, 3), dilations=(2, 3), pads=(2, 3, 2, 3)),
-            conv_with((2, 17, 9, 7), (6, 17, 2, 3), strides=(2, 3), pads=(0, 1, 1, 2)),
-            conv_with((2, 64, 7, 5), (70, 64, 1, 1), bias=False),
-            conv_with((1, 36, 6, 7), (33, 36, 3, 3), prefer="GemmTile(pixels=2, blocks=1, lx=8, ly=4, lz=8)"),
-        ),
-        fallback=DIRECT, seconds=0.65,
-    )
+    "conv_gemm", "tiled convolutions",
+    cases=lambda: (
+        conv_with((1, 7, 10, 12), (5, 7, 3, 3), dilations=(2, 3), pads=(2, 3, 2, 3)),
+        conv_with((2, 17, 9, 7), (6, 17, 2, 3), strides=(2, 3), pads=(0, 1, 1, 2)),
+        conv_with((2, 64, 7, 5), (70, 64, 1, 1), bias=False),
+        conv_with((1, 36, 6, 7), (33, 36, 3, 3), prefer="GemmTile(pixels=2, blocks=1, lx=8, ly=4, lz=8)"),
+    ),
+    fallback=DIRECT, seconds=0.65,
 )

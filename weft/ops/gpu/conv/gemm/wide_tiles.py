@@ -19,7 +19,7 @@ from weft.kernels.chooser import NEVER, Candidate
 from weft.kernels.cost_model import Effort
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.self_test_cases import SelfTestCase
-from weft.kernels.special import KernelFamily, SpecialKernel, on_many_units, register_family, register_special
+from weft.kernels.special import on_many_units, register_family, register_special
 from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.gemm.split_k import InParts, TileWork, time_of
 from weft.ops.gpu.conv.gemm.tiles import STEP, GemmTile, TiledConv, fitting_tiles, steps_of
@@ -150,20 +150,16 @@ def _in_parts() -> SelfTestCase:
 
 
 COPIED = register_special(
-    SpecialKernel(
-        "conv_wide_copied",
-        "convolutions in wide tiles whose weights are copied asynchronously",
-        claimed=lambda caps: caps.asynchronous_copies,
-        cases=lambda: (*_cases(), _in_parts()),
-        template="conv_gemm",
-        marker="END_OF_COPIES;",
-        forced=on_many_units,
-        seconds=0.65,
-    )
+    "conv_wide_copied",
+    "convolutions in wide tiles whose weights are copied asynchronously",
+    claimed=lambda caps: caps.asynchronous_copies,
+    cases=lambda: (*_cases(), _in_parts()),
+    template="conv_gemm",
+    marker="END_OF_COPIES;",
+    forced=on_many_units,
+    seconds=0.65,
 )
 register_family(
-    KernelFamily(
-        "conv_wide", "convolutions in wide tiles", cases=_cases,
-        templates=("conv_gemm",), whole=False, fallback="tiled convolutions", forced=on_many_units, seconds=0.65,
-    )
+    "conv_wide", "convolutions in wide tiles", cases=_cases,
+    templates=("conv_gemm",), whole=False, fallback="tiled convolutions", forced=on_many_units, seconds=0.65,
 )

@@ -14,7 +14,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures, amount_by, time_by
 from weft.kernels.launch import PIECE, SMALL_GROUP, VECTOR_BYTES
 from weft.kernels.matrix_shapes import HALVES
-from weft.kernels.special import KernelFamily, on_many_units, register_family
+from weft.kernels.special import on_many_units, register_family
 from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.direct import DIRECT
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, divisor
@@ -251,19 +251,17 @@ def _packed(plan: ConvPlan) -> Tensor:
 
 _TILE = "GroupedTile(rows={}, columns={}, blocks={}, slices={})"
 register_family(
-    KernelFamily(
-        "conv_grouped", "convolutions in groups of whole blocks",
-        cases=lambda: (
-            conv_with(
-                (2, 24, 9, 10), (48, 8, 3, 3), group=3, strides=(2, 1), pads=(1, 0, 1, 2),
-                prefer=_TILE.format(2, 2, 2, 2),
-            ),
-            conv_with(
-                (1, 64, 7, 5), (32, 32, 5, 5), group=2, dilations=(1, 2), pads=(2, 4, 2, 4),
-                prefer=_TILE.format(1, 2, 1, 8),
-            ),
-            conv_with((1, 136, 21), (48, 68, 1), group=2, bias=False, prefer=_TILE.format(1, 1, 1, 1)),
+    "conv_grouped", "convolutions in groups of whole blocks",
+    cases=lambda: (
+        conv_with(
+            (2, 24, 9, 10), (48, 8, 3, 3), group=3, strides=(2, 1), pads=(1, 0, 1, 2),
+            prefer=_TILE.format(2, 2, 2, 2),
         ),
-        fallback=DIRECT, forced=on_many_units, seconds=0.45,
-    )
+        conv_with(
+            (1, 64, 7, 5), (32, 32, 5, 5), group=2, dilations=(1, 2), pads=(2, 4, 2, 4),
+            prefer=_TILE.format(1, 2, 1, 8),
+        ),
+        conv_with((1, 136, 21), (48, 68, 1), group=2, bias=False, prefer=_TILE.format(1, 1, 1, 1)),
+    ),
+    fallback=DIRECT, forced=on_many_units, seconds=0.45,
 )

@@ -12,7 +12,7 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.chooser import Algorithm, Candidate, Facts, candidates_of, waves
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import SMALL_GROUP
-from weft.kernels.special import KernelFamily, in_place_of, register_family
+from weft.kernels.special import in_place_of, register_family
 from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.direct import DIRECT
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
@@ -176,21 +176,17 @@ class DepthwiseInLoops(Algorithm[ConvProblem, ConvPlan, OnePixel]):
         reads = depthwise_reads(plan, p.layout)
         k.launch("conv_depthwise", reads=reads, writes={"y": plan.y}, ints=ints, items=total)
 register_family(
-    KernelFamily(
-        "conv_depthwise_tile", "depthwise convolutions by tiles",
-        cases=lambda: (
-            conv_with((1, 7, 10, 9), (7, 1, 3, 5), group=7, strides=(1, 3), pads=(3, 1, 2, 2)),
-            conv_with(
-                (2, 12, 13, 11), (12, 1, 3, 3), group=12, pads=(1, 1, 1, 1), prefer="DepthwiseTile(rows=2, columns=4)"
-            ),
+    "conv_depthwise_tile", "depthwise convolutions by tiles",
+    cases=lambda: (
+        conv_with((1, 7, 10, 9), (7, 1, 3, 5), group=7, strides=(1, 3), pads=(3, 1, 2, 2)),
+        conv_with(
+            (2, 12, 13, 11), (12, 1, 3, 3), group=12, pads=(1, 1, 1, 1), prefer="DepthwiseTile(rows=2, columns=4)"
         ),
-        fallback="depthwise convolutions by loops",
-    )
+    ),
+    fallback="depthwise convolutions by loops",
 )
 register_family(
-    KernelFamily(
-        "conv_depthwise", "depthwise convolutions by loops",
-        cases=lambda: (conv_with((1, 6, 17, 16), (6, 1, 15, 14), group=6, pads=(7, 6, 7, 7), dilations=(1, 1)),),
-        fallback=DIRECT, forced=in_place_of("conv_depthwise_staged"),
-    )
+    "conv_depthwise", "depthwise convolutions by loops",
+    cases=lambda: (conv_with((1, 6, 17, 16), (6, 1, 15, 14), group=6, pads=(7, 6, 7, 7), dilations=(1, 1)),),
+    fallback=DIRECT, forced=in_place_of("conv_depthwise_staged"),
 )

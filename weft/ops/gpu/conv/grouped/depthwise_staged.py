@@ -15,7 +15,7 @@ from weft.core.graph.layout import PACK, Layout
 from weft.kernels.chooser import NEVER, Algorithm, Candidate, candidates_of
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import LARGE_GROUP, SECTOR, VECTOR_BYTES
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.grouped.depthwise import depthwise_reads
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
@@ -163,12 +163,10 @@ class DepthwiseStaged(Algorithm[ConvProblem, ConvPlan, StagedTile]):
 
 
 register_family(
-    KernelFamily(
-        "conv_depthwise_staged", "depthwise convolutions in work-group memory",
-        cases=lambda: (
-            conv_with((2, 13, 9, 11), (13, 1, 5, 5), group=13, strides=(2, 1), pads=(2, 1, 2, 3), prefer="StagedTile("),
-            conv_with((1, 6, 17, 16), (6, 1, 15, 14), group=6, pads=(7, 6, 7, 7), prefer="StagedTile("),
-        ),
-        fallback="depthwise convolutions by tiles",
-    )
+    "conv_depthwise_staged", "depthwise convolutions in work-group memory",
+    cases=lambda: (
+        conv_with((2, 13, 9, 11), (13, 1, 5, 5), group=13, strides=(2, 1), pads=(2, 1, 2, 3), prefer="StagedTile("),
+        conv_with((1, 6, 17, 16), (6, 1, 15, 14), group=6, pads=(7, 6, 7, 7), prefer="StagedTile("),
+    ),
+    fallback="depthwise convolutions by tiles",
 )

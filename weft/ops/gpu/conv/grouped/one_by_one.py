@@ -17,7 +17,7 @@ from typing import Any
 from weft.core.graph.tensor import Tensor
 from weft.errors import ExecutionError
 from weft.kernels.chooser import NEVER, Algorithm, Candidate, Chooser, Decision
-from weft.kernels.special import KernelFamily, on_many_units, register_family
+from weft.kernels.special import on_many_units, register_family
 from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.gemm.large_weights import ConvInPieces
 from weft.ops.gpu.conv.problem import COMPUTED, ConvPlan, ConvProblem
@@ -114,16 +114,14 @@ def _group(plan: ConvPlan, number: int) -> ConvPlan:
 
 
 register_family(
-    KernelFamily(
-        "conv_apart", "convolutions of each group by itself",
-        cases=lambda: (
-            conv_with(
-                (2, 72, 9, 10), (40, 36, 3, 3), group=2, strides=(2, 1), pads=(1, 0, 1, 2),
-                prefer="GroupsApart(tile=GemmTile(",
-            ),
-            conv_with((1, 60, 21), (48, 20, 1), group=3, bias=False, prefer="GroupsApart(tile=GemmTile("),
+    "conv_apart", "convolutions of each group by itself",
+    cases=lambda: (
+        conv_with(
+            (2, 72, 9, 10), (40, 36, 3, 3), group=2, strides=(2, 1), pads=(1, 0, 1, 2),
+            prefer="GroupsApart(tile=GemmTile(",
         ),
-        templates=("conv_gemm",), whole=False, anywhere=True, fallback="convolutions in groups of whole blocks",
-        forced=on_many_units, seconds=0.65,
-    )
+        conv_with((1, 60, 21), (48, 20, 1), group=3, bias=False, prefer="GroupsApart(tile=GemmTile("),
+    ),
+    templates=("conv_gemm",), whole=False, anywhere=True, fallback="convolutions in groups of whole blocks",
+    forced=on_many_units, seconds=0.65,
 )

@@ -18,7 +18,7 @@ from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.self_test_cases import SelfTestCase
 from weft.kernels.source import SUBGROUP
-from weft.kernels.special import SpecialKernel, register_special
+from weft.kernels.special import register_special
 from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.matrix.halves import (
     ACTIVATION_BITS,
@@ -87,15 +87,13 @@ def cases() -> Sequence[SelfTestCase]:
 
 
 SPECIAL = register_special(
-    SpecialKernel(
-        "conv_split",
-        "convolutions of split fp32 on matrix units",
-        claimed=lambda caps: caps.multiplies(HALVES) and caps.splits_products,
-        withdraw=lambda caps: replace(caps, splits_products=False),
-        cases=cases,
-        template="conv_split",
-        seconds=2.0,
-    )
+    "conv_split",
+    "convolutions of split fp32 on matrix units",
+    claimed=lambda caps: caps.multiplies(HALVES) and caps.splits_products,
+    withdraw=lambda caps: replace(caps, splits_products=False),
+    cases=cases,
+    template="conv_split",
+    seconds=2.0,
 )
 
 

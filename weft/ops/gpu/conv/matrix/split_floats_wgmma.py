@@ -16,7 +16,7 @@ from weft.kernels.cost_model import Effort
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import PIECE
-from weft.kernels.special import SpecialKernel, register_special
+from weft.kernels.special import register_kernels, register_special
 from weft.ops.gpu.conv.matrix import split_floats
 from weft.ops.gpu.conv.matrix.halves import (
     ACTIVATION_BITS,
@@ -69,15 +69,13 @@ def _has_warpgroups(caps: DeviceCaps) -> bool:
 
 
 SPECIAL = register_special(
-    SpecialKernel(
-        NAME,
-        "convolutions of split fp32 by warpgroups",
-        claimed=_has_warpgroups,
-        cases=lambda: split_floats.cases()[LARGE:],
-        template="conv_split_wgmma",
-    )
+    NAME,
+    "convolutions of split fp32 by warpgroups",
+    claimed=_has_warpgroups,
+    cases=lambda: split_floats.cases()[LARGE:],
+    template="conv_split_wgmma",
 )
-SMALL = register_special(within_limit(SPECIAL))
+SMALL = register_kernels(within_limit(SPECIAL))
 
 
 @dataclass(frozen=True)

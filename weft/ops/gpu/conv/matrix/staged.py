@@ -19,7 +19,7 @@ from weft.kernels.launch import PIECE
 from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.self_test_cases import SelfTestCase
 from weft.kernels.source import SUBGROUP
-from weft.kernels.special import SpecialKernel, register_special
+from weft.kernels.special import register_special
 from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.gemm.ranking import ImplicitGemm
 from weft.ops.gpu.conv.gemm.split_k import InParts, Sums, TileWork, tile_and_parts
@@ -104,14 +104,12 @@ def _cases() -> Sequence[SelfTestCase]:
 
 
 SPECIAL = register_special(
-    SpecialKernel(
-        "conv_matrix",
-        "convolutions on matrix units",
-        claimed=lambda caps: caps.multiplies(HALVES),
-        withdraw=lambda caps: replace(caps.without_matrices(HALVES), channels_last=False),
-        cases=_cases,
-        template="conv_matrix",
-    )
+    "conv_matrix",
+    "convolutions on matrix units",
+    claimed=lambda caps: caps.multiplies(HALVES),
+    withdraw=lambda caps: replace(caps.without_matrices(HALVES), channels_last=False),
+    cases=_cases,
+    template="conv_matrix",
 )
 
 

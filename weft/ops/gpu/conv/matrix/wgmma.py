@@ -17,7 +17,7 @@ from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import PIECE
 from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.self_test_cases import SelfTestCase
-from weft.kernels.special import SpecialKernel, register_special
+from weft.kernels.special import register_kernels, register_special
 from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.gemm.ranking import ImplicitGemm
 from weft.ops.gpu.conv.gemm.split_k import PARTS, InParts, Sums, TileWork, promising, tile_and_parts
@@ -145,16 +145,14 @@ def _has_units(caps: DeviceCaps) -> bool:
 
 
 SPECIAL = register_special(
-    SpecialKernel(
-        "conv_wgmma",
-        "convolutions by warpgroups",
-        claimed=_has_units,
-        cases=_cases,
-        template="conv_wgmma",
-        seconds=2.2,
-    )
+    "conv_wgmma",
+    "convolutions by warpgroups",
+    claimed=_has_units,
+    cases=_cases,
+    template="conv_wgmma",
+    seconds=2.2,
 )
-SMALL = register_special(within_limit(SPECIAL))
+SMALL = register_kernels(within_limit(SPECIAL))
 
 
 def steps_along(taps: int, channels: int) -> int:

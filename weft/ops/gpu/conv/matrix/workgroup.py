@@ -16,7 +16,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.matrix_shapes import HALVES, MatrixShape
 from weft.kernels.self_test_cases import SelfTestCase
-from weft.kernels.special import SpecialKernel, register_special
+from weft.kernels.special import register_special
 from weft.ops.gpu.conv.cases import conv_case
 from weft.ops.gpu.conv.matrix.unstaged import UnstagedConv
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, vectors_spec
@@ -82,14 +82,12 @@ def _cases() -> Sequence[SelfTestCase]:
 
 
 SPECIAL = register_special(
-    SpecialKernel(
-        "workgroup_gemm",
-        "products on matrices of work-groups",
-        claimed=lambda caps: bool(shapes_of_groups(caps)) and caps.multiplies(HALVES),
-        withdraw=lambda caps: caps.without_matrices(*shapes_of_groups(caps)),
-        cases=_cases,
-        template="workgroup_gemm",
-    )
+    "workgroup_gemm",
+    "products on matrices of work-groups",
+    claimed=lambda caps: bool(shapes_of_groups(caps)) and caps.multiplies(HALVES),
+    withdraw=lambda caps: caps.without_matrices(*shapes_of_groups(caps)),
+    cases=_cases,
+    template="workgroup_gemm",
 )
 
 

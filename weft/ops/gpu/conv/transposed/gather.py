@@ -14,7 +14,7 @@ from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
 from weft.kernels.self_test_cases import one_node
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.conv import ConvTranspose
 from weft.ops.gpu.conv.cases import transposed_case
 from weft.ops.gpu.conv.problem import why_not_computed, why_not_empty, window_constants
@@ -125,11 +125,9 @@ def _by_vector(part: Array) -> Array:
 
 
 register_family(
-    KernelFamily(
-        "conv_transpose", "transposed convolutions",
-        cases=lambda: (
-            transposed_case((1, 5, 5, 6), (5, 7, 4, 3), strides=(2, 2), pads=(1, 0, 2, 1), dilations=(2, 1)),
-            one_node(ConvTranspose(strides=(1, 3), group=2), (2, 4, 5, 4), (4, 3, 2, 2), constants=(1,)),
-        ),
-    )
+    "conv_transpose", "transposed convolutions",
+    cases=lambda: (
+        transposed_case((1, 5, 5, 6), (5, 7, 4, 3), strides=(2, 2), pads=(1, 0, 2, 1), dilations=(2, 1)),
+        one_node(ConvTranspose(strides=(1, 3), group=2), (2, 4, 5, 4), (4, 3, 2, 2), constants=(1,)),
+    ),
 )

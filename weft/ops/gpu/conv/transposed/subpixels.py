@@ -23,7 +23,7 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.output_maps import SubPixels, SubPixelsOfSlices
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.cases import transposed_case
 from weft.ops.gpu.conv.gemm.tiles import TiledConv
@@ -151,14 +151,12 @@ def stores_subpixels(caps: DeviceCaps, rank: int) -> bool:
 
 
 register_family(
-    KernelFamily(
-        SUBPIXELS, "convolutions to sub-pixels",
-        cases=lambda: (
-            transposed_case((2, 5, 5, 6), (5, 7, 4, 3), strides=(2, 2), pads=(1, 0, 2, 1)),
-            transposed_case((1, 16, 9), (16, 8, 8), strides=(3,), pads=(4, 1)),
-            transposed_case((2, 5, 2, 3, 4), (5, 6, 3, 3, 3), strides=(2, 2, 2), pads=(1,) * 6),
-        ),
-        templates=("conv_gemm",), whole=False, anywhere=True,
-        fallback="transposed convolutions in a kernel of their own",
-    )
+    SUBPIXELS, "convolutions to sub-pixels",
+    cases=lambda: (
+        transposed_case((2, 5, 5, 6), (5, 7, 4, 3), strides=(2, 2), pads=(1, 0, 2, 1)),
+        transposed_case((1, 16, 9), (16, 8, 8), strides=(3,), pads=(4, 1)),
+        transposed_case((2, 5, 2, 3, 4), (5, 6, 3, 3, 3), strides=(2, 2, 2), pads=(1,) * 6),
+    ),
+    templates=("conv_gemm",), whole=False, anywhere=True,
+    fallback="transposed convolutions in a kernel of their own",
 )

@@ -20,7 +20,7 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.output_maps import OutputMap, Slices
-from weft.kernels.special import KernelFamily, register_family
+from weft.kernels.special import register_family
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.direct import DIRECT
@@ -158,15 +158,13 @@ def by_slice(weight: Array, channels: int) -> Array:
 
 
 register_family(
-    KernelFamily(
-        STACKED, "convolutions of volumes as images",
-        cases=lambda: (
-            conv_with((2, 5, 5, 6, 7), (5, 5, 3, 2, 3), strides=(2, 1, 2), pads=(0, 1, 0, 1, 0, 1)),
-            conv_with((1, 8, 4, 5, 6), (9, 8, 1, 3, 3), bias=False),
-            conv_with(
-                (2, 6, 7, 3, 5), (9, 6, 3, 1, 1), strides=(2, 1, 1), dilations=(2, 1, 1), pads=(1, 0, 0, 2, 0, 0)
-            ),
+    STACKED, "convolutions of volumes as images",
+    cases=lambda: (
+        conv_with((2, 5, 5, 6, 7), (5, 5, 3, 2, 3), strides=(2, 1, 2), pads=(0, 1, 0, 1, 0, 1)),
+        conv_with((1, 8, 4, 5, 6), (9, 8, 1, 3, 3), bias=False),
+        conv_with(
+            (2, 6, 7, 3, 5), (9, 6, 3, 1, 1), strides=(2, 1, 1), dilations=(2, 1, 1), pads=(1, 0, 0, 2, 0, 0)
         ),
-        fallback=DIRECT, seconds=0.4,
-    )
+    ),
+    fallback=DIRECT, seconds=0.4,
 )
