@@ -393,7 +393,7 @@ OF_THE_CONTRACT = {
     "onResizeBegin", "onResizeEnd", "onAllocateBuffer", "onWaitFinish",
 }
 OF_NETWORKS = {"why_not", "why_not_optimized", "OptimizeSubgraph", "canImport", "onImportBuffer"}
-OF_THE_CLASS = {"addCreator", "creator", "find_creator", "missing", "statistics", "notes", "close"}
+OF_THE_CLASS = {"addCreator", "creator", "find_creator", "statistics", "notes", "close"}
 
 
 def test_M2_the_public_class_has_the_callbacks_of_the_contract_and_what_networks_and_reports_need() -> None:

@@ -15,6 +15,7 @@ from weft.core.contract.backend import (
     Execution,
     ForwardType,
     Recorded,
+    StorageType,
 )
 from weft.core.contract.engine import Engine
 from weft.core.graph.interpreter import evaluate
@@ -22,6 +23,7 @@ from weft.core.graph.layout import Layout
 from weft.core.graph.op import Op, WritingOp
 from weft.core.graph.tensor import Tensor
 from weft.core.host.host_backend import HostBackend
+from weft.core.memory.buffer_manager import Slot
 from weft.core.passes.moves import RESHAPES
 from weft.core.placement.optimized_network import PreCompiled
 
@@ -39,7 +41,7 @@ class ReshapeExecution(Recorded):
         (result,), source = outputs, inputs[0]
         assert source is not None
         backend, run = result.backend, self._copy
-        if isinstance(backend, HostBackend) and result.dtype is source.dtype and backend.share(result, source):
+        if isinstance(backend, CpuBackend) and result.dtype is source.dtype and backend.share(result, source):
             run = self._rest if backend.info.profiling is not None else super().onExecute
         self.onExecute = run  # type: ignore[method-assign]
 
@@ -105,6 +107,11 @@ class CpuBackend(HostBackend, Engine):
         if "copies_constants" not in vars(cls):
             cls.copies_constants = True
 
+    def __init__(self, info: BackendInfo) -> None:
+        super().__init__(info)
+        self._sharing: dict[Slot, int] = {}
+        """How many tensors that are not released yet lie in a slot, by the slots in which several were put."""
+
     def why_not(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
         """Return None: every op has a reference, but for what another backend compiled."""
         foreign = isinstance(op, PreCompiled) and op.backend != self.info.id and self.find_creator(op.type) is None
@@ -132,6 +139,69 @@ class CpuBackend(HostBackend, Engine):
     def reads_late(self) -> bool:
         """Tell whether all executions ask their tensors for the memory in each run, as ours do."""
         return type(self) is CpuBackend and not CpuBackend._creators
+
+    # -- memory ------------------------------------------------------------------------------------------
+
+    def share(self, tensor: Tensor, source: Tensor) -> bool:
+        """Have an output lie where an input does, which the node copies: called in the node's `onResize`.
+
+        False if they have different bytes, or the input is a constant or in another backend's memory.
+        """
+        own, held = self._slots.get(tensor), self._slots.get(source)
+        if own is held and own is not None:
+            return True  # since the last plan, which was kept
+        if own is None or held is None or own.storage.stays or held.storage.stays:
+            return False
+        if tensor.nbytes != source.nbytes or not self._memory.withdraw(own):
+            return False
+        self._slots[tensor] = held
+        self._sharing[held] = self._sharing.get(held, 1) + 1
+        return True
+
+    def shares(self, tensor: Tensor) -> bool:
+        """Tell whether another tensor of this plan lies where this one does, after `share`."""
+        return self._slots.get(tensor) in self._sharing
+
+    def refit(self, tensors: Sequence[Tensor]) -> bool:
+        """Give the tensors, whose sizes have changed, places in the last plan if it has room; no other one moves."""
+        sizes: dict[Slot, int] = {}
+        for tensor in tensors:
+            slot = self._slots.get(tensor)
+            if slot is None:
+                return False
+            sizes[slot] = tensor.nbytes
+        apart = any(slot.storage is StorageType.DYNAMIC_SEPERATE for slot in sizes)
+        moved = [
+            (tensor, slot)
+            for tensor, slot in self._slots.items()
+            if slot in sizes or (apart and slot.storage is StorageType.DYNAMIC_SEPERATE)
+        ]
+        # Tensors that share a slot must still be of one size.
+        if any(tensor.nbytes != sizes.get(slot, slot.nbytes) for tensor, slot in moved):
+            return False
+        if not self._memory.refit(sizes):
+            return False
+        if apart:
+            for tensor, _ in moved:
+                tensor.memory = None  # frees the old buffer before there is a new one
+            self._memory.renew_separate()
+        for tensor, slot in moved:
+            self._bind(tensor, slot)
+        return True
+
+    def onReleaseBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
+        """Free the array according to its storage type, once no other tensor lies there."""
+        slot = self._slots.get(tensor)
+        others = self._sharing.get(slot, 1) - 1 if slot is not None else 0
+        if slot is not None and others:
+            self._sharing[slot] = others
+            return True
+        return super().onReleaseBuffer(tensor, storage_type)
+
+    def onClearBuffer(self) -> bool:
+        """Free everything except STATIC and STATE memory."""
+        self._sharing.clear()
+        return super().onClearBuffer()
 
 
 class CpuCreator(BackendCreator):

@@ -256,17 +256,9 @@ class Backend(ABC):
         cls._creators = {}
         cls._inherited = tuple(base.__dict__["_creators"] for base in cls.__mro__ if "_creators" in base.__dict__)
 
-    @classmethod
-    def missing(cls) -> list[str]:
-        """Return the callbacks that every backend implements and this class does not."""
-        found = sorted(getattr(cls, "__abstractmethods__", ()))
-        if cls.onCreate is Backend.onCreate and not any(b.__dict__.get("_creators") for b in cls.__mro__):
-            found.append("onCreate")
-        return found
-
     def __new__(cls, *args: Any, **kwargs: Any) -> Backend:
         """Refuse to instantiate an incomplete class."""
-        missing = cls.missing()
+        missing = missing_callbacks(cls)
         if missing:
             raise BackendError(
                 f"{cls.__name__} cannot be used as a backend",
@@ -432,6 +424,14 @@ class Backend(ABC):
         Nothing by default: a pipeline calls `onClearBuffer` first.
         """
         return None
+
+
+def missing_callbacks(kind: type[Backend]) -> list[str]:
+    """Return the callbacks that every backend implements and a class does not."""
+    found = sorted(getattr(kind, "__abstractmethods__", ()))
+    if kind.onCreate is Backend.onCreate and not any(b.__dict__.get("_creators") for b in kind.__mro__):
+        found.append("onCreate")
+    return found
 
 
 class BackendCreator(ABC):

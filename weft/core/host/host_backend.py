@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from math import inf, isinf
 
@@ -30,61 +30,12 @@ class HostBackend(Backend):
         super().__init__(info)
         self._memory = BufferManager(self._allocate, lambda _: None)
         self._slots: dict[Tensor, Slot] = {}
-        self._sharing: dict[Slot, int] = {}
-        """How many tensors that are not released yet lie in a slot, by the slots in which several were put."""
 
     def onAcquireBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
         """Give the tensor an array now or in the plan."""
         slot = self._slots[tensor] = self._memory.acquire(tensor.nbytes, storage_type)
         tensor.backend = self
         if slot.buffer is not None:
-            self._bind(tensor, slot)
-        return True
-
-    def share(self, tensor: Tensor, source: Tensor) -> bool:
-        """Have an output lie where an input does, which the node copies: called in the node's `onResize`.
-
-        False if they have different bytes, or the input is a constant or in another backend's memory.
-        """
-        own, held = self._slots.get(tensor), self._slots.get(source)
-        if own is held and own is not None:
-            return True  # since the last plan, which was kept
-        if own is None or held is None or own.storage.stays or held.storage.stays:
-            return False
-        if tensor.nbytes != source.nbytes or not self._memory.withdraw(own):
-            return False
-        self._slots[tensor] = held
-        self._sharing[held] = self._sharing.get(held, 1) + 1
-        return True
-
-    def shares(self, tensor: Tensor) -> bool:
-        """Tell whether another tensor of this plan lies where this one does, after `share`."""
-        return self._slots.get(tensor) in self._sharing
-
-    def refit(self, tensors: Sequence[Tensor]) -> bool:
-        """Give the tensors, whose sizes have changed, places in the last plan if it has room; no other one moves."""
-        sizes: dict[Slot, int] = {}
-        for tensor in tensors:
-            slot = self._slots.get(tensor)
-            if slot is None:
-                return False
-            sizes[slot] = tensor.nbytes
-        apart = any(slot.storage is StorageType.DYNAMIC_SEPERATE for slot in sizes)
-        moved = [
-            (tensor, slot)
-            for tensor, slot in self._slots.items()
-            if slot in sizes or (apart and slot.storage is StorageType.DYNAMIC_SEPERATE)
-        ]
-        # Tensors that share a slot must still be of one size.
-        if any(tensor.nbytes != sizes.get(slot, slot.nbytes) for tensor, slot in moved):
-            return False
-        if not self._memory.refit(sizes):
-            return False
-        if apart:
-            for tensor, _ in moved:
-                tensor.memory = None  # frees the old buffer before there is a new one
-            self._memory.renew_separate()
-        for tensor, slot in moved:
             self._bind(tensor, slot)
         return True
 
@@ -97,10 +48,6 @@ class HostBackend(Backend):
         slot = self._slots.get(tensor)
         if slot is None:
             return False
-        others = self._sharing.get(slot, 1) - 1
-        if others:
-            self._sharing[slot] = others
-            return True
         self._memory.release(slot)
         if storage_type.stays:
             del self._slots[tensor]
@@ -131,7 +78,6 @@ class HostBackend(Backend):
         """Free everything except STATIC and STATE memory."""
         self._memory.clear()
         self._slots = {t: s for t, s in self._slots.items() if s.storage.stays}
-        self._sharing.clear()
         return True
 
     def onCopyBuffer(self, src: Tensor, dst: Tensor) -> None:

@@ -16,6 +16,7 @@ from weft.core.contract.backend import (
     DeviceInfo,
     ForwardType,
     is_compatible,
+    missing_callbacks,
 )
 from weft.core.contract.backend_options import check_declared
 from weft.core.contract.error_context import is_error
@@ -78,7 +79,7 @@ class ClassCreator(BackendCreator):
 
     def absent(self) -> str | None:
         """Return what the class does not implement, or None."""
-        missing = self.made.missing()
+        missing = missing_callbacks(self.made)
         if not missing:
             return None
         return f"no backend can be made of {self.made.__name__}: it does not implement {', '.join(missing)}"
