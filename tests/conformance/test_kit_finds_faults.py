@@ -104,6 +104,20 @@ def test_a_backend_that_decides_in_onCreate_alone_is_right_and_noted() -> None:
     assert any("Relu is refused only after why_not took it" in note for note in report.notes), report.notes
 
 
+def test_a_callback_that_the_contract_does_not_have_is_noted() -> None:
+    class Misspelt(CpuBackend):
+        def onAquireBuffer(self, *_: object) -> bool:
+            return True
+
+        def onMapInput(self, *_: object) -> None:
+            """Do what an earlier interface asked for."""
+
+    report = examine(Misspelt, ["creator"])
+    assert report.ok and report.notes == (
+        "nothing calls onAquireBuffer, onMapInput of Misspelt: the contract has no such callback",
+    )
+
+
 class RefusesAll(CpuBackend):
     def why_not(self, inputs: object, outputs: object, op: object) -> str | None:
         return "this backend is on holiday"

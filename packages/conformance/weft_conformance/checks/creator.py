@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from weft.core.contract.backend import API_VERSION, Backend, DeviceInfo, is_compatible
+from weft.core.contract.engine import Engine
 from weft_conformance.kit import Kit, check
 from weft_conformance.report import Finding
 
@@ -47,6 +49,10 @@ def _objects(kit: Kit) -> str:
 def _told(backend: Backend, kit: Kit) -> str:
     if backend.info.id.lower() != kit.choice.creator.id.lower() or backend.info.index != kit.choice.index:
         return f"it was made for {kit.device} and says it is {backend.info.device}"
+    known = Engine if isinstance(backend, Engine) else Backend
+    unknown = [name for name in dir(type(backend)) if re.match("on[A-Z]", name) and not hasattr(known, name)]
+    if unknown:
+        kit.note(f"nothing calls {', '.join(unknown)} of {type(backend).__name__}: the contract has no such callback")
     statistics: object = backend.statistics()
     if not isinstance(statistics, Mapping):
         return f"statistics() returned {statistics!r} instead of a mapping of names to whole numbers"
