@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from math import lcm
 from typing import Any
 
@@ -103,52 +104,6 @@ def _least(held: int, pretended: int) -> int:
     return min(held, pretended) if pretended else held
 
 
-PROFILES = {
-    p.name: p
-    for p in (
-        DeviceProfile("none"),
-        # What Vulkan 1.1 guarantees and nothing more, in the least useful memory.
-        DeviceProfile(
-            "smallest", range=64 * _MIB, allocation=256 * _MIB, local=16 * _KIB, items=128, depth=64, grid=65535,
-            alignment=256, buffers=8, subgroup=1, units=1, fp16=False, int8=False, window=False, coherent=False,
-            fp64=False,
-        ),
-        DeviceProfile(
-            "v3dv", range=128 * _MIB, allocation=1 * _GIB, local=16 * _KIB, items=256, grid=65535, alignment=32,
-            subgroup=16, units=1, fp16=False, int8=False, fp64=False,
-        ),
-        DeviceProfile(
-            "mali-bifrost", range=256 * _MIB, local=32 * _KIB, items=384, grid=65535, alignment=256, buffers=35,
-            subgroup=8, units=1, coherent=False, fp64=False,
-        ),
-        DeviceProfile(
-            "mali-valhall", range=256 * _MIB, local=32 * _KIB, items=512, grid=65535, alignment=64, buffers=35,
-            subgroup=16, units=1, coherent=False, fp64=False,
-        ),
-        DeviceProfile(
-            "adreno", range=128 * _MIB, allocation=1 * _GIB, local=32 * _KIB, items=1024, depth=64, grid=65535,
-            alignment=64, buffers=24, subgroup=64, units=1, int8=False, coherent=False, fp64=False,
-        ),
-        DeviceProfile(
-            "powervr", range=128 * _MIB, allocation=1 * _GIB, local=16 * _KIB, items=512, depth=64, grid=65535,
-            alignment=32, subgroup=32, units=1, int8=False, coherent=False, fp64=False,
-        ),
-        DeviceProfile(
-            "intel", range=1 * _GIB, local=32 * _KIB, items=1024, depth=64, grid=65535, alignment=64, subgroup=16,
-            units=1, fp64=False,
-        ),
-        DeviceProfile(
-            "radv", allocation=2 * _GIB, local=32 * _KIB, items=1024, depth=1024, alignment=4, subgroup=64,
-            units=36, window=False,
-        ),
-        DeviceProfile(
-            "nvk", local=48 * _KIB, items=1024, depth=64, grid=65535, alignment=64, subgroup=32,
-            units=46, window=False,
-        ),
-    )
-}
-"""Devices to stand in for; where driver versions differ, the smallest value that one of them reports."""
-
 _SWITCHES = frozenset(f.name for f in fields(DeviceProfile) if isinstance(f.default, bool))
 _NUMBERS = frozenset(f.name for f in fields(DeviceProfile)) - _SWITCHES - {"name"}
 _SUBGROUPS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -168,37 +123,6 @@ _ALLOWED: dict[str, tuple[Callable[[int], bool], str]] = {
 """Valid values of limits: no device that runs Weft was ever seen below them, and kernels rely on them."""
 
 
-def parse_profile(text: str, where: str = "WEFT_DEVICE_PROFILE") -> DeviceProfile | None:
-    """Return the profile of a text such as "adreno,items=128"; None for an empty text.
-
-    ConfigError names all mistakes; `where` says where the text came from.
-    """
-    problems: list[str] = []
-    made = DeviceProfile()
-    for at, piece in enumerate(p.strip() for p in text.split(",") if p.strip()):
-        name, equals, value = (part.strip() for part in piece.partition("="))
-        if not equals:
-            if at or name not in PROFILES:
-                problems.append(f"{piece!r} is no profile" if not at else f"{piece!r} is no limit (NAME=VALUE)")
-                continue
-            made = PROFILES[name]
-            continue
-        try:
-            limit: dict[str, Any] = {name: _value(name, value)}
-            made = replace(made, **limit)
-        except ValueError as e:
-            problems.append(str(e))
-    if problems:
-        raise ConfigError(
-            f"the device profile {text!r} is not understood",
-            why="; ".join(problems),
-            where=where,
-            fix=f"begin with one of {', '.join(PROFILES)}, or set limits: {', '.join(sorted(_NUMBERS))} take a "
-            f"number (64MiB, 128), {', '.join(sorted(_SWITCHES))} take 0 or 1",
-        )
-    return made if made.limits else None
-
-
 def _value(name: str, text: str) -> int | bool:
     if name in _SWITCHES:
         if text not in ("0", "1"):
@@ -215,6 +139,70 @@ def _value(name: str, text: str) -> int | bool:
     if not legal(number):
         raise ValueError(f"{name}={text} must be {what}")
     return number
+
+
+def _limited(profile: DeviceProfile, name: str, value: str) -> DeviceProfile:
+    """Return a profile with one more limit; ValueError says what is wrong with it."""
+    limit: dict[str, Any] = {name: _value(name, value)}
+    return replace(profile, **limit)
+
+
+def _profile(name: str, limits: str) -> DeviceProfile:
+    each = (limit.split("=") for limit in limits.split(",") if limit)
+    return reduce(lambda made, limit: _limited(made, *limit), each, DeviceProfile(name))
+
+
+_NAMED = {
+    "none": "",
+    # What Vulkan 1.1 guarantees and nothing more, in the least useful memory.
+    "smallest": "range=64MiB,allocation=256MiB,local=16KiB,items=128,depth=64,grid=65535,alignment=256,buffers=8,"
+    "subgroup=1,units=1,fp16=0,int8=0,fp64=0,window=0,coherent=0",
+    "v3dv": "range=128MiB,allocation=1GiB,local=16KiB,items=256,grid=65535,alignment=32,subgroup=16,units=1,fp16=0,"
+    "int8=0,fp64=0",
+    "mali-bifrost": "range=256MiB,local=32KiB,items=384,grid=65535,alignment=256,buffers=35,subgroup=8,units=1,"
+    "fp64=0,coherent=0",
+    "mali-valhall": "range=256MiB,local=32KiB,items=512,grid=65535,alignment=64,buffers=35,subgroup=16,units=1,"
+    "fp64=0,coherent=0",
+    "adreno": "range=128MiB,allocation=1GiB,local=32KiB,items=1024,depth=64,grid=65535,alignment=64,buffers=24,"
+    "subgroup=64,units=1,int8=0,fp64=0,coherent=0",
+    "powervr": "range=128MiB,allocation=1GiB,local=16KiB,items=512,depth=64,grid=65535,alignment=32,subgroup=32,"
+    "units=1,int8=0,fp64=0,coherent=0",
+    "intel": "range=1GiB,local=32KiB,items=1024,depth=64,grid=65535,alignment=64,subgroup=16,units=1,fp64=0",
+    "radv": "allocation=2GiB,local=32KiB,items=1024,depth=1024,alignment=4,subgroup=64,units=36,window=0",
+    "nvk": "local=48KiB,items=1024,depth=64,grid=65535,alignment=64,subgroup=32,units=46,window=0",
+}
+PROFILES = {name: _profile(name, limits) for name, limits in _NAMED.items()}
+"""Devices to stand in for; where driver versions differ, the smallest value that one of them reports."""
+
+
+def parse_profile(text: str, where: str = "WEFT_DEVICE_PROFILE") -> DeviceProfile | None:
+    """Return the profile of a text such as "adreno,items=128"; None for an empty text.
+
+    ConfigError names all mistakes; `where` says where the text came from.
+    """
+    problems: list[str] = []
+    made = DeviceProfile()
+    for at, piece in enumerate(p.strip() for p in text.split(",") if p.strip()):
+        name, equals, value = (part.strip() for part in piece.partition("="))
+        if not equals:
+            if at or name not in PROFILES:
+                problems.append(f"{piece!r} is no profile" if not at else f"{piece!r} is no limit (NAME=VALUE)")
+                continue
+            made = PROFILES[name]
+            continue
+        try:
+            made = _limited(made, name, value)
+        except ValueError as e:
+            problems.append(str(e))
+    if problems:
+        raise ConfigError(
+            f"the device profile {text!r} is not understood",
+            why="; ".join(problems),
+            where=where,
+            fix=f"begin with one of {', '.join(PROFILES)}, or set limits: {', '.join(sorted(_NUMBERS))} take a "
+            f"number (64MiB, 128), {', '.join(sorted(_SWITCHES))} take 0 or 1",
+        )
+    return made if made.limits else None
 
 
 def _text(name: str, value: int | bool) -> str:
