@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import weft
 from benchmarks.decoders import TINY, decoder, empty_caches, feeds
+from tests.helpers.texts import Reference, close
 from weft.core.session.state import SavedState
 from weft.errors import ConfigError, InputError
 
@@ -33,33 +34,6 @@ def plans(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], int]]:
         return found
 
     yield count
-
-
-class Reference:
-    """ONNX Runtime, which is given the caches."""
-
-    def __init__(self, form: str, batch: int = 1) -> None:
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        model = decoder("tiny", form).SerializeToString()
-        self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        self.form, self.caches, self.length = form, empty_caches(TINY, batch), 0
-
-    def feeds(self, words: Any) -> dict[str, Any]:
-        """Return the inputs of a run without the caches."""
-        return feeds(TINY, self.form, words, self.length)
-
-    def run(self, words: Any) -> Any:
-        """Return the logits of new words."""
-        logits, *caches = self._session.run(None, {**self.feeds(words), **self.caches})
-        self.caches = dict(zip(self.caches, caches, strict=True))
-        self.length += words.shape[1]
-        return logits
-
-
-def close(got: Any, wanted: Any) -> bool:
-    """Tell whether logits agree as far as ONNX Runtime's sums of fp16 do."""
-    return got.shape == wanted.shape and bool(np.abs(got - wanted).max() <= 3e-3 * np.abs(wanted).max())
 
 
 TEXT = [np.arange(7)[None], *([[w]] for w in (3, 1, 4)), np.arange(40, 45)[None], *([[w]] for w in (1, 5))]

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import weft
+from benchmarks.decoders import decoder
 from tests.helpers.fakes import Creator, registered
+from tests.helpers.texts import Reference, close
 from weft.backends.cpu.backend import CpuBackend
 from weft.core.contract.backend import BackendInfo, BackendOption, Wait
 from weft.core.contract.backend_options import Options
@@ -249,3 +251,45 @@ def test_a_runtime_that_closes_stops_what_is_prepared() -> None:
         runtime.load(weft.optimize(relu(), "slow", fallback="error"), wait="first")
         SlowBackend.gate.set()
     assert all(backend.closed for backend in SlowBackend.opened)
+
+
+def said(session: weft.Session, reference: Reference, *words: int) -> bool:
+    """Tell whether a text goes on as ONNX Runtime's does."""
+    new = np.array([words], np.int64)
+    return close(session.run(reference.feeds(new))[0], reference.run(new)) and session.state.length == reference.length
+
+
+def test_a_text_begins_soon_and_goes_on_with_everything() -> None:
+    """A prompt, and words, which have a plan of their own, do not wait; what comes later has the same state."""
+    reference = Reference("genai")
+    with weft.load(decoder("tiny", "genai"), "slow", fallback="error", wait="first", state=True) as session:
+        assert said(session, reference, 5, 6, 7, 8) and said(session, reference, 9) and said(session, reference, 3)
+        assert SlowBackend.ran == [True] * 3 and not session.report.final
+        SlowBackend.gate.set()
+        session.wait_all()
+        assert said(session, reference, 1) and said(session, reference, 4, 1, 5) and said(session, reference, 2)
+        assert SlowBackend.ran[3:] == [False] * 3 and session.report.final
+    assert all(backend.closed for backend in SlowBackend.opened)
+
+
+def test_a_text_that_outgrows_its_capacity_meanwhile_goes_on() -> None:
+    reference = Reference("genai")
+    with weft.load(decoder("tiny", "genai"), "slow", fallback="error", wait="first", state=True) as session:
+        assert said(session, reference, 5, 6, 7, 8)
+        SlowBackend.gate.set()
+        assert said(session, reference, *range(40, 120), *range(190)) and said(session, reference, 3)
+        session.wait_all()
+        assert said(session, reference, 1) and SlowBackend.ran[-1] is False and session.report.final
+
+
+@pytest.mark.parametrize("kind", [BackendError, OutOfMemory])
+def test_a_text_goes_on_where_nothing_better_comes(kind: type[WeftError]) -> None:
+    """Without memory for both kinds of kernels, the first ones go."""
+    reference = Reference("genai")
+    SlowBackend.errors.append(kind("no"))
+    with weft.load(decoder("tiny", "genai"), "slow", fallback="error", wait="first", state=True) as session:
+        assert said(session, reference, 5, 6, 7, 8)
+        SlowBackend.gate.set()
+        session.wait_all()
+        assert said(session, reference, 9) and SlowBackend.ran == [True, kind is BackendError]
+        assert said(session, reference, 9, 4) and session.report.final

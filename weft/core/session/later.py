@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -32,15 +33,20 @@ class Later(Generic[Made]):
     The thread ends once the session has taken what it made, and then closes what the session had until then.
     """
 
-    def __init__(self, make: Callable[[], Made], choices: Sequence[DeviceChoice], why: str) -> None:
-        """Call `make` in a thread, for a session on these devices."""
+    def __init__(
+        self, made: Made, task: Callable[[Made], None], choices: Sequence[DeviceChoice], why: str
+    ) -> None:
+        """Call `task` with `made` in a thread, for a session on these devices."""
         self.choices, self.why = choices, why
-        self._held: Made | None = None
-        """What it made; once that was taken, what the session had until then."""
+        self._held: Made | None = made
+        """What it makes; once that was taken, what the session had until then; None if it failed."""
         self.error: Exception | None = None
         """Why there is none."""
+        self._tasks = deque([task])
+        self._lock = threading.Lock()
+        """Held while more is asked for, or the thread ends because nothing is."""
         self._stop, self._made, self._taken = threading.Event(), threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, args=[make], name="weft-later", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="weft-later", daemon=True)
         shutdown.note(self)
         self._thread.start()
 
@@ -48,6 +54,13 @@ class Later(Generic[Made]):
     def is_made(self) -> bool:
         """Tell whether the thread has made it, or failed."""
         return self._made.is_set()
+
+    def also(self, task: Callable[[Made], None]) -> bool:
+        """Have the thread do more with what it makes; False if it has ended, and nothing is done."""
+        with self._lock:
+            if not self.is_made:
+                self._tasks.append(task)
+            return not self.is_made
 
     def wait(self) -> None:
         """Wait until the thread has made it, or failed."""
@@ -72,23 +85,38 @@ class Later(Generic[Made]):
         self._thread.join(patience)
         return not self._thread.is_alive()
 
-    def _run(self, make: Callable[[], Made]) -> None:
+    def _run(self) -> None:
+        made = self._held
+        assert made is not None
         try:
             with cancelled.until(self._stop):
-                self._held = make()
-        except cancelled.Cancelled:
-            pass
-        except Exception as e:
-            if not is_error(e):
+                while (task := self._next()) is not None:
+                    task(made)
+        except BaseException as e:
+            self._held = None
+            made.close()
+            if isinstance(e, cancelled.Cancelled):
+                pass
+            elif not isinstance(e, Exception) or not is_error(e):
                 raise
-            self.error = e
-            log.warning("better kernels for a network could not be prepared: %s", e)
+            else:
+                self.error = e
+                log.warning("better kernels for a network could not be prepared: %s", e)
         finally:
-            del make  # it holds the network
-            self._made.set()
+            del made
+            task = None  # it holds the network
+            with self._lock:
+                self._made.set()
         self._taken.wait()
         if self._held is not None:
             self._held.close()
+
+    def _next(self) -> Callable[[Made], None] | None:
+        with self._lock:
+            if self._tasks:
+                return self._tasks.popleft()
+            self._made.set()
+            return None
 
 
 def in_turn(progress: Progress | None) -> Progress:

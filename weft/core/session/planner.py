@@ -297,8 +297,14 @@ class Planner:
 
     # -- plans for capacities --------------------------------------------------------------------------
 
-    def place_roomy(self, roomy: RoomyPlan, why: str, store: StateStore | None) -> None:
-        """Let runs use the plan for capacities, which is made and loaded if there is none; its state is in `store`."""
+    def place_roomy(
+        self, roomy: RoomyPlan, why: str, store: StateStore | None, before_move: Callable[[], None] | None = None
+    ) -> None:
+        """Let runs use the plan for capacities, which is made and loaded if there is none; its state is in `store`.
+
+        `before_move` ends what else uses the memory of the state, before that is moved. Without it the state stays
+        where it is: BackendError if the plan wants it elsewhere.
+        """
         graph = roomy.network.graph
         sizes = ", ".join(f"{name} {'' if name in roomy.fixed else 'up to '}{size}" for name, size in roomy.key)
         made = NetworkPlan(roomy.key, f"made for {sizes}, because {why}", roomy=roomy)
@@ -313,17 +319,28 @@ class Planner:
             prepared = replace(roomy.prepared, graph=graph)
             divided = divide_first(graph, backends, self.options, host=self._host, before=before, prepared=prepared)
             divided_by = perf_counter()
-            network = lower_network(divided, self.loader.asked(p.device for p in divided.parts))
+            network = self._lowered(divided, may_wait=False)
             if store is not None and not store.fits(network, graph):
+                if before_move is None:
+                    raise _elsewhere(graph)
+                before_move()
                 self.loader.drop()  # what is loaded uses the memory of the state
                 store.move(network, graph, roomy.network.inputs)
             state = NO_STATE if store is None else store.tensors
             self._load(plan, network, (begun, divided_by), beside=True, state=state)
             if store is not None:
-                store.leave([*plan.executable.unaliased])
+                left = [name for name in plan.executable.unaliased if name in store.tensors]
+                if left and before_move is None:
+                    raise _elsewhere(graph)
+                store.leave(left)
             self._warn(divided)
 
-        until_taken(attempt, self._check_may_refuse)
+        place = partial(until_taken, attempt, self._check_may_refuse)
+        try:
+            place()
+        except TakesLong as late:
+            self._place_sooner(late.why, place)
+        self.loader.wait = Wait.ALL
 
     # -- dividing --------------------------------------------------------------------------------------
 
@@ -474,6 +491,10 @@ class Sooner:
     why: str
     prepared: PreparedNetwork | None
     networks: OpenNetworks | None
+
+
+def _elsewhere(graph: Graph) -> BackendError:
+    return BackendError("the state is not where better kernels want it", where=f"network {graph.name!r}")
 
 
 def _narrowable(network: OptimizedNetwork) -> frozenset[str]:

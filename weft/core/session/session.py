@@ -181,7 +181,7 @@ class Session(NotCopied):
         self._hosts = () if host is None else (host,)
         waits = self.config.memory is MemoryMode.LIMIT or self._profile is not None or self.options.debug is not None
         self._progress = in_turn(progress)
-        loader = self._made_loader(choices, Wait.ALL if waits or state else wait)
+        loader = self._made_loader(choices, Wait.ALL if waits else wait)
         self._planner = Planner(
             graph, bound, choices, host.device if host else choices[-1].device, self.options, loader,
             make_room=partial(_make_room, weakref.ref(self)), fixed=fixed, prefetch=prefetch, progress=progress,
@@ -846,7 +846,8 @@ class Session(NotCopied):
             self._loading(lambda: planner.place(bound, wanted, ahead=ahead))
         planner.bound = bound
         if planner.sooner is not None:
-            self._begin_later(planner.sooner)
+            half = planner.now.wanted
+            self._begin_later(planner.sooner, lambda usual: usual.place(usual.bound, half, ahead=True))
         if planner.now.executable.is_loaded and planner.now.tail is None:
             planner.graph, planner.bound = self._weights.left(planner.graph, bound)
 
@@ -951,19 +952,36 @@ class Session(NotCopied):
         return plan.network.feed({i: arrays[i] for i in plan.network.inputs}, numbers)
 
     def _prepare_roomy(self, roomy: RoomyPlan, why: str) -> None:
-        self._settle()
-        self._loading(lambda: self._planner.place_roomy(roomy, why, self._store))
+        """Load a network for capacities. One that comes while better kernels are prepared gets such, too, with them."""
+        planner, store = self._planner, self._store
+
+        def task(usual: Planner) -> None:
+            usual.place_roomy(roomy, why, store)
+
+        if self._later is not None and not self._later.also(task):
+            self._settle()
+            planner = self._planner
+        self._loading(lambda: planner.place_roomy(roomy, why, store, self._stop_later))
+        if planner.sooner is not None:
+            self._begin_later(planner.sooner, task)
 
     # -- what takes the place of a plan that was there sooner ------------------------------------------
 
-    def _begin_later(self, sooner: Sooner) -> None:
-        """Have a thread plan and load with the usual options what runs now."""
+    def _begin_later(self, sooner: Sooner, task: Callable[[Planner], None]) -> None:
+        """Have a thread plan and load with the usual options what runs now: `task` does that."""
         planner, choices = self._planner, sooner.choices
         assert planner.loader.notices is not None
         loader = self._made_loader(choices, Wait.ALL)
         loader.notices = planner.loader.notices.silent()
-        self._later = Later(partial(_usual, planner.usual(loader), planner.now.wanted), choices, sooner.why)
+        self._later = Later(planner.usual(loader), task, choices, sooner.why)
         self._ends[1:] = [self._later]
+
+    def _stop_later(self) -> None:
+        """Stop what is prepared for later, which uses the memory of the state; it is begun anew after the next load."""
+        later, self._later = self._later, None
+        if later is not None:
+            later.end(None)
+            self._planner.sooner = Sooner(later.choices, later.why, None, self._planner.open)
 
     def _settle(self) -> None:
         """Wait for what takes the place of what is loaded, and let it; outputs of a run that was started are lost."""
@@ -996,13 +1014,16 @@ class Session(NotCopied):
     def _load_in_place(self, later: Later[Planner]) -> None:
         """Load the network anew where there is no memory for it twice; with general kernels again if that fails."""
         planner = self._planner
-        general, bound = planner.choices, planner.bound
+        general, bound, roomy = planner.choices, planner.bound, planner.now.roomy
         for choices in (later.choices, general):
             planner.loader.drop()
             planner.plans.forget_all()
             planner.turn_to_choices(choices, alone=choices is general)
             try:
-                self._prepare(bound)
+                if roomy is None:
+                    self._prepare(bound)
+                else:
+                    self._prepare_roomy(roomy, "there is no memory for two kinds of kernels")
                 return
             except WeftError as e:
                 if choices is general:
@@ -1150,16 +1171,6 @@ def _make_room(session: Callable[[], Session | None]) -> bool:
     others = [other for other in list(_sessions) if other is not owner and not other.is_closed]
     freed = [other._make_room() for other in others]
     return any(freed)
-
-
-def _usual(planner: Planner, wanted: frozenset[str]) -> Planner:
-    """Have a planner make its first plan, and return it."""
-    try:
-        planner.place(planner.bound, wanted, ahead=True)
-    except BaseException:
-        planner.close()
-        raise
-    return planner
 
 
 def _with_values(bound: Graph, values: Mapping[str, Array]) -> Graph:
