@@ -48,6 +48,25 @@ def floats(name: str, *shape: int | str) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
 
+# -- two_networks.py ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_network_reads_what_another_made(run: Callable[..., str], tmp_path: Path, device: str) -> None:
+    for name, op, shape in (("first", "Relu", ["n", 3]), ("second", "Sigmoid", [1, 3])):
+        nodes = [helper.make_node(op, ["x"], ["y"])]
+        graph = helper.make_graph(nodes, name, [floats("x", *shape)], [floats("y", *shape)])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.save(model, tmp_path / f"{name}.onnx")
+    made = run("two_networks.py", tmp_path / "first.onnx", tmp_path / "second.onnx", "--device", device)
+    x = np.maximum(np.random.default_rng(0).standard_normal((1, 3)).astype(np.float32), 0)
+    assert made.splitlines() == [
+        f"between the networks: Buffer((1, 3), float32, '{device}:0')",
+        f"y: float32[1, 3], mean {(1 / (1 + np.exp(-x))).mean():.4f}",
+        "copied to the second network: 0 bytes",
+    ]
+
+
 # -- classify.py -------------------------------------------------------------------------------------------
 
 
