@@ -15,6 +15,7 @@ from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, silent, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import WIDE, broadcast, check_type, misfit, required_inputs, take_inputs, widen
+from weft.ops.shape import given, optional
 
 
 @standard_op
@@ -85,8 +86,7 @@ class Gemm(Op):
     @silent
     def reference(self, *inputs: Array | None) -> Array:
         """Return the matrix; float16 is computed in float32."""
-        a, b, c = (*inputs, None)[:3]
-        assert a is not None and b is not None
+        a, b, c = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
         with np.errstate(all="ignore"):
             left, right = widen(a), widen(b)
             out = (left.T if self.transA else left) @ (right.T if self.transB else right)

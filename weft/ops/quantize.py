@@ -25,7 +25,7 @@ from weft.ops.conversion import SATURATING, convert
 from weft.ops.elementwise import FLOATS, SHORT_FLOATS, Types, check_type, misfit, take_inputs, widen
 from weft.ops.gather import check_range
 from weft.ops.matmul import product_shape
-from weft.ops.shape import given
+from weft.ops.shape import given, optional
 
 QUANTISED: Types = frozenset(
     t for t in DType if (t.is_integer and t.bits <= 16) or (t.is_small_float and t is not DType.FLOAT8E8M0)
@@ -135,8 +135,7 @@ class QuantizeLinear(Op):
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the quantised numbers."""
-        x, scale, zero = _optional(inputs, 3)
-        assert x is not None and scale is not None
+        x, scale, zero = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
         to = DType.of(zero.dtype) if zero is not None else self.output_dtype or DType.UINT8
         spread = Spread.of(self, x.shape, scale.shape, self.axis, self.block_size)
         wide = (self.precision or DType.FLOAT32).numpy
@@ -170,8 +169,7 @@ class Quotient(QuantizeLinear):
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the quotients."""
-        x, scale = inputs[:2]
-        assert x is not None and scale is not None
+        x, scale = given(inputs, 0), given(inputs, 1)
         steps = Spread.of(self, x.shape, scale.shape, self.axis, self.block_size).over(scale, x.shape)
         return np.asarray(np.divide(widen(x), widen(steps))).astype(x.dtype)
 
@@ -202,8 +200,7 @@ class DequantizeLinear(Op):
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return floats."""
-        x, scale, zero = _optional(inputs, 3)
-        assert x is not None and scale is not None
+        x, scale, zero = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
         to = (self.output_dtype or DType.of(scale.dtype)).numpy
         spread = Spread.of(self, x.shape, scale.shape, self.axis, self.block_size)
         integer = DType.of(x.dtype).is_integer
@@ -295,8 +292,7 @@ class MatMulInteger(Op):
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return int32."""
-        a, b, a_zero, b_zero = _optional(inputs, 4)
-        assert a is not None and b is not None
+        a, b, a_zero, b_zero = given(inputs, 0), given(inputs, 1), optional(inputs, 2), optional(inputs, 3)
         left = _centred(a, a_zero, max(a.ndim - 2, 0))
         return exact_product(left, _centred(b, b_zero, b.ndim - 1))
 
@@ -426,8 +422,7 @@ class ConvInteger(_IntegerConv):
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return int32."""
-        x, w, x_zero, w_zero = _optional(inputs, 4)
-        assert x is not None and w is not None
+        x, w, x_zero, w_zero = given(inputs, 0), given(inputs, 1), optional(inputs, 2), optional(inputs, 3)
         return self.exact_sums(x, w, x_zero, w_zero)
 
 
@@ -671,8 +666,7 @@ class GatherBlockQuantized(Op):
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the rows in the scales' type."""
-        table, indices, scales, zero = _optional(inputs, 4)
-        assert table is not None and indices is not None and scales is not None
+        table, indices, scales, zero = given(inputs, 0), given(inputs, 1), given(inputs, 2), optional(inputs, 3)
         whole = self.table(table, scales, zero)
         axis = self.gather_axis % whole.ndim
         return np.asarray(np.take(whole, indices.astype(np.int64, copy=False), axis))

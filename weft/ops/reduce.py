@@ -29,6 +29,7 @@ from weft.ops.elementwise import (
     take_inputs,
     widen,
 )
+from weft.ops.shape import given, optional
 
 INDICES: Types = frozenset({DType.INT32, DType.INT64})
 
@@ -81,8 +82,7 @@ class Reduction(Op):
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return the reduced array; float16 is computed in float32."""
-        x, axes = (*inputs, None)[:2]
-        assert x is not None
+        x, axes = given(inputs, 0), optional(inputs, 1)
         which = self.resolve(axes, x.ndim)
         with np.errstate(all="ignore"):
             out = np.asarray(self.combine(widen(x), which))

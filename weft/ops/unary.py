@@ -434,8 +434,7 @@ class CastLike(Elementwise):
 
     def reference(self, *inputs: Array | None) -> Array:
         """Return x in the type of the second input."""
-        x, like = inputs[:2]
-        assert x is not None and like is not None
+        x, like = given(inputs, 0), given(inputs, 1)
         return convert(x, DType.of(like.dtype), bool(self.saturate), self.round_mode)
 
     def check(self, specs: Sequence[TensorSpec]) -> None:

@@ -50,8 +50,7 @@ class NonMaxSuppressionOnGpu(GpuOp):
 
     def rounds(self, op: NonMaxSuppression, inputs: Inputs, caps: DeviceCaps) -> int:
         """Return the boxes, and for each that is kept an item's share of the others; or the lines, which rows count."""
-        boxes, scores = inputs[:2]
-        assert boxes is not None and scores is not None
+        boxes, scores = given(inputs, 0), given(inputs, 1)
         count = boxes.shape[1]
         number, bits = words(caps, max(count, 1))
         kept = count if op.most is None else min(op.most, count)

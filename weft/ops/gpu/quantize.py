@@ -31,7 +31,7 @@ from weft.ops.quantize import (
     QuantizeLinear,
     Spread,
 )
-from weft.ops.shape import given
+from weft.ops.shape import given, optional
 
 COLUMNS = 4
 """Numbers of a row that an item computes, so that it loads what they share once."""
@@ -73,7 +73,7 @@ class QuantizeOnGpu(_Linear):
 
     def launches(self, op: QuantizeLinear, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the division, the rounding and the limits."""
-        x, scale, zero, y = given(inputs, 0), given(inputs, 1), (inputs[2] if len(inputs) > 2 else None), outputs[0]
+        x, scale, zero, y = given(inputs, 0), given(inputs, 1), optional(inputs, 2), outputs[0]
         spread = Spread.of(op, x.shape, scale.shape, op.axis, op.block_size)
         reads = {"x": x, "scale": scale}
         if zero is not None and y.dtype not in SATURATING:
@@ -93,7 +93,7 @@ class DequantizeOnGpu(_Linear):
 
     def launches(self, op: DequantizeLinear, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the difference and the product."""
-        x, scale, zero = given(inputs, 0), given(inputs, 1), inputs[2] if len(inputs) > 2 else None
+        x, scale, zero = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
         spread = Spread.of(op, x.shape, scale.shape, op.axis, op.block_size)
         reads = {"x": x, "scale": scale}
         if zero is not None and x.dtype.is_integer:

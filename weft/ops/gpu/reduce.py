@@ -213,8 +213,7 @@ class ReduceOnGpu(GpuOp):
 
     def why_not(self, op: Reduction, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse roots of integers, and axes in too many runs."""
-        x, axes = (*inputs, None)[:2]
-        assert x is not None
+        x, axes = given(inputs, 0), optional(inputs, 1)
         if not x.dtype.is_float and type(op) not in INTEGER_RECIPES:
             return f"GPU kernels compute {op.type} in float32; {x.name!r} is {x.dtype.value}"
         return why_not_axes(x.shape, op.resolve(None if axes is None else axes.constant, len(x.shape)))

@@ -27,7 +27,7 @@ from weft.ops.gather import ScatterElements, ScatterND
 from weft.ops.gpu.integers import INTEGERS
 from weft.ops.gpu.move import Strides, elements_at_once, launch_move
 from weft.ops.key_cache import TensorScatter
-from weft.ops.shape import given
+from weft.ops.shape import given, optional
 
 JOINS = {"add": "{0} + {1}", "mul": "{0} * {1}", "max": "fmax({0}, {1})", "min": "fmin({0}, {1})"}
 
@@ -147,7 +147,7 @@ class TensorScatterOnGpu(GpuOp):
     def launches(self, op: TensorScatter, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the update if the result lies in the cache, else over the result."""
         x, update, y = given(inputs, 0), given(inputs, 1), outputs[0]
-        first = inputs[2] if len(inputs) > 2 else None
+        first = optional(inputs, 2)
         axis = op.axis % len(x.shape)
         parts = prod(x.shape[1:axis])  # for which there is one first row
         if first is None:

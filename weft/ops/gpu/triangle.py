@@ -14,7 +14,7 @@ from weft.kernels.self_test_cases import indices, one_node
 from weft.kernels.special import register_family
 from weft.ops.create import OneHot
 from weft.ops.gpu.integers import INTEGERS
-from weft.ops.shape import given
+from weft.ops.shape import given, optional
 from weft.ops.triangle import ReverseSequence, Trilu
 
 
@@ -30,7 +30,7 @@ class TriluOnGpu(_ByPosition):
     def launches(self, op: Trilu, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the output."""
         x, y = given(inputs, 0), outputs[0]
-        diagonal = inputs[1] if len(inputs) > 1 else None
+        diagonal = optional(inputs, 1)
         zero = np.zeros(1, x.dtype.numpy)
         reads = {"x": x, "fill": k.constant("zero", lambda: zero)}
         rows, columns = x.shape[-2:]

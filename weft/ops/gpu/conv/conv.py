@@ -19,7 +19,7 @@ from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
 from weft.ops.gpu.conv.problem import ConvPlan, on_matrix_units, why_not_computed, why_not_empty
 from weft.ops.gpu.conv.volumes.slices import VolumeConv
 from weft.ops.gpu.packing import weights_of
-from weft.ops.shape import given
+from weft.ops.shape import given, optional
 from weft.ops.unary import Relu
 
 
@@ -68,8 +68,7 @@ class ConvOnGpu(GpuOp):
 
     def launches(self, op: Conv, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the algorithm that the chooser takes."""
-        x, w, bias = (*inputs, None)[:3]
-        assert x is not None and w is not None
+        x, w, bias = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
         window, shift = op.window(x.shape, w.shape), None if bias is None else weights_of(bias)
         volumes = VolumeConv.of(k, window, x, weights_of(w), shift, outputs[0], op.group)
         if volumes is None or not volumes.launch():

@@ -12,7 +12,7 @@ from weft.kernels.self_test_cases import noise64, one_node
 from weft.kernels.special import register_family
 from weft.ops.conv import PlanarConv, PlanarConvTranspose
 from weft.ops.gpu.conv.problem import window_constants
-from weft.ops.shape import given
+from weft.ops.shape import given, optional
 from weft.ops.window import Window
 
 
@@ -28,8 +28,7 @@ class PlanarConvOnGpu(GpuOp):
 
     def launches(self, op: PlanarConv, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the output."""
-        x, w = inputs[:2]
-        assert x is not None and w is not None
+        x, w = given(inputs, 0), given(inputs, 1)
         _launch(k, "planar_conv", inputs, outputs[0], op.window(x.shape, w.shape), op.group)
 
 
@@ -46,14 +45,12 @@ class PlanarConvTransposeOnGpu(GpuOp):
 
     def launches(self, op: PlanarConvTranspose, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch over the output."""
-        x, w = inputs[:2]
-        assert x is not None and w is not None
+        x, w = given(inputs, 0), given(inputs, 1)
         _launch(k, "planar_conv_transpose", inputs, outputs[0], op.window(x.shape, w.shape), op.group)
 
 
 def _launch(k: KernelBuilder, template: str, inputs: Inputs, y: Tensor, window: Window, group: int) -> None:
-    x, w, bias = (*inputs, None)[:3]
-    assert x is not None and w is not None
+    x, w, bias = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
     channels, total = {"CI": x.shape[1], "CO": y.shape[1]}, prod(y.shape)
     groups = {"IN_GROUP": x.shape[1] // group, "OUT_GROUP": y.shape[1] // group}
     k.launch(

@@ -21,7 +21,7 @@ from weft.ops.gpu.conv.problem import why_not_computed, why_not_empty, window_co
 from weft.ops.gpu.conv.transposed.subpixels import ToSubPixels, are_finite, stores_subpixels
 from weft.ops.gpu.move import Strides, launch_move
 from weft.ops.gpu.packing import as_image, pack_in_run, weights_of
-from weft.ops.shape import given
+from weft.ops.shape import given, optional
 
 
 @gpu_op(ConvTranspose)
@@ -46,7 +46,7 @@ class ConvTransposeOnGpu(GpuOp):
 
         Weights beyond the range of one argument are passed in pieces.
         """
-        x, weight, bias, y = given(inputs, 0), given(inputs, 1), inputs[2] if len(inputs) > 2 else None, outputs[0]
+        x, weight, bias, y = given(inputs, 0), given(inputs, 1), optional(inputs, 2), outputs[0]
         channels, inside = y.shape[1], x.shape[1] // op.group
         window = op.window(x.shape, weight.shape)
         if op.group == 1 and weight.constant is not None and stores_subpixels(k.caps, window.rank):
