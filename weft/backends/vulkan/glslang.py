@@ -33,6 +33,8 @@ INSTALL_HINT = (
     "libslang-glslang shared library; `apt install glslang-tools` (or glslc), so that it is on the PATH"
 )
 _COMPUTE_STAGE = 6
+_COMPILING = threading.Lock()
+"""Held while the library compiles. It keeps global state, and several threads may open it at once."""
 _NEWER = "#extension GL_NV_cooperative_matrix2"
 """The extension that requires SPIR-V 1.6, that is Vulkan 1.3; drivers with the extension support it."""
 _Output = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_char), ctypes.c_size_t, ctypes.c_void_p)
@@ -97,7 +99,6 @@ class LibraryCompiler(Compiler):
 
     def __init__(self, path: str) -> None:
         self.description = f"glslang library {path}"
-        self._lock = threading.Lock()
         try:
             self._function = ctypes.CDLL(path).glslang_compile_1_2
         except (OSError, AttributeError) as e:
@@ -132,7 +133,7 @@ class LibraryCompiler(Compiler):
             spirv_version=(1, 6, 0) if _NEWER in text else (1, 3, 0),
             entry_point=b"main",
         )
-        with self._lock:
+        with _COMPILING:
             status = self._function(ctypes.byref(request))
         for each in (spirv, log):
             if each.error is not None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import inf, isinf
+from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
 from weft.core.contract.error_context import is_error
@@ -14,6 +17,8 @@ from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.pipeline import Progress
 
 log = logging.getLogger("weft.session")
+QUIET = 0.3
+"""Seconds after a load before a thread begins to plan: the first word follows a prompt at once."""
 
 
 class Closes(Protocol):
@@ -43,8 +48,8 @@ class Later(Generic[Made]):
         self.error: Exception | None = None
         """Why there is none."""
         self._tasks = deque([task])
-        self._lock = threading.Lock()
-        """Held while more is asked for, or the thread ends because nothing is."""
+        self._changed = threading.Condition()
+        self._pauses, self._since, self._is_awaited = 0, monotonic(), False
         self._stop, self._made, self._taken = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="weft-later", daemon=True)
         shutdown.note(self)
@@ -57,13 +62,33 @@ class Later(Generic[Made]):
 
     def also(self, task: Callable[[Made], None]) -> bool:
         """Have the thread do more with what it makes; False if it has ended, and nothing is done."""
-        with self._lock:
+        with self._changed:
             if not self.is_made:
                 self._tasks.append(task)
             return not self.is_made
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Have the thread begin no task meanwhile: both would take turns with the interpreter.
+
+        Nor does it soon afterwards, if that took as long as planning does: other plans follow at once.
+        """
+        with self._changed:
+            self._pauses += 1
+        begun = monotonic()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._pauses -= 1
+                self._since = monotonic() if monotonic() - begun > QUIET / 10 else self._since
+                self._changed.notify_all()
+
     def wait(self) -> None:
         """Wait until the thread has made it, or failed."""
+        with self._changed:
+            self._is_awaited = True
+            self._changed.notify_all()
         self._made.wait()
 
     def take(self, swap: Callable[[Made], Made]) -> None:
@@ -78,6 +103,8 @@ class Later(Generic[Made]):
         """Have the thread stop, and close what it made."""
         self._stop.set()
         self._taken.set()
+        with self._changed:
+            self._changed.notify_all()
 
     def end(self, patience: float | None) -> bool:
         """Stop at the end of a session or of the process; return False if the thread has not ended in time."""
@@ -105,18 +132,27 @@ class Later(Generic[Made]):
         finally:
             del made
             task = None  # it holds the network
-            with self._lock:
+            with self._changed:
                 self._made.set()
         self._taken.wait()
         if self._held is not None:
             self._held.close()
 
     def _next(self) -> Callable[[Made], None] | None:
-        with self._lock:
-            if self._tasks:
+        """Return the next task once nothing else is planned; None, and all is made, if there is none."""
+        with self._changed:
+            while (left := self._still()) > 0:
+                self._changed.wait(None if isinf(left) else left)
+            if self._tasks and not self._stop.is_set():
                 return self._tasks.popleft()
             self._made.set()
             return None
+
+    def _still(self) -> float:
+        """Return for how many seconds to wait before the next task."""
+        if self._is_awaited or self._stop.is_set() or not self._tasks:
+            return 0.0
+        return inf if self._pauses else self._since + QUIET - monotonic()
 
 
 def in_turn(progress: Progress | None) -> Progress:

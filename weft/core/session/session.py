@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial, wraps
 from types import TracebackType
@@ -1054,7 +1055,8 @@ class Session(NotCopied):
             self._take_later()
         self._unpadded = None
         if self._store is not None:
-            return self._take_state(hosted(take_inputs(self._asked, inputs)))
+            with nullcontext() if self._later is None else self._later.paused():
+                return self._take_state(hosted(take_inputs(self._asked, inputs)))
         plan = self._planner.now
         # What most runs get, with as few calls as can be.
         is_loaded = plan.executable.network is not None
