@@ -173,12 +173,6 @@ def test_A4_three_devices_take_turns_so_that_two_chains_share_them() -> None:
     assert shown(partition(graph, where, "cba")) == ["a: a0", "b: a1 b0", "c: a2 b1", "a: b2"]
 
 
-def test_A4_the_search_finds_what_looking_ahead_misses() -> None:
-    graph, where = chains("dbcbabbc", "bbddbaca", "cadabbab", "dacccbcd")
-    assert len(partition(graph, where, choices=0)) == 13
-    assert len(partition(graph, where)) == 12
-
-
 def test_A4_two_nodes_of_a_device_around_one_of_another_are_not_joined() -> None:
     # Joined, {a, c} would wait for itself through b, although a and c also touch.
     graph = graph_of({"a": "", "b": "a", "c": "a b"})
@@ -209,18 +203,18 @@ def test_A4_every_node_is_in_one_part_of_its_device_and_no_part_waits_for_a_late
     assert problems(graph, device, partition(graph, device)) == []
 
 
-@given(assigned(most=9))
-@settings(max_examples=examples(300), deadline=None)
-def test_A4_there_are_no_fewer_parts_in_any_order(case: tuple[Graph, dict[str, str]]) -> None:
+@given(assigned(most=9, kinds=2))
+@settings(max_examples=examples(200), deadline=None)
+def test_A4_two_devices_have_no_fewer_parts_in_any_order(case: tuple[Graph, dict[str, str]]) -> None:
     graph, device = case
     assert len(partition(graph, device)) == fewest(graph, device)
 
 
-@given(assigned(most=14, kinds=2))
-@settings(deadline=None)
-def test_A4_two_devices_never_need_the_search(case: tuple[Graph, dict[str, str]]) -> None:
+@given(assigned(most=9, kinds=3))
+@settings(max_examples=examples(200), deadline=None)
+def test_A4_three_devices_have_one_part_more_at_most_in_small_graphs(case: tuple[Graph, dict[str, str]]) -> None:
     graph, device = case
-    assert len(partition(graph, device, choices=0)) == len(partition(graph, device))
+    assert fewest(graph, device) <= len(partition(graph, device)) <= fewest(graph, device) + 1
 
 
 @given(assigned(), st.randoms(use_true_random=False))
@@ -237,34 +231,31 @@ def test_A4_equal_graphs_give_equal_parts(case: tuple[Graph, dict[str, str]], rn
     assert shown(parts) == shown(partition(graph, device, ["npu:0", "gpu:0"]))
 
 
-@given(assigned(most=40), st.integers(0, 5))
-@settings(deadline=None)
-def test_A4_a_search_that_is_cut_short_still_gives_a_partition(
-    case: tuple[Graph, dict[str, str]], choices: int
-) -> None:
-    graph, device = case
-    parts = partition(graph, device, choices=choices)
-    assert problems(graph, device, parts) == []
-    assert len(parts) >= len(partition(graph, device))
-
-
 # -- size ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kinds", [2, 3])
-def test_A4_a_chain_of_5000_nodes_needs_no_choices(kinds: int) -> None:
+def test_A4_a_chain_of_5000_nodes(kinds: int) -> None:
     graph = graph_of({f"n{k}": f"n{k - 1}" if k else "" for k in range(5000)})
     device = {f"n{k}": f"d{k % kinds}" for k in range(5000)}
-    parts = partition(graph, device, choices=0)
+    parts = partition(graph, device)
     assert [n.name for p in parts for n in p.graph.nodes] == [n.name for n in graph.nodes]
     assert [(len(p.graph.nodes), p.graph.inputs) for p in parts[1:]] == [(1, [f"n{k}"]) for k in range(4999)]
+
+
+def test_A4_thousands_of_ends_take_no_time_at_each_turn() -> None:
+    """They are what debug outputs are: ready early, and of a device that has its turn at the end."""
+    chain = {f"n{k}": f"n{k - 1}" if k else "" for k in range(3000)}
+    graph = graph_of({**chain, **{f"e{k}": f"n{k}" for k in range(3000)}})
+    device = {name: "end" if name[0] == "e" else f"d{int(name[1:]) % 2}" for name in (n.name for n in graph.nodes)}
+    assert len(partition(graph, device)) == 3001
 
 
 def test_A4_many_chains_are_divided_within_the_bound() -> None:
     rng = random.Random(4)
     words = ["".join(rng.choice("pqrs") for _ in range(100)) for _ in range(20)]
     graph, device = chains(*words)
-    parts = partition(graph, device, choices=50)
+    parts = partition(graph, device)
     assert problems(graph, device, parts) == []
     longest = max(sum(a != b for a, b in pairwise(word)) for word in words)
     assert longest < len(parts) < 2 * longest

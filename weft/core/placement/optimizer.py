@@ -37,7 +37,7 @@ from weft.core.placement.hints import Hints, lost_hints
 from weft.core.placement.in_place import settle, without_casts
 from weft.core.placement.lower_network import lower_network
 from weft.core.placement.optimized_network import Copy, OptimizedNetwork, Part, PreCompiled, Tail
-from weft.core.placement.partition import CHOICES, partition
+from weft.core.placement.partition import partition
 from weft.core.placement.prepare import PreparedNetwork, prepare_network
 from weft.core.placement.replan import until_taken
 from weft.core.placement.stage_split import split
@@ -222,8 +222,7 @@ class _Optimisation:
             n.name: self.device.get(n.name, "nobody") + ("" if n.name in self.unseen else " (done)")
             for n in self.graph.nodes
         }
-        # Nothing runs in this partition once some parts were seen, so it need not have the fewest parts.
-        return partition(self.graph, labels, choices=CHOICES if len(self.unseen) == len(labels) else 0)
+        return partition(self.graph, labels)
 
     def _take(self, name: str, answers: list[tuple[SubgraphView, OptimizationViews]]) -> None:
         """Apply a backend's answers for its subgraphs; all at once, because there may be thousands."""
