@@ -1,18 +1,15 @@
-"""Ops that are made dataclasses on their first use are like other frozen dataclasses."""
+"""Ops that `op_dataclass` made are like other frozen dataclasses."""
 
 from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import FrozenInstanceError, dataclass, fields, replace
 from inspect import signature
-from threading import Barrier
 
 import pytest
 
-from tests.helpers.waits import LIMIT
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, Op
 from weft.core.graph.op_class import op_dataclass
@@ -38,26 +35,24 @@ class Declared(MadeAtOnce):
     second: tuple[int, ...] = ()
 
 
-def is_made(op: type[Op]) -> bool:
-    return "__dataclass_params__" in vars(op)
+@op_dataclass
+class Same(Declared):
+    """It has the attributes of its base."""
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda op: op(),
-        lambda op: op(1, second=(2,)),
-        fields,
-        lambda op: object.__reduce_ex__(op(), 2),
-        lambda op: type("Undecorated", (op,), {})(first=2),
-        lambda op: dataclass(frozen=True)(type("Decorated", (op,), {})),
-    ],
-)
-def test_the_first_use_makes_the_class(use: Callable[[type[Op]], object]) -> None:
-    declared = op_dataclass(type("Op", (MadeAtOnce,), {"__annotations__": {"second": "tuple[int, ...]"}, "second": ()}))
-    assert not is_made(declared)
-    use(declared)
-    assert is_made(declared) and [f.name for f in fields(declared)] == ["first", "second"]
+@op_dataclass
+class Bare(Without):
+    """It has no attributes."""
+
+
+@op_dataclass
+class Other(Without):
+    """Nor has this."""
+
+
+@op_dataclass
+class Needing(Without):
+    needed: int
 
 
 def test_a_declared_class_is_a_frozen_dataclass() -> None:
@@ -67,10 +62,30 @@ def test_a_declared_class_is_a_frozen_dataclass() -> None:
     assert repr(op) == "Declared(first=2, second=(3,))" and op.attributes() == {"first": 2, "second": (3,)}
     assert list(signature(Declared).parameters) == ["first", "second"]
     assert list(signature(Softmax).parameters) == ["axis", "flatten"], "of an op, which has Op's __new__"
-    bare = op_dataclass(type("Bare", (Without,), {"__annotations__": {"only": "int"}, "only": 1}))
-    assert bare().__doc__ == "Bare(only: 'int' = 1)", "made from its signature, while the class is made"
-    with pytest.raises(FrozenInstanceError):
-        op.first = 3  # type: ignore[misc]
+    for changed in (op, Bare()):
+        with pytest.raises(FrozenInstanceError):
+            changed.first = 3  # type: ignore[misc, union-attr]
+        with pytest.raises(FrozenInstanceError):
+            del changed.first  # type: ignore[union-attr]
+
+
+def test_a_class_without_attributes_of_its_own_has_those_of_its_base() -> None:
+    both: list[Op] = [Bare(), Other()]
+    assert both[0] == Bare() and both[0] != both[1] and len({*both, Bare()}) == 2 and repr(Bare()) == "Bare()"
+    assert Same(3) == Same(first=3) != Same() and Same(1, (2,)) != Declared(1, (2,))
+    assert [f.name for f in fields(Same)] == ["first", "second"] and Same().attributes() == Declared().attributes()
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "why"),
+    [
+        ((1, (), 3), {}, "more than 2 given"), ((1,), {"first": 2}, "given twice: 'first'"),
+        ((), {"third": 3}, "unknown: 'third'"), ((), {}, "missing: 'needed'"),
+    ],
+)
+def test_arguments_that_an_op_has_not_are_named(given: tuple[object, ...], named: dict[str, object], why: str) -> None:
+    with pytest.raises(TypeError, match=why):
+        (Needing if "needed" in why else Declared)(*given, **named)  # type: ignore[arg-type]
 
 
 def test_a_declared_class_may_be_subclassed() -> None:
@@ -83,17 +98,3 @@ def test_a_declared_class_may_be_subclassed() -> None:
 
     assert Decorated(1, (2,), 4).attributes() == {"first": 1, "second": (2,), "third": 4}
     assert Undecorated(5).attributes() == {"first": 5, "second": ()}
-
-
-def test_threads_that_use_a_class_first_all_find_it_made() -> None:
-    threads = 8
-    for _ in range(20):
-        body = {"__annotations__": {"second": "int"}, "second": 0}
-        declared, together = op_dataclass(type("Op", (MadeAtOnce,), body)), Barrier(threads, timeout=LIMIT)
-
-        def made(number: int, declared: type[Op] = declared, together: Barrier = together) -> dict[str, object]:
-            together.wait()
-            return declared(number, number).attributes()  # type: ignore[call-arg]
-
-        with ThreadPoolExecutor(threads) as pool:
-            assert list(pool.map(made, range(threads))) == [{"first": n, "second": n} for n in range(threads)]

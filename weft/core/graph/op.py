@@ -13,7 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op_class import made_on_first_instance, op_dataclass
+from weft.core.graph.op_class import Frozen, op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import BackendError, ModelError, WeftError
 
@@ -27,9 +27,8 @@ OpClass = Literal["exact", "arithmetic", "transcendental", "reduction"]
 """How rounding enters; with the element type it decides a comparison's tolerance."""
 
 
-@made_on_first_instance
 @dataclass(frozen=True, eq=False)  # else subclasses with eq=False would inherit that all of a class are equal
-class Op(ABC):
+class Op(Frozen, ABC):
     """One kind of node. Subclass as a frozen dataclass and register with `@register_op`."""
 
     type: ClassVar[str] = ""

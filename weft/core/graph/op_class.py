@@ -1,25 +1,20 @@
-"""Op classes become frozen dataclasses when they are first used, not when their modules are imported.
+"""Makes op classes frozen dataclasses whose methods nobody compiles.
 
-Python writes the source of a dataclass's methods and compiles it, which takes 0.3 ms a class. There are 240 ops, and a
-network uses a dozen of them: made at import, all of them were the largest part of a start.
+Python writes the source of a dataclass's methods and compiles it, which takes 0.4 ms a class. There are 290 op classes:
+that was the largest part of a start. Here all have methods that are made from the names of the attributes.
 """
 
 from __future__ import annotations
 
-import inspect
-import threading
-from dataclasses import Field, dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable
+from dataclasses import MISSING, FrozenInstanceError, dataclass, fields
+from inspect import Parameter, Signature
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 ClassT = TypeVar("ClassT", bound=type)
 _FIELDS = "__dataclass_fields__"
 """Where `dataclasses` looks up the fields of a class."""
-
-_waiting: set[type] = set()
-"""Classes that were declared and have not been used."""
-_making: set[type] = set()
-"""Classes that are dataclasses, or are just being made so by the thread that holds the lock."""
-_lock = threading.RLock()
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -30,54 +25,71 @@ else:
         return lambda decorated: decorated
 
 
+class Frozen:
+    """Something whose attributes are given once, as it is made."""
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+
 @dataclass_transform(frozen_default=True)
 def op_dataclass(cls: ClassT) -> ClassT:
-    """Declare a subclass of Op a frozen dataclass; its first instance, or a look at its fields, makes it one."""
-    setattr(cls, _FIELDS, _MADE_ON_LOOKUP)
-    _waiting.add(cls)
+    """Make a subclass of Op a frozen dataclass; its attributes have immutable defaults, or none."""
+    kinds = {name: kind for name, kind in cls.__annotations__.items() if "ClassVar" not in str(kind)}
+    body = {"__annotations__": kinds, "__doc__": cls.__doc__ or cls.__name__}
+    body |= {name: value for name, value in vars(cls).items() if name in kinds}
+    # Made frozen, a class gets two compiled methods, which it has from Op.
+    own = fields(dataclass(init=False, repr=False, eq=False)(type(cls.__name__, (), body))) if kinds else ()
+    known = [f for base in reversed(cls.__mro__) for f in vars(base).get(_FIELDS, {}).values()]
+    setattr(cls, _FIELDS, {f.name: f for f in (*known, *own)})
+    methods = {"__init__": _init(cls), **_comparing(tuple(f.name for f in fields(cls)))}
+    for name, method in methods.items():
+        setattr(cls, name, method)
     return cls
 
 
-def made_on_first_instance(base: ClassT) -> ClassT:
-    """Have a base class make the subclasses that `op_dataclass` declared before they have instances."""
+def _init(cls: type) -> Callable[..., None]:
+    """Return what takes the attributes."""
+    defaults = {f.name: f.default for f in fields(cls)}
+    required = [name for name, value in defaults.items() if value is MISSING]
+    places = tuple(f.name for f in fields(cls) if not f.kw_only)
 
-    def new(cls: type, *arguments: object, **named: object) -> object:
-        make_dataclass(cls)
-        return object.__new__(cls)
+    def init(self: object, *given: object, **named: object) -> None:
+        values = defaults.copy()
+        values.update(zip(places, given, strict=False))
+        values.update(named)
+        twice = [name for name in places[: len(given)] if name in named]
+        missing = [name for name in required if values[name] is MISSING]
+        if len(values) > len(defaults) or len(given) > len(places) or twice or missing:
+            wrong = [f"unknown: {name!r}" for name in values if name not in defaults]
+            wrong += [f"given twice: {name!r}" for name in twice] + [f"missing: {name!r}" for name in missing]
+            wrong += [f"more than {len(places)} given"] * (len(given) > len(places))
+            raise TypeError(f"{cls.__name__}({', '.join(defaults)}) has other arguments: {'; '.join(wrong)}")
+        vars(self).update(values)
 
-    base.__new__ = new  # type: ignore[assignment]
-    cast("Any", base).__signature__ = _SignatureOfInit()  # `inspect` would take that of `new`
-    return base
-
-
-def make_dataclass(cls: type) -> None:
-    """Make a class and its bases dataclasses where that was put off."""
-    if _waiting.isdisjoint(cls.__mro__):
-        return
-    with _lock:  # no thread may use a class that another one has half made
-        for each in reversed(cls.__mro__):
-            if each in _waiting and each not in _making:  # `dataclass` itself looks at the signature of a class
-                _making.add(each)
-                dataclass(frozen=True)(each)
-                _waiting.discard(each)
-
-
-class _SignatureOfInit:
-    """The `__signature__` of a class: how it is called, whether or not it is made yet."""
-
-    def __get__(self, instance: object, cls: type) -> inspect.Signature:
-        make_dataclass(cls)
-        whole = inspect.signature(cast("Any", cls).__init__)
-        return whole.replace(parameters=list(whole.parameters.values())[1:])
+    shown = {name: Parameter.empty if value is MISSING else value for name, value in defaults.items()}
+    shown["self"] = Parameter.empty
+    taken = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=shown[name]) for name in ("self", *places)]
+    others = [Parameter(f.name, Parameter.KEYWORD_ONLY, default=shown[f.name]) for f in fields(cls) if f.kw_only]
+    init.__signature__ = Signature([*taken, *others])  # type: ignore[attr-defined]
+    return init
 
 
-class _MadeOnLookup:
-    """The `__dataclass_fields__` of a declared class until it is made."""
+def _comparing(names: tuple[str, ...]) -> dict[str, Callable[..., object]]:
+    """Return what compares, hashes and prints the attributes of these names."""
+    get: Callable[[object], object] = attrgetter(*names) if names else lambda op: ()
 
-    def __get__(self, instance: object, cls: type) -> dict[str, Field[Any]]:
-        make_dataclass(cls)
-        found: dict[str, Field[Any]] = getattr(cls, _FIELDS)
-        return found
+    def equal(self: object, other: object) -> bool:
+        return get(self) == get(other) if other.__class__ is self.__class__ else NotImplemented
 
+    def hashed(self: object) -> int:
+        return hash(get(self))
 
-_MADE_ON_LOOKUP = _MadeOnLookup()
+    def printed(self: object) -> str:
+        inner = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return f"{type(self).__qualname__}({inner})"
+
+    return {"__eq__": equal, "__hash__": hashed, "__repr__": printed}
