@@ -206,7 +206,6 @@ class SwiGLU(Elementwise):
     op_class: ClassVar[OpClass] = "transcendental"
 
     def compute(self, a: Array, b: Array) -> Array:
-        """Return floats."""
         return np.asarray(a * sigmoid(self.alpha * a) * b)
 
     def shape(self, specs: Sequence[TensorSpec]) -> Shape:
@@ -358,7 +357,6 @@ class Mean(_Variadic):
         return f"({super().scalar(present)}) / {float(len(present))}"
 
     def compute(self, *inputs: Array) -> Array:
-        """Return floats."""
         return np.asarray(super().compute(*inputs) / len(inputs))
 
 

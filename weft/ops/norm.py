@@ -77,7 +77,6 @@ class ScaleShift(Elementwise):
     expr: ClassVar[str] = "{0} * {1} + {2}"
 
     def compute(self, x: Array, factor: Array, shift: Array) -> Array:
-        """Return floats."""
         return np.asarray(x * factor + shift)
 
     @staticmethod

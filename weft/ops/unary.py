@@ -191,7 +191,6 @@ class IsInf(_Predicate):
     detect_positive: int = 1
 
     def compute(self, x: Array) -> Array:
-        """Return bool."""
         asked = (x > 0 if self.detect_positive else False) | (x < 0 if self.detect_negative else False)
         return np.asarray(np.isinf(x) & asked)
 
@@ -204,7 +203,6 @@ class LeakyRelu(Elementwise):
     expr: ClassVar[str] = "{0} < 0.0 ? {alpha} * {0} : {0}"
 
     def compute(self, x: Array) -> Array:
-        """Return floats."""
         return np.where(x < 0, self.alpha * x, x)
 
 
@@ -217,7 +215,6 @@ class ThresholdedRelu(Elementwise):
     op_class: ClassVar[OpClass] = "exact"
 
     def compute(self, x: Array) -> Array:
-        """Return floats."""
         return np.where(x > self.alpha, x, 0)
 
 
@@ -231,7 +228,6 @@ class HardSigmoid(Elementwise):
     not_negative: ClassVar[bool] = True
 
     def compute(self, x: Array) -> Array:
-        """Return floats."""
         return np.clip(self.alpha * x + self.beta, 0, 1)
 
 
@@ -244,7 +240,6 @@ class Elu(Elementwise):
     op_class: ClassVar[OpClass] = "transcendental"
 
     def compute(self, x: Array) -> Array:
-        """Return floats."""
         return np.where(x > 0, x, self.alpha * np.expm1(x))
 
 
@@ -257,7 +252,6 @@ class Celu(Elementwise):
     op_class: ClassVar[OpClass] = "transcendental"
 
     def compute(self, x: Array) -> Array:
-        """Return floats."""
         scale = x.dtype.type(self.alpha)
         return np.asarray(np.maximum(x, 0) + np.minimum(0, scale * np.expm1(x / scale)))
 
@@ -272,7 +266,6 @@ class Selu(Elementwise):
     op_class: ClassVar[OpClass] = "transcendental"
 
     def compute(self, x: Array) -> Array:
-        """Return floats."""
         return np.asarray(self.gamma * np.where(x > 0, x, self.alpha * np.expm1(x)))
 
 
@@ -285,7 +278,6 @@ class Swish(Elementwise):
     op_class: ClassVar[OpClass] = "transcendental"
 
     def compute(self, x: Array) -> Array:
-        """Return floats."""
         return np.asarray(x * sigmoid(self.alpha * x))
 
 
@@ -303,7 +295,6 @@ class Gelu(Elementwise):
         return "0.5 * {0} * (1.0 + erf({0} * 0.7071067811865476))"
 
     def compute(self, x: Array) -> Array:
-        """Return floats."""
         if self.approximate == "tanh":
             return np.asarray(0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x * x * x))))
         return np.asarray(0.5 * x * (1 + erf_array(x * 0.5**0.5)))

@@ -124,7 +124,6 @@ class RoiAlignOnGpu(GpuOp):
         return nested_rounds(*(op.sampling_ratio or op.most_points(size) for size in x.shape[2:]))
 
     def launches(self, op: RoiAlign, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch over the output."""
         x, rois, images, y = given(inputs, 0), given(inputs, 1), given(inputs, 2), outputs[0]
         half = op.coordinate_transformation_mode == "half_pixel"
         k.launch(

@@ -133,7 +133,6 @@ class ArithmeticOnGpu(ElementwiseOnGpu):
         return BITS if isinstance(op, (Div, Mod, Pow)) and any(map(is_integer, inputs)) else 0
 
     def launches(self, op: Elementwise, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch over the output."""
         if is_integer(outputs[0]):
             launch_integers(k, OPERATIONS[type(op)], inputs, outputs[0])
         else:
@@ -148,7 +147,6 @@ class BitsOnGpu(GpuOp):
     integers = INTEGERS
 
     def launches(self, op: Elementwise, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch over the output."""
         operation = f"shift_{op.direction.lower()}" if isinstance(op, BitShift) else OPERATIONS[type(op)]
         launch_integers(k, operation, inputs, outputs[0])
 
@@ -158,7 +156,6 @@ class RemainderOnGpu(ArithmeticOnGpu):
     """Floats by the op's expression; of integers the remainder, or the limits that are given."""
 
     def launches(self, op: Elementwise, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch over the output."""
         if not is_integer(outputs[0]):
             ElementwiseOnGpu.launches(self, op, k, inputs, outputs)
         elif isinstance(op, Mod):

@@ -65,7 +65,6 @@ class PoolOnGpu(GpuOp):
         return nested_rounds(*op.kernel_shape)
 
     def launches(self, op: Pool, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch the window over the output."""
         images, channels, *places = outputs[0].shape
         blocks = -(-channels // PACK)
         total = images * blocks * prod(places)
@@ -117,7 +116,6 @@ class PlanarPoolOnGpu(GpuOp):
         return nested_rounds(*op.kernel_shape)
 
     def launches(self, op: Pool, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch the window over the output."""
         _launch("pool_planar", op, k, inputs[0], outputs[0], {"TOTAL": prod(outputs[0].shape)})
 
 
@@ -134,7 +132,6 @@ class PlanarMaxPoolOnGpu(GpuOp):
         return prod(op.kernel_shape)
 
     def launches(self, op: PlanarMaxPool, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch the window over the output."""
         x, y = given(inputs, 0), outputs[0]
         total = prod(y.shape)
         k.launch(

@@ -148,7 +148,6 @@ class WholeRows(Algorithm[RecurrentProblem, RecurrentPlan, RecurrentTile]):
         return None
 
     def candidates(self, problem: RecurrentProblem) -> Sequence[Candidate]:
-        """Return the tiles."""
         tiles = sorted((t for t in problem.tiles() if t.whole is self.whole), key=problem.time)
         return candidates_of(tiles, problem.time, problem.time(tiles[0])) if tiles else []
 

@@ -174,7 +174,6 @@ class NonZeroOnGpu(_Bounded):
     computes_double = True
 
     def launches(self, op: NonZero, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch both."""
         x = given(inputs, 0)
         total = prod(x.shape)
         if not total:
@@ -202,7 +201,6 @@ class CompressOnGpu(_Bounded):
     moves_bits = True
 
     def launches(self, op: Compress, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch both."""
         x, condition, y = given(inputs, 0), given(inputs, 1), outputs[0]
         shape = (prod(x.shape),) if op.axis is None else x.shape
         axis = 0 if op.axis is None else op.axis % len(shape)

@@ -28,7 +28,6 @@ class TriluOnGpu(_ByPosition):
     """One work-item an element; the diagonal may be computed at run time."""
 
     def launches(self, op: Trilu, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch over the output."""
         x, y = given(inputs, 0), outputs[0]
         diagonal = optional(inputs, 1)
         zero = np.zeros(1, x.dtype.numpy)
@@ -67,7 +66,6 @@ class OneHotOnGpu(_ByPosition):
         return f"GPU kernels do not read places of {places.dtype.value}"
 
     def launches(self, op: OneHot, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch over the output."""
         places, values, y = given(inputs, 0), given(inputs, 2), outputs[0]
         axis = op.axis % len(y.shape)
         ints = {"TOTAL": prod(y.shape), "INNER": max(prod(y.shape[axis + 1 :]), 1), "DEPTH": y.shape[axis]}
@@ -87,7 +85,6 @@ class ReverseSequenceOnGpu(_ByPosition):
     """One work-item an element of the output."""
 
     def launches(self, op: ReverseSequence, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch over the output."""
         x, lengths = given(inputs, 0), given(inputs, 1)
         ints = {"TOTAL": prod(x.shape), "INNER": max(prod(x.shape[2:]), 1), "D1": max(x.shape[1], 1)}
         ints["TIME"] = x.shape[op.time_axis]

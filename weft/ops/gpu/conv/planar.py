@@ -27,7 +27,6 @@ class PlanarConvOnGpu(GpuOp):
         return nested_rounds(*given(inputs, 1).shape[1:])
 
     def launches(self, op: PlanarConv, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch over the output."""
         x, w = given(inputs, 0), given(inputs, 1)
         _launch(k, "planar_conv", inputs, outputs[0], op.window(x.shape, w.shape), op.group)
 
@@ -44,7 +43,6 @@ class PlanarConvTransposeOnGpu(GpuOp):
         return nested_rounds(*kernel, channels // op.group)
 
     def launches(self, op: PlanarConvTranspose, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch over the output."""
         x, w = given(inputs, 0), given(inputs, 1)
         _launch(k, "planar_conv_transpose", inputs, outputs[0], op.window(x.shape, w.shape), op.group)
 

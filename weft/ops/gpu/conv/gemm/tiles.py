@@ -210,12 +210,10 @@ class TiledConv(ImplicitGemm[GemmTile]):
         return None
 
     def tiles(self, problem: ConvProblem) -> tuple[GemmTile | None, Sequence[GemmTile]]:
-        """Return the best tile, and all that fit."""
         caps, steps = problem.caps, steps_of(problem)
         return choose_tile(caps, problem.pixels, problem.count, steps), legal_tiles(caps, steps)
 
     def work(self, problem: ConvProblem, tile: GemmTile) -> TileWork:
-        """Return the work in tiles of this size."""
         steps, pixels, count = steps_of(problem, tile.depth), problem.pixels, problem.count
         groups = -(-pixels // tile.rows) * -(-count // tile.columns)
         read = steps * tile.depth * PACK * (tile.rows + PACK * tile.columns) * problem.weights.itemsize
@@ -230,7 +228,6 @@ class TiledConv(ImplicitGemm[GemmTile]):
         return tile.tile.lz > 1
 
     def effort(self, problem: ConvProblem, tile: GemmTile | InParts[GemmTile]) -> Effort | None:
-        """Return the work of a tile."""
         p, (chosen, parts) = problem, tile_and_parts(tile)
         work, rows, columns = self.work(p, chosen), chosen.rows, PACK * chosen.columns
         return Effort(
@@ -255,7 +252,6 @@ class TiledConv(ImplicitGemm[GemmTile]):
         return {"buffers": tile.buffers(problem.caps), "copied": False}
 
     def multiply(self, plan: ConvPlan, tile: GemmTile, sums: Sums) -> None:
-        """Launch the GEMM."""
         k, p = plan.k, plan.problem
         packed = _packed(plan, steps_of(p))
         tiles = -(-p.pixels // tile.rows)

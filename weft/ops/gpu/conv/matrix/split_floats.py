@@ -170,7 +170,6 @@ class SplitConv(Algorithm[ConvProblem, ConvPlan, SplitTile]):
         return None
 
     def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
-        """Return the tiles."""
         caps, (rows, columns, depth) = problem.caps, (problem.pixels, problem.channels_out, problem.depth)
         best = choose_tile(caps, rows, columns, depth)
         if best is None:

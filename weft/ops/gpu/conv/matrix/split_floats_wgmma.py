@@ -202,7 +202,6 @@ class SplitWgmmaConv(Algorithm[ConvProblem, ConvPlan, SplitWgmmaTile]):
         return candidates_of([best, *legal], time, cost)
 
     def effort(self, problem: ConvProblem, tile: SplitWgmmaTile) -> Effort:
-        """Return the work of a tile."""
         p = problem
         return Effort(
             on_matrix_units=True,

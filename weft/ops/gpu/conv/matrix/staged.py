@@ -240,12 +240,10 @@ class MatrixConv(ImplicitGemm[MatrixTile]):
         return None
 
     def tiles(self, problem: ConvProblem) -> tuple[MatrixTile | None, Sequence[MatrixTile]]:
-        """Return the best tile, and all that fit."""
         caps, depth = problem.caps, problem.depth
         return choose_tile(caps, problem.pixels, problem.channels_out, depth), legal_tiles(caps, depth)
 
     def work(self, problem: ConvProblem, tile: MatrixTile) -> TileWork:
-        """Return the work in tiles of this size."""
         return work_of(problem, tile)
 
     def cost(self, problem: ConvProblem, first: MatrixTile | InParts[MatrixTile]) -> float:
@@ -253,12 +251,10 @@ class MatrixConv(ImplicitGemm[MatrixTile]):
         return problem.caps.model.of(MatrixFigures).cost
 
     def effort(self, problem: ConvProblem, tile: MatrixTile | InParts[MatrixTile]) -> Effort:
-        """Return the work of a tile."""
         chosen, parts = tile_and_parts(tile)
         return effort_of(problem, chosen, parts, 1)
 
     def multiply(self, plan: ConvPlan, tile: MatrixTile, sums: Sums) -> None:
-        """Launch the GEMM."""
         k, p = plan.k, plan.problem
         pack = plan.packing(pack_weights, tile)
         spec = vectors_spec(packed_size(p, tile), p.weights)

@@ -191,12 +191,10 @@ class UnstagedConv(ImplicitGemm[UnstagedTile]):
         return None
 
     def tiles(self, problem: ConvProblem) -> tuple[UnstagedTile | None, Sequence[UnstagedTile]]:
-        """Return the best tile, and all that fit."""
         caps, pixels, chunks = problem.caps, problem.pixels, chunks_of(problem)
         return choose_tile(caps, pixels, problem.channels_out, chunks), legal_tiles(caps, pixels, chunks)
 
     def work(self, problem: ConvProblem, tile: UnstagedTile) -> TileWork:
-        """Return the work in tiles of this size."""
         groups, chunks = problem.tiles(tile.rows, tile.columns), chunks_of(problem)
         read = 2 * CHUNK * chunks * (tile.rows + tile.columns)
         return TileWork(groups, -(-chunks // (tile.lz * tile.ahead)), read, problem.pixels * problem.channels_out)
@@ -206,7 +204,6 @@ class UnstagedConv(ImplicitGemm[UnstagedTile]):
         return problem.caps.model.of(UnstagedFigures).cost
 
     def effort(self, problem: ConvProblem, tile: UnstagedTile | InParts[UnstagedTile]) -> Effort:
-        """Return the work of a tile."""
         p, (chosen, parts) = problem, tile_and_parts(tile)
         work = self.work(p, chosen)
         return Effort(
@@ -228,7 +225,6 @@ class UnstagedConv(ImplicitGemm[UnstagedTile]):
         )
 
     def multiply(self, plan: ConvPlan, tile: UnstagedTile, sums: Sums) -> None:
-        """Launch the GEMM."""
         k, p, chunks = plan.k, plan.problem, chunks_of(plan.problem)
         pack = plan.packing(pack_weights, tile.fn)
         across = -(-p.channels_out // (SIDE * tile.fn)) * tile.fn

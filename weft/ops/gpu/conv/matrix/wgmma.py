@@ -270,12 +270,10 @@ class WgmmaConv(ImplicitGemm[WgmmaTile]):
         return None if problem.rows else "its pixels do not lie as rows of channels"
 
     def tiles(self, problem: ConvProblem) -> tuple[WgmmaTile | None, Sequence[WgmmaTile]]:
-        """Return the best tile, and all that fit."""
         every = tiles(problem.caps, problem.pixels, problem.channels_out, steps_of(problem))
         return next(iter(every), None), every
 
     def work(self, problem: ConvProblem, tile: WgmmaTile) -> TileWork:
-        """Return the work in tiles of this size."""
         groups, steps = problem.tiles(tile.rows, tile.cols), steps_of(problem)
         read = 2 * STEP * steps * (tile.rows + tile.cols)
         return TileWork(groups, -(-steps // tile.wz), read, problem.pixels * problem.channels_out)
@@ -297,7 +295,6 @@ class WgmmaConv(ImplicitGemm[WgmmaTile]):
         return known.cost if filling else known.little_cost
 
     def effort(self, problem: ConvProblem, tile: WgmmaTile | InParts[WgmmaTile]) -> Effort:
-        """Return the work of a tile."""
         p, (chosen, parts) = problem, tile_and_parts(tile)
         work, steps = self.work(p, chosen), -(-steps_of(p) // parts)
         return Effort(
@@ -327,7 +324,6 @@ class WgmmaConv(ImplicitGemm[WgmmaTile]):
         return not p.read_pieces or all(n % PIECE == 0 for n in (stack.blocks * PACK, *rows))
 
     def multiply(self, plan: ConvPlan, tile: WgmmaTile, sums: Sums) -> None:
-        """Launch the GEMM."""
         k, p = plan.k, plan.problem
         steps, rows = steps_of(p), k.rows(plan.x)
         assert rows is not None, "`why_not` asks for it"
