@@ -15,7 +15,6 @@ from tests.helpers.nets import Net, op
 from tests.helpers.null_gpu import NullCreator, NullDevice
 from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.device import kernel_builds
-from weft.backends.gpu.tuning_tables.tuning_table import Entry
 from weft.core.graph.graph import Graph
 from weft.core.host.background import Background
 from weft.core.registry.backend_registry import registry
@@ -259,26 +258,6 @@ def growing() -> Graph:
     word = net.add("MatMul", net.input("x", 1, 8), net.random(8, 8), name="word")
     kept = net.add("Concat", net.input("past", "n", 8), word, axis=0, name="kept")
     return net.finish(net.add("Softmax", kept, axis=0), kept)
-
-
-def test_what_a_new_shape_leaves_as_it_is_is_neither_planned_nor_built_again(noting: Noting) -> None:
-    with weft.load(growing(), "null", shapes={"past": (3, 8)}, fallback="error") as session:
-
-        def launches(node: str) -> list[object]:
-            (part,) = session.optimized.parts
-            assert part.lowered is not None
-            return [id(launch) for launch in part.lowered.launches if launch.node == node]
-
-        seen = {name: launches(name) for name in ("n_word", "n_kept")}
-        noting.asked.clear()
-        session.resize({"past": (4, 8)})
-        assert launches("n_word") == seen["n_word"] and launches("n_kept") != seen["n_kept"]
-        total = session.report.statistics["null"]["launches"]
-        assert seen["n_word"] and len(noting.asked) == total - len(seen["n_word"])
-        creator: Any = registry.find("null")
-        creator.runtime(0).tuning.note("of another problem", Entry())  # a choice may be another from now on
-        session.resize({"past": (5, 8)})
-        assert launches("n_word") != seen["n_word"]
 
 
 @pytest.mark.parametrize("device", ["opencl", "vulkan"])

@@ -19,7 +19,6 @@ from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.device.varying import sizes_of
 from weft.backends.gpu.execution import GpuExecution, PipelineContext
 from weft.backends.gpu.lowering.fusion.epilogues import why_not_fused, why_not_joined
-from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.launches.builder import PlannedConstant, WrongKernel, choice_of
 from weft.backends.gpu.lowering.lower import GpuPlan, label_of, lower, prefetch, templates_of
 from weft.backends.gpu.lowering.rewrites.order import FUSE_EPILOGUES, OF_PARTS, Rewrite, explain, rewritten
@@ -87,9 +86,8 @@ class GpuBackend(Engine):
             info.profiling is not None, self._builds if info.loads else None, runtime.chains, runtime.verdicts,
             runtime.general,
         )
-        self._kept_plans = KeptPlans(thrifty=self._target.thrifty)
         self._shared = PipelineContext(
-            self._target, self.slots, self.recording, self._builds, self._kept_plans, runtime.static,
+            self._target, self.slots, self.recording, self._builds, runtime.static,
             runtime.constants(info.same_nodes),
         )
         self.wants_other_sizes = not self.device.reads_all_sizes and FOR_SHAPES not in self.device.caps.without
@@ -163,7 +161,7 @@ class GpuBackend(Engine):
         caps = self.device.caps
         try:
             lowered = self._planned_in_a_hurry(graph) if self._hurries else None
-            lowered = lowered or lower(graph, self._target, self._kept_plans)
+            lowered = lowered or lower(graph, self._target)
             if self.tests_kernels and self.runtime.verdicts.untested:
                 self._test_before_use(lowered)
         except WrongKernel as e:
@@ -175,7 +173,7 @@ class GpuBackend(Engine):
     def _planned_in_a_hurry(self, graph: Graph) -> Lowered:
         """Return the part with its launches, and build them; TakesLong if much is to be done before it can run."""
         self._hurries = False
-        lowered = lower(graph, replace(self._target, builds=None), self._kept_plans)
+        lowered = lower(graph, replace(self._target, builds=None))
         launches = _launches(lowered)
         tested = self.tests_kernels and self.runtime.verdicts.lack(self._kinds(lowered))
         built = self.device.to_be_built((launch.source, launch.values) for launch in launches)

@@ -8,7 +8,6 @@ from typing import Any
 from weakref import ref
 
 from weft.backends.gpu.device.kernel_builds import Builds
-from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.launches.builder import PlannedConstant
 from weft.backends.gpu.lowering.launches.micro_batches import micro_batch_of
 from weft.backends.gpu.lowering.lower import GpuPlan, NodePlan, plan_node, tuned_plan
@@ -35,7 +34,6 @@ class PipelineContext:
     slots: Slots
     recording: PipelineRecording
     builds: Builds
-    kept: KeptPlans
     static: StaticPool
     constants: NodeConstants
     plans: dict[str, Sequence[NodePlan]] = field(default_factory=dict)
@@ -126,15 +124,13 @@ class GpuExecution(Recorded):
     ) -> tuple[list[BoundLaunch], list[Choice]]:
         """Return the launches and choices for tensors that have memory; nothing is built yet."""
         placed = [_placed(t) for t in inputs]
-        plan = plan_node(
-            self.target, self.op, self.label, placed, [_spotted(t) for t in outputs], source, self._context.kept
-        )
+        plan = plan_node(self.target, self.op, self.label, placed, [_spotted(t) for t in outputs], source)
         return self._bound(plan, inputs, outputs), plan.choices
 
     def _plan(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> NodePlan:
         placed = [_placed(t) for t in inputs]
         done = [_spotted(t) for t in outputs]
-        return tuned_plan(self.target, self.op, self.label, placed, done, self._context.kept)
+        return tuned_plan(self.target, self.op, self.label, placed, done)
 
     def _bound(
         self, plan: NodePlan, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]

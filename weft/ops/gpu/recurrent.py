@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from weft.core.graph.dtypes import DType
-from weft.core.graph.tensor import Tensor
+from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Algorithm, Candidate, Chooser, Facts, Rivals, candidates_of
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
@@ -333,7 +333,8 @@ def _recurrence(k: KernelBuilder, r: Tensor, problem: RecurrentProblem) -> tuple
     def turned() -> np.ndarray[Any, Any]:
         return np.ascontiguousarray(value.reshape(-1, gates, hidden, hidden).transpose(0, 3, 1, 2))
 
-    return k.constant("recurrence", turned), {
+    spec = TensorSpec((value.size // (gates * hidden * hidden), hidden, gates, hidden), DType.of(value.dtype))
+    return k.constant("recurrence", turned, spec=spec), {
         "RD": gates * hidden * hidden,
         "RG": hidden,
         "RJ": 1,

@@ -112,9 +112,6 @@ class Builds:
         self._begun: list[tuple[str, Build]] = []
         self._early: dict[Hashable, deque[Build]] = {}
         """Builds that were prefetched and that nobody has asked for yet."""
-        self._made: dict[int, tuple[LaunchLike, Build]] = {}
-        self._made_before: dict[int, tuple[LaunchLike, Build]] = {}
-        """The launches of this shape and of the one before, by id, with their builds."""
         self._held: object = None
         """Kernels that were built together, until their builds ask for them."""
         self._only_looks_up = False
@@ -161,9 +158,8 @@ class Builds:
         """Note all launches of a shape, before any of them is made a build; without threads, build them together."""
         noted = list(launches)
         self._only_looks_up = self.knows_a_shape
-        self._made_before, self._made = self._made, {}
         self._varying.note(noted, sizes)
-        self.together(each for each in noted if id(each) not in self._made_before)
+        self.together(noted)
 
     def together(self, wanted: Iterable[LaunchLike | Build]) -> None:
         """Without threads, have the device build what `add` will ask for together, and hold it until `drop`."""
@@ -173,16 +169,11 @@ class Builds:
     def build(self, launch: LaunchLike) -> Build:
         """Return the build of a launch's kernel, in the form that the shapes so far ask for.
 
-        Kernels for special hardware always know their constants: their self-tests say nothing of another form. A launch
-        that is as it was at the shape before keeps its kernel.
+        Kernels for special hardware always know their constants: their self-tests say nothing of another form.
         """
         source = launch.source
         varying = self._varies(source) if self.serves_shapes(source) else NONE
-        _, last = self._made_before.get(id(launch), (None, None))
-        if last is None or not last.is_built or last.varying != varying:
-            last = Build(self._device, source, launch.values, varying)
-        self._made[id(launch)] = launch, last
-        return last
+        return Build(self._device, source, launch.values, varying)
 
     def _varies(self, source: KernelSource) -> frozenset[str]:
         return frozenset(name for name, _ in source.constants) if self._all_vary else self._varying.of(source)

@@ -1,6 +1,6 @@
 """Lower a part of a network for a GPU: choose layouts and views, and plan every launch, before anything has memory.
 
-The result depends only on the graph with its shapes and on a `Target`; the `KeptPlans` of the last calls save work.
+The result depends only on the graph with its shapes and on a `Target`.
 A pipeline then only binds the launches to memory and kernels. If a load follows, threads build the kernels meanwhile.
 """
 
@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from weft import config
 from weft.backends.gpu.lowering.fusion.why_apart import why_apart
-from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.launches.builder import NodeBuilder, PlannedConstant
 from weft.backends.gpu.lowering.launches.chains import Section, find_chains, moving_us, without_chained
 from weft.backends.gpu.lowering.launches.dry_run import launches_nothing
@@ -42,7 +40,6 @@ from weft.core.contract.lowered import Lowered, ValueView, root_of
 from weft.core.contract.profile import Work
 from weft.core.graph.described import describe
 from weft.core.graph.graph import Graph, Node, depths
-from weft.core.graph.layout import Layout
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.passes.journal import Change, Journal, Step, same_nodes
@@ -118,7 +115,6 @@ def plan_node(
     inputs: Sequence[Tensor | None],
     outputs: Sequence[Tensor],
     source: ChoiceSource | None,
-    kept: KeptPlans,
     node: str = "",
     earlier: Callable[[str], frozenset[str]] | None = None,
 ) -> NodePlan:
@@ -128,17 +124,13 @@ def plan_node(
     """
     form = find_gpu_op(op)
     assert form is not None
-    weights = tuple(t.constant for t in inputs if t is not None and t.constant is not None)
-    known = kept.specs(label, op, weights)
     builder = NodeBuilder(
-        target.device, op, label, inputs, outputs, source, known=known,
-        node=node, split_products=target.split_products, thrifty=target.thrifty, winograd=target.config.winograd,
+        target.device, op, label, inputs, outputs, source, node=node,
+         split_products=target.split_products, thrifty=target.thrifty, winograd=target.config.winograd,
         earlier=earlier, few=target.general,
     )
     if not launches_nothing(outputs) and not _launched_as_blocks(op, builder, inputs, outputs):
         form.launches(base_op(op), builder, base_inputs(op, inputs), base_outputs(op, outputs))
-    if builder.undeclared:
-        kept.keep_specs(label, op, weights, {**known, **builder.undeclared})
     used = {t.memory.root for launch in builder.launched for t in (*launch.reads, *launch.writes)}
     return NodePlan(
         inputs, outputs, builder.launched, [t for t in builder.scratches if t.memory.root in used],
@@ -166,19 +158,18 @@ def tuned_plan(
     label: str,
     inputs: Sequence[Tensor | None],
     outputs: Sequence[Tensor],
-    kept: KeptPlans,
     node: str = "",
     earlier: Callable[[str], frozenset[str]] | None = None,
 ) -> NodePlan:
     """Return the launches with tuned choices; a choice whose kernels have changed since does not count."""
     source = TableSource(target.tuning) if target.tuning is not None else None
-    plan = plan_node(target, op, label, inputs, outputs, source, kept, node, earlier)
+    plan = plan_node(target, op, label, inputs, outputs, source, node, earlier)
     while source is not None and not source.stand(plan.choices):
-        plan = plan_node(target, op, label, inputs, outputs, source, kept, node, earlier)
+        plan = plan_node(target, op, label, inputs, outputs, source, node, earlier)
     return plan
 
 
-def lower(graph: Graph, target: Target, kept: KeptPlans) -> Lowered:
+def lower(graph: Graph, target: Target) -> Lowered:
     """Return the part as a device runs it. Custom nodes are not planned: their executions launch what they like."""
     journal = _Notes(target)
     graph = rewritten(graph, target, OF_LAYOUTS, journal.rewrite)
@@ -188,17 +179,16 @@ def lower(graph: Graph, target: Target, kept: KeptPlans) -> Lowered:
     graph.aliases = legal_aliases(graph, target.is_custom)
     folded = FoldedMoves(graph, find_views(graph, target.is_custom))
     if target.fusing and target.maps_indices:
-        folded = fold_moves(graph, folded.views, target.is_custom, kept.maps(graph.name))
+        folded = fold_moves(graph, folded.views, target.is_custom)
     graph, views = folded.graph, folded.views
     micro_batches = WHOLE_BATCH
     if target.begins_early:
         micro_batches = find_micro_batches(graph, views, target.is_custom, target.device)
-    planner = _Planner(folded, micro_batches, target, kept)
+    planner = _Planner(folded, micro_batches, target)
     plans, micro_batches = planner.run(), planner.micro_batches
     journal.views(graph, views)
     journal.micro_batches(graph, micro_batches)
     chains = _chains(graph, plans, micro_batches, target)
-    kept.forget(graph.name, plans.keys())
     read = frozenset(root_of(views, i) for i in values_read(graph, views, target.is_custom))
     decisions = {node.name: plans[label][0].taken for node in graph.nodes if (label := label_of(node)) in plans}
     plan = GpuPlan(plans, micro_batches, read, chains, planner.undivided)
@@ -279,12 +269,10 @@ class _Planner:
     such a run would hide nothing, so the nodes have `undivided` plans for it.
     """
 
-    def __init__(self, folded: FoldedMoves, micro_batches: MicroBatches, target: Target, kept: KeptPlans) -> None:
+    def __init__(self, folded: FoldedMoves, micro_batches: MicroBatches, target: Target) -> None:
         self.graph, self.views, self.free = folded.graph, folded.views, folded.free
-        self.micro_batches, self.target, self.kept = micro_batches, target, kept
+        self.micro_batches, self.target = micro_batches, target
         self.tensors: dict[str, Tensor] = {}
-        self.before = kept.tensors(folded.graph.name)
-        self.tunes = config.tuning_enabled()
         self.taken: set[str] = set()
         """The candidates that nodes so far have, if kernels are to be few."""
         self.earlier = (lambda _: frozenset(self.taken)) if target.general else target.earlier(folded.graph)
@@ -308,7 +296,6 @@ class _Planner:
                     raise
             if not chained:
                 prefetch([launch for plan in plans[label] for launch in plan.launches], self.target)
-        self.kept.keep_tensors(self.graph.name, self.tensors)
         return plans
 
     def _end_micro_batches(self, level: int, plans: Mapping[str, Sequence[NodePlan]]) -> None:
@@ -330,7 +317,7 @@ class _Planner:
         def plan(part: Callable[[Tensor], Tensor]) -> NodePlan:
             some = [t if t is None or t.constant is not None else part(t) for t in inputs]
             done = [part(t) for t in outputs]
-            made = tuned_plan(self.target, node.op, label, some, done, self.kept, node.name, self.earlier)
+            made = tuned_plan(self.target, node.op, label, some, done, node.name, self.earlier)
             self.taken.update(each.text for each in made.taken if self.target.general)
             return made
 
@@ -338,42 +325,18 @@ class _Planner:
             times = count if label in self.micro_batches.nodes else 1
             return [NodePlan(inputs, outputs, (), (), (), [], ()) for _ in range(times)]
         if label not in self.micro_batches.nodes or not self.target.device.sends_ahead:
-            whole = self._as_before(node, label, [*inputs, *outputs], lambda: plan(lambda t: t))
+            whole = plan(lambda t: t)
             if label not in self.micro_batches.nodes:
                 return [whole]
             self.undivided[label] = whole
         return [plan(lambda t, k=number: micro_batch_of(t, k, count)) for number in range(count)]  # type: ignore[misc]
 
-    def _as_before(
-        self, node: Node, label: str, tensors: Sequence[Tensor | None], make: Callable[[], NodePlan]
-    ) -> NodePlan:
-        """Return the plan that the node had for the last shape, if nothing that it follows from has changed."""
-        target = self.target
-        noted = 0 if target.tuning is None else target.tuning.noted
-        return self.kept.plan(label, node, tensors, (target.device.caps, noted, self.tunes), make)
-
     def _tensor(self, name: str) -> Tensor:
-        known = self.tensors.get(name)
-        if known is None:
-            last = self.before.get(name)
-            known = self.tensors[name] = last if last is not None and self._is_as(last) else self._made(name)
-        return known
-
-    def _made(self, name: str) -> Tensor:
-        tensor = describe(self.graph, name)
-        if tensor.constant is None:
-            tensor.memory = Spot.of(name, self.views)
-        return tensor
-
-    def _is_as(self, last: Tensor) -> bool:
-        """Tell whether a value is still what and where it was."""
-        graph, name, spot = self.graph, last.name, last.memory
-        spec = graph.specs[name]
-        if last.shape != spec.shape or last.dtype is not spec.dtype or last.constant is not graph.constants.get(name):
-            return False
-        if last.layout is not graph.layouts.get(name, Layout.NCHW):
-            return False
-        return spot is None or spot.is_of(name, self.views.get(name))
+        if name not in self.tensors:
+            tensor = self.tensors[name] = describe(self.graph, name)
+            if tensor.constant is None:
+                tensor.memory = Spot.of(name, self.views)
+        return self.tensors[name]
 
 
 def _in_order(plans: Mapping[str, Sequence[NodePlan]], micro_batches: MicroBatches) -> tuple[PlannedLaunch, ...]:

@@ -59,12 +59,6 @@ class Spot:
         """Tell whether a constant will lie there."""
         return isinstance(self.root, tuple) and self.root[0] == CONSTANT
 
-    def is_of(self, name: str, view: ValueView | None) -> bool:
-        """Tell whether this is what `of` returns for a value with this view, or with none."""
-        if self.length or view is None:
-            return not self.length and self.root == name and not self.blocks and self.places.is_identity
-        return (self.root, self.first, self.blocks, self.places) == (view.root, view.first, view.blocks, view.places)
-
     def on(self, slot: Slot) -> Region:
         """Return the region at this spot, once the root has a slot."""
         return Region(slot, self.first, self.blocks, self.start, self.length, self.places)

@@ -13,7 +13,6 @@ import numpy as np
 from weft.backends.gpu.device.device import BarrierCommand, Command
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.execution import GpuExecution, PipelineContext
-from weft.backends.gpu.lowering.kept_plans import KeptPlans
 from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.memory.slots import Region, Slots, Spot
 from weft.backends.gpu.recording.launches import BoundLaunch
@@ -107,8 +106,7 @@ class NodeBench:
         self._slots = Slots(self._memory)
         recording, builds = PipelineRecording(runtime.heap), Builds(device)
         target = target or Target(device)
-        kept = KeptPlans(thrifty=target.thrifty)
-        context = PipelineContext(target, self._slots, recording, builds, kept, runtime.static, runtime.constants(None))
+        context = PipelineContext(target, self._slots, recording, builds, runtime.static, runtime.constants(None))
         self._execution = GpuExecution(op, context, label)
         self._rng = np.random.default_rng(0)
         copies: dict[int, Tensor] = {}

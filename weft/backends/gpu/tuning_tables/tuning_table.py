@@ -122,8 +122,6 @@ class TuningTable:
         """Why notes are not saved to disk, if they are not."""
         self._entries: Entries | None = None
         self._changed: Entries = {}
-        self.noted = 0
-        """How many entries were added: what was chosen before may not be what would be chosen now."""
         self._lock = threading.Lock()
 
     @property
@@ -192,7 +190,6 @@ class TuningTable:
         with self._lock:
             merge(entries, {key: entry})
             merge(self._changed, {key: entry})
-            self.noted += 1
 
     def save(self) -> None:
         """Add what is new to the file on disk, which other processes may have changed meanwhile.

@@ -201,7 +201,6 @@ class NodeBuilder(KernelBuilder):
         source: ChoiceSource | None = None,
         *,
         node: str = "",
-        known: Mapping[str, TensorSpec] | None = None,
         split_products: bool = False,
         thrifty: bool = False,
         winograd: bool = True,
@@ -214,7 +213,7 @@ class NodeBuilder(KernelBuilder):
         if thrifty:
             self.caps = replace(device.caps, without=device.caps.without | {SUM_PARTS})
         self._device, self._op, self._label, self._node = device, op, label, node or label
-        self._inputs, self._source, self._known = inputs, source, known or {}
+        self._inputs, self._source = inputs, source
         own = base_inputs(op, inputs)
         self._constants = tuple(t.constant for t in own if t is not None and t.constant is not None)
         seconds = zip(op.second_outputs, outputs[1:], strict=True) if isinstance(op, Fused) else ()
@@ -232,8 +231,6 @@ class NodeBuilder(KernelBuilder):
         self.scratches: list[Tensor] = []
         self._turns = _Turns()
         self.constants: dict[str, PlannedConstant] = {}
-        self.undeclared: dict[str, TensorSpec] = {}
-        """The specs of constants that the op did not announce a spec for."""
 
     # -- the interface of ops ----------------------------------------------------------------------------
 
@@ -344,10 +341,7 @@ class NodeBuilder(KernelBuilder):
     ) -> Tensor:
         key = f"{self._key_prefix}{key}.{layout.value}"
         if key not in self.constants:
-            made = PlannedConstant(self._label, key, make, layout, spec or self._known.get(key), sources)
-            self.constants[key] = made
-            if spec is None:
-                self.undeclared[key] = TensorSpec(made.tensor.shape, made.tensor.dtype)
+            self.constants[key] = PlannedConstant(self._label, key, make, layout, spec, sources)
         return self.constants[key].tensor
 
     def scratch(self, shape: tuple[int, ...], dtype: DType, layout: Layout = Layout.NCHW) -> Tensor:

@@ -7,12 +7,10 @@ input is a view of the output. So are the inputs of a concat. Maps of several mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import prod
-from operator import is_
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from weft.backends.gpu.lowering.layout.layouts import IsCustom, base_inputs, base_op
 from weft.core.contract.lowered import ValueView, root_of
@@ -45,41 +43,15 @@ class FoldedMoves:
     """By the name of a node that moves or joins values, why it still does: a clause about its output and its input."""
 
 
-class KeptMaps:
-    """The maps of moves and concats, for nodes whose values are as they were at the last shape."""
-
-    def __init__(self) -> None:
-        self._before: dict[tuple[str, str], tuple[Sequence[object], Any]] = {}
-        self._now: dict[tuple[str, str], tuple[Sequence[object], Any]] = {}
-
-    def begin(self) -> None:
-        """Begin a shape: what the last one did not ask for is forgotten."""
-        self._before, self._now = self._now, {}
-
-    def of(self, kind: str, graph: Graph, node: Node, make: Callable[[], T]) -> T:
-        """Return what `make` gives for a node, if that follows from its op and its values; or what it gave before."""
-        key, names = (kind, node.name), (*node.inputs, *node.outputs)
-        held = (graph.specs.get, graph.layouts.get, graph.constants.get)
-        facts = [node, *(get(name) for get in held for name in names)]
-        last = self._now.get(key) or self._before.get(key)
-        if last is None or len(last[0]) != len(facts) or not all(map(is_, last[0], facts)):
-            last = facts, make()
-        self._now[key] = last
-        made: T = last[1]
-        return made
-
-
 def fold_moves(
-    graph: Graph, views: Mapping[str, ValueView], is_custom: IsCustom, kept: KeptMaps | None = None
+    graph: Graph, views: Mapping[str, ValueView], is_custom: IsCustom
 ) -> FoldedMoves:
     """Return the views, and more views for moved values; the layouts of the graph are assigned.
 
     Packed images that are made of rows of channels, or converted only to be read as such, become NHWC4, whatever the
-    device prefers: these are their bytes. `kept` saves work, and changes no result.
+    device prefers: these are their bytes.
     """
-    maps = kept or KeptMaps()
-    maps.begin()
-    return _Folder(graph, dict(views), is_custom, maps).run()
+    return _Folder(graph, dict(views), is_custom).run()
 
 
 _Joined = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[IndexMap]]
@@ -95,8 +67,8 @@ class _Move:
 
 
 class _Folder:
-    def __init__(self, graph: Graph, views: dict[str, ValueView], is_custom: IsCustom, kept: KeptMaps) -> None:
-        self.graph, self.views, self.is_custom, self.kept = graph.copy(), views, is_custom, kept
+    def __init__(self, graph: Graph, views: dict[str, ValueView], is_custom: IsCustom) -> None:
+        self.graph, self.views, self.is_custom = graph.copy(), views, is_custom
         self.inside: dict[str, set[str]] = {}
         """The values that lie in a root, by its name."""
         for name, view in views.items():
@@ -157,11 +129,8 @@ class _Folder:
         elif not form.moves_bits or not all(map(self._is_linear, (node.inputs[0], *outputs))):
             return None
         else:
-            found = self.kept.of("moved", self.graph, node, partial(self._moved, form, node))
+            found = form.moved_from(node.op, *described(self.graph, node))
         return found if found is not None and len(found) == len(outputs) else None
-
-    def _moved(self, form: GpuOp, node: Node) -> Sequence[IndexMap] | None:
-        return form.moved_from(node.op, *described(self.graph, node))
 
     def _unpacked(self, node: Node) -> Sequence[IndexMap] | None:
         """Return where the elements of an NCHW value lie in the packed one that it is made of."""
@@ -425,14 +394,9 @@ class _Folder:
             return _NOT_JOINED
         if "" in node.inputs or not all(map(self._is_linear, (*node.inputs, *node.outputs))):
             return _NOT_JOINED
-        join: GpuOp = form
-
-        def joined() -> _Joined:
-            inputs, outputs = described(self.graph, node)
-            maps = join.joined_at(node.op, inputs, outputs)
-            return _NOT_JOINED if maps is None else ([t for t in inputs if t is not None], outputs, maps)
-
-        return self.kept.of("joined", self.graph, node, joined)
+        inputs, outputs = described(self.graph, node)
+        maps = form.joined_at(node.op, inputs, outputs)
+        return _NOT_JOINED if maps is None else ([t for t in inputs if t is not None], outputs, maps)
 
     def _put(self, source: str, target: str, places: IndexMap) -> str:
         """Let a value lie in `target`, `places` saying where, if whatever makes and reads it can reach it there.

@@ -8,8 +8,9 @@ from math import prod
 
 import numpy as np
 
+from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout, row_major
-from weft.core.graph.tensor import Tensor
+from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, WantedLayout, gpu_op
 from weft.kernels.launch import KernelBuilder, nested_rounds
@@ -112,7 +113,8 @@ def _packed(k: KernelBuilder, weight: Array | Tensor, first: int, count: int, gr
     part = weight[first * PACK : (first + count) * PACK]
     if grouped:
         return as_image(k, f"weight.{first}", part, (1, len(part), inside * taps), Layout.NC4HW4)
-    return k.constant(f"weight.{first}", partial(_by_vector, part), Layout.NC4HW4)
+    spec = TensorSpec((1, PACK, taps * -(-inside // PACK) * -(-len(part) // PACK) * PACK), DType.of(part.dtype))
+    return k.constant(f"weight.{first}", partial(_by_vector, part), Layout.NC4HW4, spec)
 
 
 def _by_vector(part: Array) -> Array:
