@@ -200,8 +200,8 @@ def test_the_folders_of_the_core_build_on_each_other() -> None:
 
 
 GPU = [
-    "device", "memory", "recording", "tuning_tables", "lowering", "runtime", "execution", "pipeline", "backend",
-    "tuning", "selftest", "creator",
+    "device", "memory", "recording", "tuning_tables", "lowering", "packing", "runtime", "execution", "pipeline",
+    "backend", "tuning", "selftest", "creator",
 ]
 """The folders and files of what OpenCL and Vulkan share, lowest first."""
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from weft.backends.gpu.device.device import MemoryKind
 from weft.backends.gpu.lowering.lower import GpuPlan
-from weft.backends.gpu.memory.packing import Packing
 from weft.backends.gpu.memory.slots import SMALLEST
+from weft.backends.gpu.packing import Packing
 from weft.backends.gpu.recording.chunked_upload import worthwhile
 from weft.core.buffers.buffer import Buffer
 from weft.core.contract.backend import StorageType
