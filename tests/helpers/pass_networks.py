@@ -87,6 +87,7 @@ OWN: Mapping[str, Networks] = {
     "add_biases_first": biased_scores(),
     "undo_reshapes": undone_reshapes(),
     "move_transposes_down": move_networks(6, TURNS),
+    "sink_transposes": move_networks(8, TURNS),
     "fuse_gelu": transformers(("gelu", "tanh", "residual")),
     "fuse_group_norm": group_norms(),
     "fuse_group_deviation": group_deviations(),

@@ -21,7 +21,7 @@ from weft.errors import ModelError
 
 ASKING = {
     *("fold_constants", "fold_negations", "move_transposes_up", "settle_moves"),
-    "move_transposes_down",
+    *("move_transposes_down", "sink_transposes"),
     *("undo_reshapes", "fold_batch_norm", "join_parallel_convolutions", "settle_convolutions"),
     *("fuse_attention", "join_projections", "join_sibling_products", "join_sibling_steps"),
 }

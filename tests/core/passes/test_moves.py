@@ -417,6 +417,16 @@ def test_a_stream_to_which_rows_are_added_stays_in_rows() -> None:
     assert_same(graph, after, 1e-5)
 
 
+def test_a_node_goes_before_a_transpose_whose_other_reader_another_transpose_cancels() -> None:
+    net = Net()
+    turned = net.add("Relu", net.add("Transpose", net.input("x", 2, 3, 4), perm=(0, 2, 1)))
+    graph = net.finish(net.add("Relu", turned, name="y"), net.add("Transpose", turned, name="back", perm=(0, 2, 1)))
+    after = run_passes(graph)
+    assert text(after) == ["back = Relu()(x)", "y.before = Relu()(back)", "y = Transpose(perm=(0, 2, 1))(y.before)"]
+    assert str(run_passes(after)) == str(after)
+    assert_same(graph, after, 0)
+
+
 @pytest.mark.parametrize("other", ["another order", "both read elsewhere", "not transposed"])
 def test_a_sum_stays_where_it_would_cost_a_transpose(other: str) -> None:
     net = Net()

@@ -122,7 +122,7 @@ def test_a_users_pass_has_its_place_behind_the_one_that_it_names() -> None:
 @pytest.mark.parametrize(
     ("after", "behind"),
     [("fold_pads", "settle_convolutions"), ("fold_batch_norm", "settle_convolutions"), ("squash_moves", "squash_moves"),
-     ("move_transposes_up", "settle_moves"), ("settle_moves", "settle_moves"), ("undo_reshapes", "undo_reshapes")],
+     ("move_transposes_up", "sink_transposes"), ("settle_moves", "settle_moves"), ("undo_reshapes", "undo_reshapes")],
 )
 def test_a_users_pass_has_its_place_behind_the_last_one_of_that_name_in_a_group_too(after: str, behind: str) -> None:
     names = [each.name for each in steps(Precision.HIGH, (replace(relu_to_abs, name="a", after=after),))]

@@ -18,7 +18,7 @@ from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs, values
 from weft.core.graph.tensor import TensorSpec
 from weft.core.graph.validate import validate
-from weft.core.passes import run_passes
+from weft.core.passes import PASSES, run_passes
 
 EXACT = {*ALONE} - {
     *("fold_pads", "fold_batch_norm", "add_stacked_parts", "add_biases_first"),
@@ -94,7 +94,8 @@ def test_each_pass_changes_one_of_the_networks_that_are_drawn_for_it(name: str) 
 @settings(many, max_examples=examples(400))
 def test_all_passes_in_order_leave_nothing_for_a_second_time(graph: Graph) -> None:
     after = run_passes(graph)
-    assert_kept(graph, after, exact=False)
+    others = run_passes(graph, [each for each in PASSES if each.name not in ADDING])
+    assert_kept(graph, after, exact=False, adds=str(others) != str(after))
     assert str(run_passes(after)) == str(after)
     for each in ALONE.values():
         assert str(each(after)) == str(after), each.name

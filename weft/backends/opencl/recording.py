@@ -276,7 +276,7 @@ class Recorder:
             for position, value in enumerate(built.constants, start=built.arguments):
                 kernel.set_arg(position, value)
         elif built.constants:
-            numbers = [value.tobytes() for value in built.constants]
+            numbers = [memoryview(value).tobytes() for value in built.constants]
             code = self._api.set_numbers(kernel.int_ptr, built.arguments, numbers)
             if code:
                 raise failure(code, f"the device refused the arguments of {label!r}", self._where)

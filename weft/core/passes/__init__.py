@@ -88,6 +88,15 @@ SETTLE_MOVES = PassGroup(
     ensures=(NO_MOVES_IN_A_ROW, NO_FREE_TRANSPOSES, NO_IDENTITIES),
 )
 
+SINK_TRANSPOSES = PassGroup(
+    "sink_transposes",
+    "Compute element-wise nodes before transposes, and settle all moves, until there is nothing left to do.",
+    # Two transposes that became one leave a value one reader less, and then what reads it may go before its transpose.
+    (move_transposes_down, *SETTLE_MOVES.members),
+    rounds=16,  # two rounds are enough for most contrived networks
+    ensures=SETTLE_MOVES.ensures,
+)
+
 SETTLE_CONVOLUTIONS = PassGroup(
     "settle_convolutions",
     "Fold what is around convolutions into them and join those of the same image until there is nothing left to do.",
@@ -124,8 +133,7 @@ PASSES: tuple[AnyPass, ...] = (
     pad_partial_sums,
     add_biases_first,
     undo_reshapes,
-    move_transposes_down,
-    SETTLE_MOVES,
+    SINK_TRANSPOSES,
     # Once more: a comparison may have been moved.
     fuse_compare_select,
     fuse_gelu,
