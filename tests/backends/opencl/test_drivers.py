@@ -7,8 +7,12 @@ import json
 import logging
 import os
 import platform
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +22,8 @@ import pytest
 
 from tests.helpers import fake_opencl_driver
 from weft.backends.gpu.device.cards import Card
-from weft.backends.opencl import discovery, driver_trial, pip_driver
-from weft.core.host import child_process
+from weft.backends.opencl import discovery, driver_trial, native, pip_driver
+from weft.core.host import background, child_process
 
 ROOT = Path(__file__).parents[3]
 INTEL, POCL = "Intel(R) OpenCL", "Portable Computing Language"
@@ -232,6 +236,33 @@ def test_a_process_that_hangs_or_cannot_try_says_so(
     monkeypatch.setattr(driver_trial, "TIMEOUT", 0.001)
     tried, why = driver_trial._tried_in_child(driver_trial.facts_of(devices, 0))
     assert tried and why is not None and "did not end within 0.001 s" in why
+
+
+def test_ctrl_c_waits_for_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial's child ends at once, which `subprocess` waits for in a main thread, and no driver starts there."""
+    facts, tried = driver_trial.facts_of(discovery.raw_devices(), 0), list[subprocess.Popen[bytes]]()
+    real, main, threads = subprocess.Popen.communicate, threading.main_thread(), set[threading.Thread]()
+
+    def communicate(self: subprocess.Popen[bytes], *given: Any, **named: Any) -> Any:
+        tried.append(self)
+        threads.add(threading.current_thread())
+        signal.pthread_kill(main.ident or 0, signal.SIGINT)
+        return real(self, *given, **named)
+
+    @contextmanager
+    def offered() -> Iterator[None]:
+        threads.add(threading.current_thread())
+        yield
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
+    with pytest.raises(KeyboardInterrupt):
+        driver_trial._tried_in_child(facts)
+    background.wait()
+    assert len(tried) == 1 and tried[0].returncode is not None
+    monkeypatch.setattr(pip_driver, "offered", offered)
+    native.start_drivers.cache_clear()
+    native.start_drivers()
+    assert len(threads) == 2 and main not in threads
 
 
 def test_pocl_without_a_linker_is_not_even_tried(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

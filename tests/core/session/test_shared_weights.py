@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import gc
+import inspect
 import mmap
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -337,6 +339,56 @@ def test_pieces_hold_what_was_uploaded_until_they_are_given_back(steps: list[tup
     for _, piece in held:
         pool.give(*piece)
     assert device.stats.live_buffers == 0
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("size", [1000, 100_000])
+def test_an_upload_may_be_interrupted_at_any_call(size: int, held: bool) -> None:
+    """Ctrl-C leaves no memory behind, and no constant for whose upload others would wait.
+
+    Python looks for it at the begin of its own functions and behind others.
+    """
+    lines, first = inspect.getsourcelines(StaticPool.upload)
+    last = first + next(k for k, line in enumerate(lines) if line.strip() == "except BaseException:")
+    content, device = np.arange(size, dtype=np.uint32).view(np.uint8), NullDevice()
+    pool, code = StaticPool(DeviceHeap(device)), StaticPool.upload.__code__
+
+    def upload(after: int) -> list[Piece]:
+        """Return the piece of an upload that is interrupted after so many calls, or of one that has fewer."""
+        left = [after]
+
+        def profiled(frame: Any, event: str, _: Any) -> None:
+            upper = {"c_return": frame, "call": frame.f_back}.get(event)
+            if upper is not None and upper.f_code is code and upper.f_lineno < last:
+                left[0] -= 1
+                if not left[0]:
+                    raise KeyboardInterrupt
+
+        sys.setprofile(profiled)
+        try:
+            return [pool.upload(content)]
+        except KeyboardInterrupt:
+            return []
+        finally:
+            sys.setprofile(None)
+
+    def upload_again() -> None:
+        pieces.append(pool.upload(content))
+
+    interrupted = 0
+    while True:
+        pieces = [pool.upload(content)] if held else []
+        taken = upload(interrupted + 1)
+        other = threading.Thread(target=upload_again, daemon=True)
+        other.start()
+        ended(other)
+        for piece in pieces + taken:
+            pool.give(*piece)
+        assert device.stats.live_buffers == 0, f"at call {interrupted} of an upload"
+        if taken:
+            break
+        interrupted += 1
+    assert interrupted > 5
 
 
 def test_an_upload_that_fails_leaves_nothing_that_others_would_take(

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -29,6 +29,7 @@ from weft.backends.opencl import compilers, pip_driver
 from weft.backends.opencl.cl_errors import words
 from weft.backends.opencl.known_drivers import driver_of
 from weft.core.host import child_process
+from weft.core.host.background import aside
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import brief
 from weft.kernels.compile_error import shortened
@@ -149,14 +150,13 @@ def _tried_in_child(facts: str) -> tuple[bool, str | None]:
     except OSError as e:
         log.warning("an OpenCL device is used without a test: %s cannot be started: %s", sys.executable, e.strerror)
         return False, None
-    with process:
-        try:
-            out, error = process.communicate(timeout=TIMEOUT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return True, f"a small kernel does not run: its compilation did not end within {TIMEOUT:g} s"
-        finally:
-            process.kill()
+    try:
+        # Not in the main thread: after Ctrl-C, subprocess waits there for another quarter of a second.
+        out, error = aside(partial(_heard, process))
+    except subprocess.TimeoutExpired:
+        return True, f"a small kernel does not run: its compilation did not end within {TIMEOUT:g} s"
+    finally:
+        process.kill()
     lines = [line[len(_MARK) :] for line in out.decode(errors="replace").splitlines() if line.startswith(_MARK)]
     said = shortened(error.decode(errors="replace"))[:1]
     if not lines:  # it ended before it reached the device, so nothing is known about the device
@@ -170,6 +170,15 @@ def _tried_in_child(facts: str) -> tuple[bool, str | None]:
     if answer is None:
         return True, None
     return True, "; ".join((brief(answer), *(s for s in said if s not in answer)))
+
+
+def _heard(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """Return what a child process wrote; it has ended then."""
+    with process:
+        try:
+            return process.communicate(timeout=TIMEOUT)
+        finally:
+            process.kill()
 
 
 def _advice(devices: list[cl.Device], index: int) -> str:

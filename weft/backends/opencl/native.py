@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -13,12 +14,14 @@ from typing import Any
 import pyopencl as cl
 
 from weft.backends.opencl import pip_driver
+from weft.core.host.background import aside
 
 Call = partial[int]
 """A call with its arguments bound; it returns the error code."""
 
 log = logging.getLogger("weft.opencl")
 
+_starting = threading.Lock()
 _DEVICE_VENDOR_ID = 0x1001
 _NULL = ctypes.c_void_p(None)
 _ZERO = ctypes.c_uint(0)
@@ -124,9 +127,13 @@ class NativeCalls:
 def start_drivers() -> None:
     """Make the OpenCL loader load and start all drivers once, without blocking other threads as pyopencl would.
 
-    It also finds the driver that pip installed, unless something else started the loader before.
+    It also finds the driver that pip installed, unless something else started the loader before. Ctrl-C waits for none.
     """
-    with pip_driver.offered():
+    aside(_start_drivers)
+
+
+def _start_drivers() -> None:
+    with _starting, pip_driver.offered():
         for library in _candidates():
             with suppress(AttributeError):
                 library.clGetPlatformIDs(ctypes.c_uint(0), _NULL, ctypes.byref(ctypes.c_uint(0)))

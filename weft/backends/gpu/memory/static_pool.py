@@ -62,49 +62,44 @@ class StaticPool:
         The bytes of a candidate are read back from the device and compared, so that no digest of all weights is needed
         in the first session, which has none to share.
         """
-        if content.nbytes < SHARED_FROM:
-            piece = self._uploaded(content)
-            with self._lock:
-                self._by_place[_place(piece)] = _Shared(None, piece=piece)
-            return piece
         data = content.reshape(-1).view(np.uint8)
-        key = sample_key(data)
-        with self._lock:
-            candidates = list(self._alike.get(key, ()))
-            for each in candidates:
-                each.holders += 1
-            made = None if candidates else self._noted(key)
-        while candidates:
-            each = candidates.pop()
-            try:
-                each.ready.wait()
-                is_same = each.piece is not None and self._holds(each.piece, data)
-            except BaseException:
-                self._leave(each, *candidates)
-                raise
-            if is_same:
-                self._leave(*candidates)
-                assert each.piece is not None
-                return each.piece
-            self._leave(each)
-        if made is None:
+        key = sample_key(data) if content.nbytes >= SHARED_FROM else None
+        held = list[_Shared]()
+        made: _Shared | None = None
+        try:  # Ctrl-C may come anywhere: what is noted is left again, and nobody waits for it for ever
             with self._lock:
-                made = self._noted(key)
-        try:
-            piece = made.piece = self._uploaded(content)
+                for each in self._alike.get(key, ()) if key is not None else ():
+                    each.holders += 1
+                    held.append(each)
+                if not held:
+                    made = _Shared(key)
+                    self._list(made)
+            while held:
+                each = held[-1]
+                each.ready.wait()
+                if each.piece is not None and self._holds(each.piece, data):
+                    others, held = held[:-1], [each]
+                    self._leave(*others)
+                    return each.piece
+                self._leave(held.pop())
+            if made is None:
+                made = _Shared(key)
+                with self._lock:
+                    self._list(made)
+            made.piece = piece = self._uploaded(content)
             with self._lock:
                 self._by_place[_place(piece)] = made
+            return piece
         except BaseException:
-            self._leave(made)
+            self._leave(*held, *([made] if made is not None else []))
             raise
         finally:
-            made.ready.set()
-        return piece
+            if made is not None:
+                made.ready.set()
 
-    def _noted(self, key: Key) -> _Shared:
-        made = _Shared(key)
-        self._alike.setdefault(key, []).append(made)
-        return made
+    def _list(self, made: _Shared) -> None:
+        if made.key is not None:
+            self._alike.setdefault(made.key, []).append(made)
 
     def _uploaded(self, content: Array) -> Piece:
         buffer, offset = self.take(max(content.nbytes, SMALLEST))
@@ -139,10 +134,10 @@ class StaticPool:
                 if shared.holders:
                     continue
                 if shared.key is not None:
-                    alike = self._alike[shared.key]
-                    alike.remove(shared)
+                    alike = self._alike.get(shared.key, [])
+                    alike[:] = [each for each in alike if each is not shared]
                     if not alike:
-                        del self._alike[shared.key]
+                        self._alike.pop(shared.key, None)
                 if shared.piece is not None:
                     self._by_place.pop(_place(shared.piece), None)
             if shared.piece is not None:
