@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import length_hint
 
+import numpy as np
 import pyopencl as cl
 
 from weft.backends.gpu.device.device import Binding, Command, CopyCommand, DeviceCaps, LaunchCommand, Size3
@@ -276,7 +277,7 @@ class Recorder:
             for position, value in enumerate(built.constants, start=built.arguments):
                 kernel.set_arg(position, value)
         elif built.constants:
-            numbers = [memoryview(value).tobytes() for value in built.constants]
+            numbers = [np.asarray(value).tobytes() for value in built.constants]
             code = self._api.set_numbers(kernel.int_ptr, built.arguments, numbers)
             if code:
                 raise failure(code, f"the device refused the arguments of {label!r}", self._where)
