@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+from weft.backends.gpu import packing
 from weft.backends.gpu.lowering.launches.builder import PlannedConstant
-from weft.backends.gpu.memory import packing
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Layout
 from weft.core.graph.tensor import TensorSpec
