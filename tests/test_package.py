@@ -221,7 +221,7 @@ def test_the_folders_of_the_gpu_door_build_on_each_other() -> None:
 SESSION = [
     "load_gate", "arguments", "notices", "overflow", "pipeline", "report", "executable", "loader", "plans",
     "left_weights", "prefetch", "later", "stage_loader", "stage_runner", "stages_ahead",
-    "state", "capacities", "planner", "session", "runtime",
+    "state", "capacities", "planner", "session", "load_options", "runtime",
 ]
 """The modules that run a network, lowest first: a runtime calls its sessions, and these what they own."""
 
@@ -262,6 +262,7 @@ def test_shared_code_names_no_api(folder: str) -> None:
     allowed = {
         # The names of devices that users see, and of languages that dialects are for.
         "core/contract/backend.py", "core/contract/session_config.py", "core/registry/device_choice.py",
+        "core/session/load_options.py",
         "kernels/dialect.py", "kernels/source.py",
     }
     for path in (PACKAGE / folder).rglob("*.py"):

@@ -39,6 +39,7 @@ from weft.core.placement.debug_nodes import DebugRecord
 from weft.core.placement.optimized_network import OptimizedNetwork, PreCompiled
 from weft.core.registry.backend_registry import insertExtraBackendCreator, registry
 from weft.core.registry.front_ends import front_ends as _front_ends
+from weft.core.session.load_options import LoadOptions
 from weft.core.session.report import Report, Transfers
 from weft.core.session.runtime import Runtime
 from weft.core.session.session import Session
@@ -69,6 +70,7 @@ __all__ = [
     "Graph",
     "Layout",
     "Limits",
+    "LoadOptions",
     "MemoryManager",
     "MemoryMode",
     "Network",

@@ -10,7 +10,6 @@ unless fallback="cpu" is given: a program that names a device means it.
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -23,6 +22,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
 from weft.core.registry.backend_registry import registry
+from weft.core.session.load_options import LoadKeywords
 from weft.core.session.session import Session
 from weft.errors import ConfigError, InputError, WeftError
 from weft.frontends.builder.conversion import near
@@ -33,9 +33,7 @@ from weft.loading import load
 Model = ModelProto | bytes | str | os.PathLike[str]
 Info = Sequence[tuple[Any, tuple[int, ...]]]
 
-_OPTIONS = tuple(
-    name for name, p in inspect.signature(load).parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY
-)
+_OPTIONS = tuple(LoadKeywords.__annotations__)
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 

@@ -112,7 +112,9 @@ def test_every_command_takes_named_dimensions(cli: Cli, tmp_path: Path) -> None:
     model, sizes = two_inputs(tmp_path / "m.onnx"), ("--shape", "n=3", "--shape", "m=5")
     for command, *more in (("bench", "-d", "cpu", "--iterations", "1"), ("compare", "-d", "cpu,opencl")):
         assert "float32[3x5]" in cli(command, model, *more, *sizes).err
-    assert "sizes that the model leaves open are taken as 1 for second" in cli("inspect", model, *sizes[:2]).err
+    remark = "sizes that the model leaves open are taken as 1 for second (m); to change one, --shape m=2"
+    assert remark in cli("inspect", model, *sizes[:2]).err
+    assert remark in cli("run", model, "-d", "cpu", *sizes[:2]).err
     assert "leaves open" not in cli("inspect", model, *sizes).err
     cli("optimize", model, "-d", "cpu", "-o", tmp_path / "m.weft", *sizes)
     assert "float32[3x5]" in cli("run", tmp_path / "m.weft").err
@@ -174,7 +176,8 @@ def test_a_dimension_has_the_size_of_its_name_in_another_input(tmp_path: Path) -
     graph = Graph("g", list(specs), ["ids"], [], dict(specs), {})
     arrays, remarks = collect(graph, {"ids": (2, 7)}, {}, Preparation())
     assert [arrays[name].shape for name in specs] == [(2, 7), (7,), (1, 2)]
-    assert "for 'mask': random numbers, float32[7]" in remarks[1]
+    assert "taken as 1 for rest (other)" in remarks[0]
+    assert "for 'mask': random numbers, float32[7]" in remarks[2]
     np.save(tmp_path / "mask.npy", np.zeros(5, np.float32))
     arrays, _ = collect(graph, {}, {"mask": str(tmp_path / "mask.npy")}, Preparation())
     assert [arrays[name].shape for name in specs] == [(1, 5), (5,), (1, 1)]

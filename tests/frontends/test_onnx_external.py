@@ -444,3 +444,13 @@ def test_all_bad_tensors_are_reported_at_once(folder: Path) -> None:
     with pytest.raises(ModelError, match="4 of the model's constants cannot be read") as caught:
         load(save(folder, *bad))
     assert all(f"tensor '{name}'" in str(caught.value) for name in "abcd")
+
+
+def test_tensors_of_one_missing_file_are_told_in_one_line(tmp_path: Path) -> None:
+    tensors = [external(name=f"w{k}", location="gone.bin") for k in range(17)]
+    path = save(tmp_path, *tensors)
+    with pytest.raises(ModelError, match="17 of the model's constants cannot be read") as caught:
+        load(path)
+    said = str(caught.value)
+    assert said.count("external data of the model is refused") == 1
+    assert "tensor 'w0', 'w1', 'w2' and 14 more, external file 'gone.bin'" in said and "copy the file there" in said

@@ -16,30 +16,19 @@ import typer
 import weft
 from weft.cli.console import line, note, table, working
 from weft.cli.difference import Difference, difference, not_finite, tensors
-from weft.cli.inputs import Preparation, collect, shaped
+from weft.cli.inputs import Preparation, collect, shaped, without_state
 from weft.cli.json_output import JsonOption, JsonTarget, answer
 from weft.cli.measure import measure, milliseconds
 from weft.cli.model import read_model
 from weft.cli.options import (
-    BackendOptionOption,
     BackendPathOption,
-    DeviceOption,
-    FusingOption,
     InputOption,
     IterationsOption,
-    LimitOption,
     ModelArgument,
-    ShapeOption,
     WarmupOption,
-    WinogradOption,
+    load_flags,
 )
-from weft.cli.parsing import (
-    device_orders,
-    parse_backend_options,
-    parse_limits,
-    parse_pairs,
-    parse_precisions,
-)
+from weft.cli.parsing import device_orders, parse_pairs, parse_precisions
 from weft.cli.rates import Rates, measured
 from weft.cli.results import precision_notes
 from weft.cli.roofline import analysed, whole
@@ -58,19 +47,15 @@ EVENT_NUMBERS = ("us", "MFLOP", "MB", "GFLOP/s", "GB/s", "roofline")
 NUMBERS = ("load ms", "first ms", "median ms", "p90 ms", "min ms", "difference")
 
 
+@load_flags("device", "memory", "shapes", "backend_options", "fusing", "winograd", "limits", "state", device="all")
 def bench(
+    options: dict[str, Any],
     model: ModelArgument,
     inputs: InputOption = None,
-    device: DeviceOption = "all",
     precision: Annotated[str, typer.Option(help="high, normal, low, or several with commas.")] = "high",
-    shape: ShapeOption = None,
     iterations: IterationsOption = 50,
     warmup: WarmupOption = 5,
     backend_path: BackendPathOption = None,
-    backend_option: BackendOptionOption = None,
-    fusing: FusingOption = True,
-    winograd: WinogradOption = True,
-    limit: LimitOption = None,
     profile: Annotated[bool, typer.Option("--profile", help="Print what takes the time of one run.")] = False,
     as_json: JsonOption = None,
 ) -> None:
@@ -85,14 +70,13 @@ def bench(
     device's datasheet allows, where the device is known. It ends with a verdict: what the network is bound by, its
     dearest nodes, and what could be saved, from times that are measured here.
     """
-    graph = read_model(model, parse_limits(limit))
+    device, shape = options.pop("device"), options.pop("shapes")
+    graph = without_state(read_model(model, options["limits"]), options["state"])
     files = parse_pairs(inputs, "--input", "x=x.npy")
     arrays, remarks = collect(*shaped(graph, shape), files, Preparation())
     for remark in remarks:
         note(remark)
     order = [(names, each) for names in device_orders(device) for each in parse_precisions(precision)]
-    own = parse_backend_options(backend_option)
-    options = {"backend_options": own, "fusing": fusing, "winograd": winograd, "limits": parse_limits(limit)}
     rows: list[dict[str, Any]] = []
     try:
         for row in _rows(model, order, arrays, (iterations, warmup), profile, options):
@@ -218,6 +202,8 @@ def _events(
     with load(model, names, precision=precision, shapes=shapes, profile=True, **options) as session:
         for _ in range(warmup + 1):
             session.run(arrays)
+            if session.keeps_state:
+                session.state.reset()
         spans = {device: value for (device, name), value in session.profile.counters.items() if name == SPAN}
         return analysed(session.profile.events, _peaks(), precision), spans, session.profile.untimed
 

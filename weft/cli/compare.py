@@ -17,18 +17,8 @@ from weft.cli.difference import Difference, difference, not_finite
 from weft.cli.inputs import Preparation, collect, shaped
 from weft.cli.json_output import JsonOption, answer
 from weft.cli.model import read_model
-from weft.cli.options import (
-    BackendOptionOption,
-    BackendPathOption,
-    DeviceOption,
-    FusingOption,
-    InputOption,
-    LimitOption,
-    ModelArgument,
-    ShapeOption,
-    WinogradOption,
-)
-from weft.cli.parsing import device_orders, parse_backend_options, parse_limits, parse_pairs
+from weft.cli.options import BackendPathOption, InputOption, ModelArgument, load_flags
+from weft.cli.parsing import device_orders, parse_pairs
 from weft.cli.results import precision_notes
 from weft.core.contract.backend import Precision
 from weft.core.graph.control_op import Value
@@ -53,14 +43,14 @@ MOST_NODES = 6
 """The most nodes of a part that are named."""
 
 
+@load_flags("device", "shapes", "backend_options", "fusing", "winograd", "limits", device="cpu,auto")
 def compare(
+    options: dict[str, Any],
     model: ModelArgument,
-    device: DeviceOption = "cpu,auto",
     inputs: InputOption = None,
     precision: Annotated[
         Precision, typer.Option(help="Precision of all devices but the first, which runs at high.")
     ] = Precision.HIGH,
-    shape: ShapeOption = None,
     threshold: Annotated[
         float | None,
         typer.Option(
@@ -73,10 +63,6 @@ def compare(
         bool, typer.Option("--values", help="Compare each value that a device stores, even if the outputs agree.")
     ] = False,
     backend_path: BackendPathOption = None,
-    backend_option: BackendOptionOption = None,
-    fusing: FusingOption = True,
-    winograd: WinogradOption = True,
-    limit: LimitOption = None,
     as_json: JsonOption = None,
 ) -> None:
     """Run a network as a user runs it on each device, and compare the outputs with those of the first device.
@@ -87,22 +73,18 @@ def compare(
     refused. The last line of each device says PASS or FAIL; the exit status is 0 if all pass, 1 if one fails and 2
     after an error.
     """
-    limits = parse_limits(limit)
+    device, shape, limits = options.pop("device"), options.pop("shapes"), options["limits"]
     graph = read_model(model, limits)
     first, *others = _runs(device, precision)
     files = parse_pairs(inputs, "--input", "x=x.npy")
     arrays, remarks = collect(*shaped(graph, shape), files, Preparation())
     for remark in remarks:
         note(remark)
-    own = {
-        "backend_options": parse_backend_options(backend_option), "fusing": fusing, "winograd": winograd,
-        "limits": limits,
-    }
     bound = bind(graph, {name: a.shape for name, a in arrays.items()})
     staged = is_staged(bound)
     base = bound if staged else run_passes(bound, context=PassContext(Budget(limits)))
     comparison = _Comparison(
-        graph, base, staged, arrays, own, ALLOWED[precision] if threshold is None else threshold, values
+        graph, base, staged, arrays, options, ALLOWED[precision] if threshold is None else threshold, values
     )
     reference = _Side(first, Precision.HIGH)
     told = [comparison.of(reference, _Side(names, precision)) for names in others]

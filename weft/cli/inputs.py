@@ -15,6 +15,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.tensor import OPEN_RANK, SequenceSpec, TensorSpec
+from weft.core.session.state import find_pairs
 from weft.errors import ConfigError, InputError, WeftError
 
 if TYPE_CHECKING:
@@ -70,13 +71,15 @@ def collect(
                 fix=f"run it from Python: weft.load(model).run({{{name!r}: [array, array]}})",
             )
     given = {name: _given(graph.specs[name], name, files[name], shapes, how) for name in graph.inputs if name in files}
-    filled = fill_shapes(graph, {**shapes, **{name: array.shape for name, array in given.items()}})
+    known = {**shapes, **{name: array.shape for name, array in given.items()}}
+    filled = fill_shapes(graph, known)
     # Loading asks for the shapes of the arrays alone, and knows no sizes of dimensions that --shape names.
     bind(graph, filled)
     rng = np.random.default_rng(SEED)
     arrays, remarks = {}, []
     if how != Preparation() and all(Path(file).suffix.lower() == ".npy" for file in files.values()):
         remarks.append("--mean, --scale and --bgr do nothing here: no input is from a picture")
+    remarks += said_of_guesses(graph, known)
     for name in graph.inputs:
         spec = TensorSpec(filled[name], graph.specs[name].dtype)
         try:
@@ -107,6 +110,16 @@ def shaped(graph: Graph, given: Sequence[str] | None) -> tuple[Graph, dict[str, 
         dims = (sizes[d][0] if isinstance(d, str) and d in sizes else d for d in graph.specs[name].shape)
         out.specs[name] = replace(graph.specs[name], shape=tuple(dims))
     return out, shapes
+
+
+def without_state(graph: Graph, state: bool | Mapping[str, str]) -> Graph:
+    """Return the network as callers see it, without the inputs and outputs that a session keeps as its state."""
+    if state is False:
+        return graph
+    out, kept = graph.copy(), find_pairs(graph, state)
+    out.inputs = [name for name in graph.inputs if name not in kept]
+    out.outputs = [name for name in graph.outputs if name not in kept.values()]
+    return out
 
 
 def _check_names(graph: Graph, unknown: Sequence[str]) -> None:
@@ -146,6 +159,19 @@ def named_sizes(graph: Graph, given: Mapping[str, Shape]) -> dict[str, int]:
             if isinstance(dim, str) and dim != OPEN_RANK:
                 sizes.setdefault(dim, size)
     return sizes
+
+
+def said_of_guesses(graph: Graph, given: Mapping[str, Shape]) -> list[str]:
+    """Return a remark on the dimensions whose sizes nothing tells, for which `fill_shapes` takes 1; else nothing."""
+    sizes = named_sizes(graph, given)
+    left = {name: [d for d in graph.specs[name].shape if isinstance(d, str) and d not in sizes and d != OPEN_RANK]
+            for name in graph.inputs if name not in given}  # fmt: skip
+    guessed = {name: dims for name, dims in left.items() if dims}
+    if not guessed:
+        return []
+    those = "; ".join(f"{name} ({', '.join(dict.fromkeys(dims))})" for name, dims in guessed.items())
+    example = _example(graph, next(iter(guessed.values()))[0])
+    return [f"sizes that the model leaves open are taken as 1 for {those}; to change one, {example}"]
 
 
 def fill_shapes(graph: Graph, given: Mapping[str, Shape]) -> dict[str, Shape]:

@@ -14,21 +14,11 @@ import typer
 import weft.ops  # noqa: F401  (registers the ops)
 from weft.cli.command import FOUND_WRONG
 from weft.cli.console import error, line, note, table
-from weft.cli.inputs import fill_shapes, named_sizes, shaped
+from weft.cli.inputs import fill_shapes, said_of_guesses, shaped
 from weft.cli.json_output import JsonOption, JsonTarget, answer, prints_text
 from weft.cli.model import is_optimized, read_model, read_optimized
-from weft.cli.options import (
-    MODEL_HELP,
-    BackendOptionOption,
-    BackendPathOption,
-    FusingOption,
-    HintOption,
-    LimitOption,
-    OnlyShapeOption,
-    PrecisionOption,
-    WinogradOption,
-)
-from weft.cli.parsing import device_orders, parse_backend_options, parse_hints, parse_limits
+from weft.cli.options import MODEL_HELP, BackendPathOption, load_flags
+from weft.cli.parsing import device_orders
 from weft.core.contract.backend import Backend, BackendConfig, ForwardType, Precision
 from weft.core.contract.backend_options import BackendOptions
 from weft.core.graph.graph import Graph, Node, bind, infer_node
@@ -61,12 +51,13 @@ DevicesOption = Annotated[
 ]
 
 
+@load_flags(
+    "shapes", "hints", "precision", "backend_options", "fusing", "winograd", "limits", shapes="alone"
+)
 def inspect(
+    options: dict[str, Any],
     model: Annotated[Path | None, typer.Argument(help=MODEL_HELP, show_default=False)] = None,
     devices: DevicesOption = "all",
-    shape: OnlyShapeOption = None,
-    hint: HintOption = None,
-    precision: PrecisionOption = Precision.HIGH,
     nodes: Annotated[bool, typer.Option("--nodes", help="Print every node, as read and as divided.")] = False,
     passes: Annotated[
         bool, typer.Option("--passes", help="List the rewrites, and print the network after each that changes it.")
@@ -98,10 +89,6 @@ def inspect(
     ] = False,
     unsupported: Annotated[bool, typer.Option("--unsupported", help="Print only what cannot run.")] = False,
     backend_path: BackendPathOption = None,
-    backend_option: BackendOptionOption = None,
-    fusing: FusingOption = True,
-    winograd: WinogradOption = True,
-    limit: LimitOption = None,
     as_json: JsonOption = None,
 ) -> None:
     """Show a network's inputs, outputs and ops, and how it would be divided over devices.
@@ -113,10 +100,12 @@ def inspect(
     group below it. --why prints the life of a node or value, by its name in the model or in the network that runs, and
     nothing else; of a saved network too. JSON has all nodes and launches; --passes, --choices and --fusion add theirs.
     """
+    shape, hints, own, limits = (options.pop(name) for name in ("shapes", "hints", "backend_options", "limits"))
+    config = BackendConfig(**options)
     if model is None:
         if not passes:
             raise ConfigError("no model was named", fix="write: weft inspect model.onnx")
-        rewrites = _rewrites(precision)
+        rewrites = _rewrites(config.precision)
         facts = [{"name": name.strip(), "description": description} for name, description in rewrites]
         answer(as_json, lambda: {"rewrites": facts}, lambda: table(("rewrite", "what it does"), rewrites))
         return
@@ -132,29 +121,26 @@ def inspect(
         lives = [_Lives("+".join(network.devices), {name: network.why(name) for name in why})]
         answer(as_json, lambda: {"model": model, "why": [asdict(each) for each in lives]}, lives[0].print)
         return
-    limits = parse_limits(limit)
     try:
         graph = read_model(model, limits)
     except UnsupportedOps as e:
-        _say_unknown(model, e, devices, shape, BackendConfig(precision=precision), as_json)
+        _say_unknown(model, e, devices, shape, BackendConfig(precision=config.precision), as_json)
         raise typer.Exit(FOUND_WRONG) from None
     shown = _Shown(passes, nodes, launches, choices, fusion, unsupported)
     if not unsupported and not why and prints_text(as_json):
         _describe(graph, nodes)
     described = _facts(graph)
     graph, shapes = shaped(graph, shape)
-    if graph.symbols():
-        _note_open(graph, shapes)
+    for remark in said_of_guesses(graph, shapes):
+        note(remark)
     bound = bind(graph, fill_shapes(graph, shapes))
-    config = BackendConfig(precision=precision, fusing=fusing, winograd=winograd)
-    options = OptimizerOptions(config, resolved(registry, parse_hints(hint)), limits=limits)
-    own = parse_backend_options(backend_option)
+    asked = OptimizerOptions(config, resolved(registry, hints), limits=limits)
     orders = device_orders(devices)
     told: list[dict[str, Any]] = []
     for k, names in enumerate(orders):
         if len(orders) > 1 and prints_text(as_json):
             line(f"for {'+'.join(names)}", "bold")
-        division = _divide(bound, registry.choose(names), options, own)
+        division = _divide(bound, registry.choose(names), asked, own)
         if why:
             one = _Lives("+".join(names), {name: division.network.why(name) for name in why})
             told.append(asdict(one))
@@ -286,14 +272,6 @@ def _describe(graph: Graph, nodes: bool) -> None:
         for node in graph.nodes:
             line(f"  {node}")
     table(("op", "nodes"), [(op, str(n)) for op, n in facts["ops"].items()], numbers=("nodes",))
-
-
-def _note_open(graph: Graph, shapes: dict[str, Shape]) -> None:
-    known = named_sizes(graph, shapes)
-    unknown = {i: [d for d in graph.specs[i].shape if isinstance(d, str) and d not in known] for i in graph.inputs}
-    left = [i for i, dims in unknown.items() if dims and i not in shapes]
-    if left:
-        note(f"sizes that the model leaves open are taken as 1 for {', '.join(left)}; --shape gives others")
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def measure(
 ) -> tuple[list[Array], Timing]:
     """Return the outputs and the times of `iterations` runs, after `warmup` that do not count.
 
-    `outputs` are arrays for the outputs, if any.
+    `outputs` are arrays for the outputs, if any. A state is empty before each run.
 
     With no warm-up the first run counts; it may be slower, where shapes are bound by it.
     """
@@ -68,4 +68,6 @@ def measure(
         start = time.perf_counter()
         results = session.run(arrays, outputs=outputs)
         times.append(milliseconds(time.perf_counter() - start))
+        if session.keeps_state:
+            session.state.reset()
     return results, Timing(times[0], tuple(times[warmup:]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,21 +12,8 @@ from weft.cli.console import line, note, working
 from weft.cli.inputs import shaped
 from weft.cli.json_output import JsonOption, answer
 from weft.cli.model import read_model
-from weft.cli.options import (
-    BackendOptionOption,
-    BackendPathOption,
-    DeviceOption,
-    FusingOption,
-    HintOption,
-    LimitOption,
-    ModelArgument,
-    NeededShapeOption,
-    PrecisionOption,
-    StrictOption,
-    WinogradOption,
-)
-from weft.cli.parsing import device_orders, parse_backend_options, parse_hints, parse_limits
-from weft.core.contract.backend import Precision
+from weft.cli.options import BackendPathOption, ModelArgument, load_flags
+from weft.cli.parsing import device_orders
 from weft.core.graph.graph import bind
 from weft.core.graph.layout import Shape
 from weft.core.placement.optimized_network import OptimizedNetwork
@@ -36,19 +23,15 @@ from weft.loading import check_sizes
 from weft.loading import optimize as optimize_model
 
 
+@load_flags(
+    "device", "precision", "memory", "shapes", "hints", "fallback", "backend_options", "fusing", "winograd", "limits",
+    shapes="needed",
+)
 def optimize(
+    options: dict[str, Any],
     model: ModelArgument,
     output: Annotated[Path | None, typer.Option("--output", "-o", help=f"The file to write, *{SAVED}.")] = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = Precision.HIGH,
-    shape: NeededShapeOption = None,
-    hint: HintOption = None,
-    strict: StrictOption = False,
     backend_path: BackendPathOption = None,
-    backend_option: BackendOptionOption = None,
-    fusing: FusingOption = True,
-    winograd: WinogradOption = True,
-    limit: LimitOption = None,
     as_json: JsonOption = None,
 ) -> None:
     """Rewrite a network, divide it over devices in order of preference ("vulkan+cpu"), and save it.
@@ -56,6 +39,7 @@ def optimize(
     `weft run` and `weft.load` take the file in the place of the model. It fits the shapes, the devices and
     the versions of the backends that it was made with, and no others.
     """
+    device = options.pop("device")
     orders = device_orders(device)
     if len(orders) > 1:
         raise ConfigError(
@@ -67,22 +51,10 @@ def optimize(
     target = output or Path(model.name).with_suffix(SAVED)
     if target.suffix != SAVED:
         raise ConfigError(f"{str(target)!r} does not end in {SAVED}", fix=f"write -o {target.with_suffix(SAVED)}")
-    fallback = "error" if strict else "cpu"
-    graph, shapes = shaped(read_model(model, parse_limits(limit)), shape)
+    graph, shapes = shaped(read_model(model, options["limits"]), options.pop("shapes"))
     check_sizes(bind(graph, shapes), _as_options)
     with working(f"optimising {model.name}"):
-        network = optimize_model(
-            graph,
-            orders[0],
-            precision=precision,
-            shapes=shapes,
-            fallback=fallback,
-            hints=parse_hints(hint),
-            backend_options=parse_backend_options(backend_option),
-            fusing=fusing,
-            winograd=winograd,
-            limits=parse_limits(limit),
-        )
+        network = optimize_model(graph, orders[0], shapes=shapes, **options)
         network.save(target)
     later = [] if network.tail is None else network.tail.says()
     for text in (*later, *network.notes):
@@ -90,7 +62,7 @@ def optimize(
     facts = {
         "model": model,
         "file": target,
-        "precision": precision.value,
+        "precision": options["precision"].value,
         "subgraphs": [{"device": part.device, "nodes": len(part.graph.nodes)} for part in network.parts],
         "stages": len(network.stages),
         "notes": [*later, *network.notes],

@@ -1,14 +1,20 @@
-"""The arguments and options that commands share, with their help."""
+"""The arguments and options that commands share, with their help; those of a load are made from `LoadOptions`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import fields
+from enum import Enum
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from weft.cli.parsing import parse_backend_options, parse_hints, parse_limits, parse_state
 from weft.core.contract.backend import Precision
 from weft.core.registry.backend_registry import registry
+from weft.core.session.load_options import LoadOptions, options
 from weft.frontends import FRONT_ENDS, SAVED
 
 _FILES = [f"{f.name} ({', '.join(filter(None, f.suffixes))})" for f in FRONT_ENDS if f.suffixes and not f.optimized]
@@ -18,17 +24,6 @@ RunnableArgument = Annotated[
     Path,
     typer.Argument(help=f"{MODEL_HELP} Or a network that `weft optimize` saved (*{SAVED}).", show_default=False),
 ]
-DeviceOption = Annotated[
-    str,
-    typer.Option(
-        "--device",
-        "-d",
-        help='Devices to run on in turn, with commas: "vulkan,cpu". "vulkan+opencl" is one run, in which OpenCL takes '
-        'the nodes that Vulkan refuses. "all" is every device found.',
-    ),
-]
-
-
 def _search(folders: list[Path] | None) -> list[Path] | None:
     if folders:
         registry.rescan(folders)
@@ -44,67 +39,15 @@ BackendPathOption = Annotated[
         callback=_search,
     ),
 ]
-BackendOptionOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--backend-option",
-        help="An option of a backend, BACKEND.NAME=VALUE, as `weft devices --options` lists them; may be repeated.",
-    ),
-]
-LimitOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--limit",
-        help="What the model may cost before it runs, NAME=NUMBER: nodes, constant_bytes, folding_bytes or "
-        "folding_seconds; may be repeated.",
-    ),
-]
 InputOption = Annotated[
     list[str] | None,
     typer.Option("--input", "-i", help="NAME=FILE: a .npy array, or a picture that is resized to the input."),
 ]
 
 
-_SHAPE = "The shape of an input, NAME=1,3,224,224, or the size of a dimension that the model names, NAME=2"
-
-
-def _shape(otherwise: str) -> Any:
-    return typer.Option("--shape", help=f"{_SHAPE}{otherwise}.")
-
-
-_OPEN = ". Without it, sizes that the model leaves open are"
-_ELSE = "of another input that names them, or else 1"
-ShapeOption = Annotated[list[str] | None, _shape(f"{_OPEN} those of its --input, or {_ELSE}")]
-OnlyShapeOption = Annotated[list[str] | None, _shape(f"{_OPEN} those {_ELSE}")]
-NeededShapeOption = Annotated[list[str] | None, _shape("; needed where the model leaves sizes open")]
-HintOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--hint", help='The device of a node, NAME=DEVICE; NAME may be a pattern, "head/*=cpu". May be repeated.'
-    ),
-]
-PrecisionOption = Annotated[Precision, typer.Option(help="low stores fp16; sums are fp32 everywhere.")]
-FusingOption = Annotated[
-    bool, typer.Option("--fusing/--no-fusing", help="Let devices compute several nodes in one kernel.")
-]
-WinogradOption = Annotated[
-    bool, typer.Option("--winograd/--no-winograd", help="Let large convolutions be computed by Winograd's method.")
-]
-OverflowCheckOption = Annotated[
-    bool,
-    typer.Option(
-        "--overflow-check/--no-overflow-check",
-        help="At precision low, compute in float32 what the first run finds beyond float16, and repeat that run.",
-    ),
-]
 OutputOption = Annotated[
     list[str] | None, typer.Option("--output", "-o", help="A folder for all outputs, or NAME=FILE.npy.")
 ]
-StrictOption = Annotated[
-    bool,
-    typer.Option("--strict", help="Refuse a network that a device cannot run whole; else the CPU takes the rest."),
-]
-
 IterationsOption = Annotated[int, typer.Option(min=1, help="Runs that are timed.")]
 WarmupOption = Annotated[int, typer.Option(min=0, help="Runs before the timed ones.")]
 
@@ -123,3 +66,70 @@ ScaleOption = Annotated[
     str, typer.Option(help="For pictures: the factor after --mean, such as 1/128.")
 ]
 BgrOption = Annotated[bool, typer.Option("--bgr", help="For pictures: blue first, as in OpenCV.")]
+
+
+_OPEN, _ELSE = ". Without it, sizes that the model leaves open are", "of another input that names them, or else 1"
+SHAPES = {
+    "inputs": f"{_OPEN} those of its --input, or {_ELSE}.",
+    "alone": f"{_OPEN} those {_ELSE}.",
+    "needed": "; needed where the model leaves sizes open.",
+}
+"""How the help of `--shape` ends, by what gives the sizes that it leaves open."""
+_PARSED: dict[str, Callable[[Any], object]] = {
+    "backend_options": parse_backend_options,
+    "fallback": lambda is_strict: "error" if is_strict else "cpu",
+    "hints": parse_hints,
+    "limits": parse_limits,
+    "state": parse_state,
+}
+"""What the text of a flag means, where typer does not say it."""
+Command = Callable[..., None]
+
+
+def load_flags(*names: str, device: str = "auto", shapes: str = "inputs") -> Callable[[Command], Command]:
+    """Return a decorator: a command gets flags for these options of a load, and their values as its `options`.
+
+    The values are by the names of `LoadOptions`. `device` is the default of --device, and its value stays a text, as do
+    those of --shape, whose help ends as `SHAPES` says. A command may show an option in another way: it leaves it out.
+    """
+    said, usual = options(), {f.name: f.default for f in fields(LoadOptions)} | {"device": device}
+
+    def flag(name: str) -> Parameter:
+        default, each = usual[name], said[name]
+        kind: Any = type(default) if isinstance(default, (bool, str, Enum)) else list[str] | None
+        if each.flags == ("--strict",):
+            kind, default = bool, False
+        elif name == "state":
+            kind, default = list[str] | None, None
+        told = each.help + (SHAPES[shapes] if name == "shapes" else "")
+        annotation = Annotated[kind, typer.Option(*each.flags, help=told)]
+        return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+    def decorated(command: Command) -> Command:
+        own = signature(command, eval_str=True)
+        parameters = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own.parameters.values() if p.name != "options"]
+        whole = [*parameters, *map(flag, names)]
+
+        def called(**given: Any) -> None:
+            values = {name: given.pop(name) for name in names}
+            read = {name: _PARSED[name](value) if name in _PARSED else value for name, value in values.items()}
+            command(**given, options=read)
+
+        called.__doc__, called.__name__ = command.__doc__, command.__name__
+        called.__annotations__ = {p.name: p.annotation for p in whole}
+        vars(called)["__signature__"] = Signature(whole)
+        return called
+
+    return decorated
+
+
+def _flag_of(name: str) -> Any:
+    each = options()[name]
+    return typer.Option(*each.flags, help=each.help)
+
+
+BackendOptionOption = Annotated[list[str] | None, _flag_of("backend_options")]
+PrecisionOption = Annotated[Precision, _flag_of("precision")]
+ShapeOption = Annotated[
+    list[str] | None, typer.Option(*options()["shapes"].flags, help=options()["shapes"].help + SHAPES["inputs"])
+]

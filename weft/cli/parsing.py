@@ -97,6 +97,18 @@ def parse_limits(given: Sequence[str] | None) -> Limits:
     return Limits.of(found)
 
 
+def parse_state(given: Sequence[str] | None) -> bool | dict[str, str]:
+    """Return the pairs of `--state` by input; True for "auto", and False if there are none."""
+    if given and "auto" in given:
+        if len(given) > 1:
+            raise ConfigError(
+                "--state auto stands beside other pairs", why="it finds all pairs by the names that exporters use",
+                fix="give --state auto alone, or only pairs",
+            )
+        return True
+    return parse_pairs(given, "--state", '"past*=present*", or --state auto') or False
+
+
 def parse_shapes(given: Sequence[str] | None) -> dict[str, Shape]:
     """Return the shapes of `--shape` by input name."""
     shapes: dict[str, Shape] = {}

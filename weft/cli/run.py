@@ -9,57 +9,42 @@ from typing import Any
 
 from weft.cli.console import line, note, working
 from weft.cli.difference import difference, tensors
-from weft.cli.inputs import Preparation, collect, shaped
+from weft.cli.inputs import Preparation, collect, shaped, without_state
 from weft.cli.json_output import JsonOption, answer, prints_text
 from weft.cli.measure import Timing, measure
 from weft.cli.model import is_optimized, read_model, read_optimized
 from weft.cli.options import (
-    BackendOptionOption,
     BackendPathOption,
     BgrOption,
-    DeviceOption,
-    FusingOption,
-    HintOption,
     InputOption,
     IterationsOption,
     LabelsOption,
-    LimitOption,
     MeanOption,
     OutputOption,
-    OverflowCheckOption,
-    PrecisionOption,
     RunnableArgument,
     ScaleOption,
-    ShapeOption,
     SoftmaxOption,
-    StrictOption,
     TopOption,
     WarmupOption,
-    WinogradOption,
+    load_flags,
 )
-from weft.cli.parsing import (
-    device_orders,
-    parse_backend_options,
-    parse_hints,
-    parse_limits,
-    parse_pairs,
-)
+from weft.cli.parsing import device_orders, parse_pairs
 from weft.cli.results import Ranking, Writer, facts_of, facts_of_report, file_name, summary
-from weft.core.contract.backend import Precision
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
-from weft.core.graph.limits import Limits
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.session.report import Report
 from weft.loading import load
 
 
+@load_flags(
+    "device", "precision", "memory", "shapes", "hints", "fallback", "backend_options", "fusing", "winograd",
+    "overflow_check", "limits", "state",
+)
 def run(
+    options: dict[str, Any],
     model: RunnableArgument,
     inputs: InputOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = Precision.HIGH,
-    shape: ShapeOption = None,
     output: OutputOption = None,
     iterations: IterationsOption = 1,
     warmup: WarmupOption = 0,
@@ -69,14 +54,7 @@ def run(
     mean: MeanOption = "0",
     scale: ScaleOption = "1",
     bgr: BgrOption = False,
-    hint: HintOption = None,
-    strict: StrictOption = False,
     backend_path: BackendPathOption = None,
-    backend_option: BackendOptionOption = None,
-    fusing: FusingOption = True,
-    winograd: WinogradOption = True,
-    overflow_check: OverflowCheckOption = True,
-    limit: LimitOption = None,
     as_json: JsonOption = None,
 ) -> None:
     """Run a network and show its outputs, its time, and what ran where.
@@ -85,19 +63,8 @@ def run(
     its channels are reversed (--bgr), --mean is subtracted and the result multiplied by --scale. Inputs
     without a file get random numbers. A file that `weft optimize` wrote runs as it was optimised.
     """
-    limits = parse_limits(limit)
-    options: dict[str, Any] = {
-        "device": device,
-        "precision": precision,
-        "fallback": "error" if strict else "cpu",
-        "hints": parse_hints(hint),
-        "backend_options": parse_backend_options(backend_option),
-        "fusing": fusing,
-        "winograd": winograd,
-        "overflow_check": overflow_check,
-        "limits": limits,
-    }
-    source, graph, orders = _read(model, device, limits)
+    device, shape = options["device"], options.pop("shapes")
+    source, graph, orders = _read(model, device, options)
     writer, ranking = Writer.parse(output, len(orders)), Ranking.parse(top, labels, softmax)
     files, how = parse_pairs(inputs, "--input", "x=picture.png"), Preparation.parse(mean, scale, bgr)
     arrays, remarks = collect(*shaped(graph, shape), files, how)
@@ -118,14 +85,16 @@ def run(
     answer(as_json, lambda: {"model": model, "inputs": given, "runs": runs})
 
 
-def _read(model: Path, device: str, limits: Limits) -> tuple[Graph | OptimizedNetwork, Graph, list[list[str]]]:
+def _read(
+    model: Path, device: str, options: dict[str, Any]
+) -> tuple[Graph | OptimizedNetwork, Graph, list[list[str]]]:
     """Return what to load, its inputs and outputs as a graph, and for each run the devices in order."""
     if is_optimized(model):
         network = read_optimized(model)
         return network, network.interface, [list(network.devices)]
     orders = device_orders(device)
-    graph = read_model(model, limits)
-    return graph, graph, orders
+    graph = read_model(model, options["limits"])
+    return graph, without_state(graph, options["state"]), orders
 
 
 @dataclass(frozen=True)

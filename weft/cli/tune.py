@@ -17,18 +17,9 @@ from weft.cli.console import error, line, note, table, working
 from weft.cli.inputs import Preparation, collect, shaped
 from weft.cli.json_output import JsonOption, answer, prints_text
 from weft.cli.model import read_model
-from weft.cli.options import (
-    BackendOptionOption,
-    BackendPathOption,
-    DeviceOption,
-    LimitOption,
-    ModelArgument,
-    OnlyShapeOption,
-)
+from weft.cli.options import BackendPathOption, ModelArgument, load_flags
 from weft.cli.parsing import (
     device_orders,
-    parse_backend_options,
-    parse_limits,
     parse_precisions,
 )
 from weft.cli.writing import check_writable
@@ -47,19 +38,17 @@ NUMBERS = ("nodes", "default us", "best us", "gain")
 _TRIVIAL = re.compile(r"\b\w+=(?:0|1|False)(?:, |(?=\)))")
 
 
+@load_flags("device", "shapes", "backend_options", "limits", device="all", shapes="alone")
 def tune(
+    options: dict[str, Any],
     model: ModelArgument,
-    device: DeviceOption = "all",
     precision: Annotated[str, typer.Option(help="high, normal, low, or several with commas.")] = "high",
-    shape: OnlyShapeOption = None,
     budget: Annotated[float, typer.Option(min=0.0, help="Seconds for each device and precision, at most.")] = 60.0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also add what is known of this network to a table here.")
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Try again what was tried before.")] = False,
     backend_path: BackendPathOption = None,
-    backend_option: BackendOptionOption = None,
-    limit: LimitOption = None,
     as_json: JsonOption = None,
 ) -> None:
     """Time the candidates of each kernel of a network on its devices, and keep the fastest that is right.
@@ -73,14 +62,13 @@ def tune(
         _check(output)
     else:
         _check_cache()
-    limits = parse_limits(limit)
-    graph = read_model(model, limits)
+    device, shape = options.pop("device"), options.pop("shapes")
+    graph = read_model(model, options["limits"])
     arrays, remarks = collect(*shaped(graph, shape), {}, Preparation())
     for remark in remarks:
         note(remark)
     if not config.tuning_enabled():
         note("loads will not use what is found: WEFT_TUNING=0 is set")
-    options = {"backend_options": parse_backend_options(backend_option), "limits": limits}
     tables: list[TuningTable] = []
     runs: list[dict[str, Any]] = []
     for names in device_orders(device):

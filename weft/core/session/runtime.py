@@ -6,16 +6,13 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.core.contract import check_answers
-from weft.core.contract.backend import Wait
 from weft.core.contract.backend_options import BackendOptions, Value, problems_of, taken
 from weft.core.contract.doors import door
 from weft.core.contract.error_context import caught
 from weft.core.contract.not_copied import NotCopied
-from weft.core.contract.profile import Profiled
-from weft.core.contract.session_config import member
 from weft.core.host import shutdown
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions
@@ -25,11 +22,14 @@ from weft.core.registry.front_ends import ReadOptions, front_ends
 from weft.core.saved.network_file import check_backends
 from weft.core.session.arguments import Input, Outputs
 from weft.core.session.load_gate import Gate
+from weft.core.session.load_options import LoadOptions, RuntimeKeywords, described
 from weft.core.session.loader import close_forgotten
 from weft.core.session.notices import Notifier
-from weft.core.session.pipeline import Progress
 from weft.core.session.session import Session
 from weft.errors import ConfigError, InputError, ModelError, brief
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Runtime(NotCopied):
@@ -70,22 +70,18 @@ class Runtime(NotCopied):
 
     # -- what a user calls -----------------------------------------------------------------------------
 
+    @described(RuntimeKeywords)
     @door
     def load(
-        self,
-        network: OptimizedNetwork | str | os.PathLike[str],
-        *,
-        profile: Profiled = False,
-        backend_options: BackendOptions | None = None,
-        progress: Progress | None = None,
-        wait: str | Wait = Wait.AUTO,
+        self, network: OptimizedNetwork | str | os.PathLike[str], **options: Unpack[RuntimeKeywords]
     ) -> int:
         """Load a network, or the saved one in a file, and return its id.
 
-        `wait` is that of `weft.load`. `backend_options` override the runtime's and the network's own. ConfigError for
-        a model that is not optimised (`weft.optimize` does that), and if the runtime has another value of an option
-        that the network depends on.
+        The options are those of `weft.load`. `backend_options` override the runtime's and the network's own.
+        ConfigError for a model that is not optimised (`weft.optimize` does that), and if the runtime has another value
+        of an option that the network depends on.
         """
+        asked = LoadOptions.of(dict(options), RuntimeKeywords, caller="Runtime.load")
         front_end = front_ends.find(network)
         if front_end is None or not front_end.optimized:
             raise ConfigError(
@@ -96,10 +92,7 @@ class Runtime(NotCopied):
         made = front_ends.read(network, ReadOptions(backends=self.registry))
         assert isinstance(made, OptimizedNetwork)  # what `read` of such a front end returns
         with self._gate.inside():
-            session = load_optimized(
-                made, self, profile=profile, backend_options=backend_options, progress=progress,
-                wait=member(Wait, wait, "wait"),
-            )
+            session = load_optimized(made, self, asked)
             assert session.id is not None
             with self._lock:
                 self._sessions[session.id] = session
@@ -216,19 +209,10 @@ class Runtime(NotCopied):
         return made
 
 
-def load_optimized(
-    network: OptimizedNetwork,
-    runtime: Runtime,
-    *,
-    profile: Profiled = False,
-    backend_options: BackendOptions | None = None,
-    progress: Progress | None = None,
-    overflow_check: bool = True,
-    wait: Wait = Wait.ALL,
-) -> Session:
+def load_optimized(network: OptimizedNetwork, runtime: Runtime, asked: LoadOptions) -> Session:
     """Return a session that runs an optimised network on the devices that it was optimised for.
 
-    `backend_options` override those of the network and those of the runtime. BackendError if a backend has another
+    Its `backend_options` override those of the network and those of the runtime. BackendError if a backend has another
     version now, ModelError if the network has no weights.
     """
     if not network.weights:
@@ -249,11 +233,11 @@ def load_optimized(
             why=f"it names {names}",
             fix="optimise the model again",
         )
-    choices = runtime.for_network(found, network.backend_options, backend_options)
+    choices = runtime.for_network(found, network.backend_options, asked.backend_options)
     options = OptimizerOptions(network.config) if network.tail is None else network.tail.options
     return Session(
-        network.interface, choices, options, runtime=runtime, progress=progress, profile=profile, fixed=network,
-        overflow_check=overflow_check, wait=wait,
+        network.interface, choices, options, runtime=runtime, progress=asked.progress, profile=asked.profile,
+        fixed=network, overflow_check=asked.overflow_check, wait=asked.wait,
     )
 
 

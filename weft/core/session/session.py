@@ -273,6 +273,11 @@ class Session(NotCopied):
         return list(self._asked.outputs)
 
     @property
+    def keeps_state(self) -> bool:
+        """Tell whether the session has a `state`."""
+        return self._store is not None
+
+    @property
     def state(self) -> State:
         """Return the values that live from run to run; ConfigError if the session was loaded without `state`."""
         self._check_open()
@@ -716,6 +721,8 @@ class Session(NotCopied):
                 where=f"network {self.graph.name!r}",
                 why="it runs in stages, since shapes, or which nodes run, follow from values"
                 if plan.roomy is None
+                else "the session keeps a state, which each run may make longer"
+                if self.keeps_state
                 else "it is planned for sizes that grow",
                 fix="let run make the arrays, or give your own for outputs of known shapes (outputs={name: array})",
             )

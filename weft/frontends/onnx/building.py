@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +18,7 @@ from weft.core.graph.graph import Graph, Node, sort_nodes
 from weft.core.graph.layout import Array
 from weft.core.graph.limits import Limits
 from weft.core.graph.tensor import TensorSpec
-from weft.errors import ModelError, Problem, listed, listing
+from weft.errors import MOST_NAMED, ModelError, Problem, listed, listing
 from weft.frontends.onnx.attributes import read_attribute
 from weft.frontends.onnx.bodies import expand_bodies
 from weft.frontends.onnx.external import ExternalFiles
@@ -284,6 +285,10 @@ def _read_constants(
     _raise_all("constants", problems, source.label)
 
 
+_TENSOR = re.compile(r"tensor ('[^']*')(.*)", re.S)
+"""Where something is wrong with a tensor."""
+
+
 class _Beyond(Exception):
     """Ends the reading of constants at once; all other problems with constants are collected."""
 
@@ -334,21 +339,39 @@ def _read_inputs(proto: GraphProto, values: Values, label: str) -> None:
     values.graph.inputs = [value.name for value in inputs]
 
 
-def _problems(step: Callable[[T], None], items: Iterable[T]) -> list[str]:
+def _problems(step: Callable[[T], None], items: Iterable[T]) -> list[ModelError]:
+    """Return what is wrong with items."""
     problems = []
     for item in items:
         try:
             step(item)
         except ModelError as e:
-            problems.append(e.short + (f" [{e.where}]" if e.where else "") + (f": {e.fix}" if e.fix else ""))
+            problems.append(e)
     return problems
 
 
-def _raise_all(what: str, problems: list[str], label: str) -> None:
+def _raise_all(what: str, problems: list[ModelError], label: str) -> None:
     if problems:
-        what = f"{len(problems)} of the model's {what}"
-        why, fix = "\n    ".join(("", *listed(problems))), "export the model again, without what is named here"
-        raise ModelError(f"{what} cannot be read", where=label, why=why, fix=fix)
+        why, fix = "\n    ".join(("", *listed(_lines(problems)))), "export the model again, without what is named here"
+        raise ModelError(f"{len(problems)} of the model's {what} cannot be read", where=label, why=why, fix=fix)
+
+
+def _lines(problems: Iterable[ModelError]) -> list[str]:
+    """Return what is wrong, in one line for all tensors of which the same is said."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for e in problems:
+        found = _TENSOR.fullmatch(e.where)
+        name, rest = found.groups() if found else ("", e.where)
+        alike.setdefault((e.short, rest, e.fix), []).append(name)
+    return [short + _place(names, rest) + (f": {fix}" if fix else "") for (short, rest, fix), names in alike.items()]
+
+
+def _place(names: Sequence[str], rest: str) -> str:
+    """Return where a problem is, for a line of a message: at most `MOST_NAMED` tensors, and the rest."""
+    more = len(names) - MOST_NAMED
+    tensors = ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+    where = (f"tensor {tensors}" if names[0] else "") + rest
+    return f" [{where}]" if where else ""
 
 
 def _read_nodes(proto: GraphProto, reader: NodeReader, label: str, graph: Graph) -> list[Node]:
@@ -396,7 +419,7 @@ def _outputs(proto: GraphProto, values: Values, label: str) -> list[str]:
             problems.append(f"{quote(value.name)} is declared as {declared} and is {dtype.value}")
         graph.declared[value.name] = declared
 
-    problems += _problems(declare, proto.output)
+    problems += _lines(_problems(declare, proto.output))
     if problems:
         raise ModelError(
             "some outputs of the graph are not what it declares",

@@ -113,7 +113,9 @@ def _resolved(folders: Sequence[Path], parts: Sequence[str], where: str) -> tupl
             f"a link leads out of the model's folder, to {real}",
             "replace the link by the file itself, if you trust the model with that file",
         )
-    raise _refusal(where, problems[0])
+    missing = not any(os.path.lexists(folder.joinpath(*parts)) for folder in folders)
+    fix = "copy the file there from where the model comes from" if missing else ""
+    raise _refusal(where, problems[0], fix)
 
 
 def _step(parent: int, part: str) -> int:
