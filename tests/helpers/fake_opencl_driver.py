@@ -137,6 +137,12 @@ static void *create_program(void *a, unsigned b, void *c, void *d, int *code)
     return make(code);
 }
 
+static int about_program(void *p, unsigned what, size_t room, void *out, size_t *size)
+{
+    (void)p;
+    return what == 0x1161 ? number((uint64_t)(uintptr_t)&made, 8, room, out, size) : -30;
+}
+
 static int keep(void *object) { (void)object; return 0; }
 
 static int build(void) { BUILD }
@@ -158,7 +164,7 @@ __attribute__((visibility("default"))) void *clGetExtensionFunctionAddress(const
     table[4] = (void *)create_context, table[6] = table[7] = (void *)keep;
     table[8] = (void *)about_context, table[9] = (void *)create_queue, table[10] = table[11] = (void *)keep;
     table[26] = (void *)create_program, table[28] = table[29] = (void *)keep;
-    table[30] = (void *)build, table[33] = (void *)about_build;
+    table[30] = (void *)build, table[32] = (void *)about_program, table[33] = (void *)about_build;
     return strcmp(name, "clIcdGetPlatformIDsKHR") ? NULL : (void *)platforms;
 }
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.opencl_kernels import HALF, NO_DIALECT, SCALE, SOURCE, free, run, values, whole
 from weft.backends.gpu.device.device import LaunchCommand
-from weft.backends.opencl import programs
+from weft.backends.opencl import native, programs
 from weft.backends.opencl.build_options import BUILD_OPTIONS
 from weft.backends.opencl.constants import defines, header, literal
 from weft.backends.opencl.device import OpenCLDevice, open_device
@@ -88,6 +88,14 @@ def test_binary_cache(cache: Path) -> None:
     assert _fresh() == (3.0, 0, 1), "and was replaced"
 
 
+def test_where_the_library_is_not_known_pyopencl_builds(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "load", lambda device: None)
+    assert _fresh() == (3.0, 1, 0) and _fresh() == (3.0, 0, 1)
+    broken = replace(SOURCE, code=KernelCode(SCALE.replace("A *", "A * undeclared_thing *")))
+    with pytest.raises(CompileError, match="undeclared_thing"):
+        _fresh(broken)
+
+
 def test_unloadable_binary_is_rebuilt(device: OpenCLDevice) -> None:
     DiskCache("opencl").put(key_of(device, SOURCE), b"\x00not a program\xff" * 50)
     assert _result(device) == 3.0
@@ -113,7 +121,7 @@ def test_binaries_that_changed_places_are_built_anew_in_the_same_start(cache: Pa
 def test_a_cpu_holds_the_binary_of_what_it_compiled_without_what_the_compiler_made(device: OpenCLDevice) -> None:
     kernel = device.compile(SOURCE, values(1, 3.0))
     assert device.programs.built_from_source == 1
-    assert kernel.built.program.kind() == cl.program_kind.BINARY
+    assert kernel.built.program.get_info(cl.program_info.SOURCE) == ""
     assert _result(device) == 3.0
 
 

@@ -19,13 +19,12 @@ import threading
 from functools import lru_cache, partial
 from pathlib import Path
 from signal import Signals
-from typing import Any
 
 import numpy as np
 import pyopencl as cl
 
 from weft import config
-from weft.backends.opencl import compilers, pip_driver
+from weft.backends.opencl import compilers, native, pip_driver
 from weft.backends.opencl.cl_errors import words
 from weft.backends.opencl.known_drivers import driver_of
 from weft.core.host import child_process
@@ -114,12 +113,15 @@ def _tried(devices: list[cl.Device], index: int, facts: str, *, in_child: bool) 
 
 def try_device(device: cl.Device) -> str | None:
     """Return what is wrong with a device, or None if it built and ran a kernel; its driver may crash the process."""
-    program = None
+    calls = native.load(device)
     try:
         context = cl.Context([device])
         queue = cl.CommandQueue(context)
-        program = cl._cl._Program(context, _SOURCE)
-        program._build(b"-cl-std=CL1.2", [device])
+        program = native.program_of(calls, context, _SOURCE)
+        problem = native.build_problem(calls, program, device, ("-cl-std=CL1.2",))
+        if problem is not None:
+            said = "; ".join(shortened(problem[1])[:2])
+            return "; ".join(filter(None, (f"a small kernel does not run: {words(problem[0])}", said)))
         kernel = cl.Kernel(program, "weft_trial")
         x, y = np.arange(_ITEMS, dtype=np.float32), np.zeros(_ITEMS, np.float32)
         source, target = (cl.Buffer(context, cl.mem_flags.READ_WRITE, each.nbytes) for each in (x, y))
@@ -128,18 +130,10 @@ def try_device(device: cl.Device) -> str | None:
         cl.enqueue_nd_range_kernel(queue, kernel, (-(-_ITEMS // _GROUP) * _GROUP,), (_GROUP,))
         cl.enqueue_copy(queue, y, target, is_blocking=True)
     except cl.Error as e:
-        said = "; ".join(shortened(_log_of(program, device))[:2])
-        return "; ".join(filter(None, (f"a small kernel does not run: {words(e.code)}", said)))
+        return f"a small kernel does not run: {words(e.code)}"
     groups = range(0, _ITEMS, _GROUP)
     right = np.concatenate([np.cumsum(x[g : g + _GROUP] * 2 + 1) for g in groups])
     return None if np.array_equal(y, right) else "a small kernel computes wrong numbers"
-
-
-def _log_of(program: Any, device: cl.Device) -> str:
-    try:
-        return str(program.get_build_info(device, cl.program_build_info.LOG)) if program is not None else ""
-    except cl.Error:
-        return ""
 
 
 def _tried_in_child(facts: str) -> tuple[bool, str | None]:

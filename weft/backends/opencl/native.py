@@ -6,14 +6,16 @@ import ctypes
 import ctypes.util
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from typing import Any
 
 import pyopencl as cl
 
 from weft.backends.opencl import pip_driver
+from weft.backends.opencl.cl_errors import words
 from weft.core.host.background import aside
 
 Call = partial[int]
@@ -39,6 +41,8 @@ class NativeCalls:
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        self._create_program = _function(library, "clCreateProgramWithSource")
+        self._create_program.restype = ctypes.c_void_p
         self._build = _function(library, "clBuildProgram")
         self._set_arg = _function(library, "clSetKernelArg")
         self._launch = _function(library, "clEnqueueNDRangeKernel")
@@ -47,6 +51,11 @@ class NativeCalls:
         self._copy = _function(library, "clEnqueueCopyBuffer")
         self._flush = _function(library, "clFlush")
         self._finish = _function(library, "clFinish")
+
+    def create_program(self, context: int, text: bytes) -> int:
+        """Return a program of this text, which is not built; 0 if there is none, because memory or handles are out."""
+        texts, sizes = (ctypes.c_char_p * 1)(text), (ctypes.c_size_t * 1)(len(text))
+        return self._create_program(ctypes.c_void_p(context), _ONE, texts, sizes, _NULL) or 0
 
     def build(self, program: int, device: int, options: bytes) -> int:
         """Build a program for a device; return the error code.
@@ -150,6 +159,48 @@ def load(device: cl.Device) -> NativeCalls | None:
             continue
     log.info("the OpenCL library of pyopencl was not found for direct calls: replays go through pyopencl")
     return None
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def program_of(calls: NativeCalls | None, context: cl.Context, text: str) -> cl.Program:
+    """Return a program of this text, which is not built; pyopencl's error if the driver gives none."""
+    if calls is None:
+        with _unwarned():
+            program = cl.Program(context, text)
+            assert program.int_ptr  # from now on it is built without pyopencl's cache on disk, which a warning says
+        return program
+    return cl.Program.from_int_ptr(calls.create_program(context.int_ptr, text.encode()), retain=False)
+
+
+def build_problem(
+    calls: NativeCalls | None, program: cl.Program, device: cl.Device, options: Sequence[str]
+) -> tuple[int, str] | None:
+    """Have the driver build a program; return the error code and what the compiler said if it does not.
+
+    pyopencl's own build adds options, and warns of logs that say all went well.
+    """
+    if calls is None:
+        try:
+            with _unwarned():
+                program.build(list(options), [device])
+        except cl.Error as e:
+            return int(e.code), str(e)
+        return None
+    code = calls.build(program.int_ptr, device.int_ptr, " ".join(options).encode())
+    return (code, _log_of(program, device)) if code else None
+
+
+def _log_of(program: cl.Program, device: cl.Device) -> str:
+    try:
+        return str(program.get_build_info(device, cl.program_build_info.LOG)).strip("\n\0 ")
+    except cl.Error as e:
+        return f"the driver gives no build log: {words(e.code)}"
 
 
 def about(device: cl.Device, query: int, nbytes: int) -> bytes:

@@ -51,14 +51,14 @@ _Key = tuple[str, str, str]
 class _Shared:
     """A program that several kernels are from; it is freed with the last of them."""
 
-    program: cl._cl._Program
+    program: cl.Program
 
 
 @dataclass(frozen=True, eq=False)
 class Built:
     """A kernel's program, which the driver built, and its name there; freed with its last reference."""
 
-    program: cl._cl._Program
+    program: cl.Program
     name: str
     shared: _Shared | None = None
     """The program, if other kernels are from it."""
@@ -188,13 +188,10 @@ class Programs:
     def _make_together(self, wanted: Sequence[_Wanted]) -> list[Built | None]:
         """Build one program of all, and return the kernels; None for those that `get` must build."""
         none: list[Built | None] = [None] * len(wanted)
-        program = cl._cl._Program(self._context, joined([(each.source, each.header) for each in wanted]))
-        first = wanted[0]
-        try:
-            self._call_compiler(program, first)
-        except (cl.Error, RuntimeError) as e:
-            why = words(e.code) if isinstance(e, cl.Error) else str(e)
-            log.info("%d kernels cannot be built together: %s", len(wanted), why)
+        program, first = self._program_of(joined([(each.source, each.header) for each in wanted])), wanted[0]
+        problem = self._problem(program, first)
+        if problem is not None:
+            log.info("%d kernels cannot be built together: %s", len(wanted), words(problem[0]))
             return none
         keys = [disk_key(self._device, one.source, one.header) for one in wanted]
         shared_key = "\n".join((_CACHE_FORMAT, "together", *keys))
@@ -307,21 +304,24 @@ class Programs:
         shared = self._shared[shared_key] = _Shared(program)
         return shared
 
-    def _from_binary(self, binary: bytes, wanted: _Wanted) -> cl._cl._Program | None:
+    def _from_binary(self, binary: bytes, wanted: _Wanted) -> cl.Program | None:
         """Return a binary's program, or None if the driver refuses it or it holds another kernel."""
         program = self._load(binary, wanted)
         return program if program is not None and self._fits(program, wanted.source.entry, wanted) else None
 
-    def _load(self, binary: bytes, wanted: _Wanted) -> cl._cl._Program | None:
+    def _load(self, binary: bytes, wanted: _Wanted) -> cl.Program | None:
         try:
-            program = cl._cl._Program(self._context, [self._device], [binary])
-            self._call_compiler(program, wanted)
+            program = cl.Program(self._context, [self._device], [binary])
+            problem = self._problem(program, wanted)
         except (cl.Error, RuntimeError, ValueError) as e:  # the last two: from pyopencl itself
             self._say_refused(wanted, e)
             return None
+        if problem is not None:
+            self._say_refused(wanted, words(problem[0]))
+            return None
         return program
 
-    def _fits(self, program: cl._cl._Program, name: str, wanted: _Wanted) -> bool:
+    def _fits(self, program: cl.Program, name: str, wanted: _Wanted) -> bool:
         """Tell whether a program has the kernel, under this name."""
         try:
             kernel = cl.Kernel(program, name)
@@ -333,7 +333,7 @@ class Programs:
             return False
         return True
 
-    def _say_refused(self, wanted: _Wanted, e: Exception) -> None:
+    def _say_refused(self, wanted: _Wanted, e: Exception | str) -> None:
         why = words(e.code) if isinstance(e, cl.Error) else str(e)
         log.info("the binary of kernel %s is not used: %s", wanted.source.entry, why)
 
@@ -350,36 +350,36 @@ class Programs:
             self._disk.put(key, text)
         return text
 
-    def _build(self, wanted: _Wanted) -> cl._cl._Program:
+    def _build(self, wanted: _Wanted) -> cl.Program:
         """Return the program, its hidden instructions uncovered; see `ptx`."""
         program = self._compiled(wanted)
         if not wanted.source.has("covered"):
             return program
-        return self._checked(cl._cl._Program(self._context, [self._device], [self._ptx(program, wanted)]), wanted)
+        return self._checked(cl.Program(self._context, [self._device], [self._ptx(program, wanted)]), wanted)
 
-    def _compiled(self, wanted: _Wanted) -> cl._cl._Program:
-        return self._checked(cl._cl._Program(self._context, wanted.text), wanted)
+    def _compiled(self, wanted: _Wanted) -> cl.Program:
+        return self._checked(self._program_of(wanted.text), wanted)
 
-    def _checked(self, program: cl._cl._Program, wanted: _Wanted) -> cl._cl._Program:
+    def _program_of(self, text: str) -> cl.Program:
+        return native.program_of(self._calls, self._context, text)
+
+    def _checked(self, program: cl.Program, wanted: _Wanted) -> cl.Program:
         """Have the driver build a program that has the kernel, and return it."""
+        problem = self._problem(program, wanted)
+        if problem is not None:
+            raise self._refused(wanted.source, wanted.header, words(problem[0]), problem[1])
         try:
-            self._call_compiler(program, wanted)
             cl.Kernel(program, wanted.source.entry)
         except cl.Error as e:
-            build_log = _log_of(program, self._device)
-            raise self._refused(wanted.source, wanted.header, words(e.code), build_log) from e
+            raise self._refused(wanted.source, wanted.header, words(e.code), "") from e
         return program
 
-    def _call_compiler(self, program: cl._cl._Program, wanted: _Wanted) -> None:
-        """Have the driver build a program, of a kernel or of several like it; pyopencl's error if it does not."""
-        options = " ".join(build_options(self._device.platform.name, wanted.source, wanted.local)).encode()
-        if self._calls is None:
-            # The public Program.build adds its own options, a second disk cache, and warnings for harmless logs.
-            program._build(options, [self._device])
-        elif code := self._calls.build(program.int_ptr, self._device.int_ptr, options):
-            raise cl.RuntimeError(cl._cl._ErrorRecord(msg="", code=code, routine="clBuildProgram"))
+    def _problem(self, program: cl.Program, wanted: _Wanted) -> tuple[int, str] | None:
+        """Have the driver build a program, of a kernel or of several like it; return what it says if it does not."""
+        options = build_options(self._device.platform.name, wanted.source, wanted.local)
+        return native.build_problem(self._calls, program, self._device, options)
 
-    def _ptx(self, program: cl._cl._Program, wanted: _Wanted) -> bytes:
+    def _ptx(self, program: cl.Program, wanted: _Wanted) -> bytes:
         """Return a program's PTX, its hidden instructions uncovered."""
         binary = bytes(cast("list[bytes]", program.get_info(cl.program_info.BINARIES))[0])
         text = ptx.uncover(binary) if wanted.source.has("covered") else binary
@@ -387,7 +387,7 @@ class Programs:
             raise self._refused(wanted.source, wanted.header, "the compiler did not write PTX for sm_90", "")
         return text
 
-    def _keep(self, key: str, program: cl._cl._Program) -> bytes | None:
+    def _keep(self, key: str, program: cl.Program) -> bytes | None:
         """Write the program's binary to disk and return it; None if the driver does not return it."""
         try:
             binaries = cast("list[bytes]", program.get_info(cl.program_info.BINARIES))
@@ -399,7 +399,7 @@ class Programs:
         self._disk.put(key, bytes(binaries[0]))
         return bytes(binaries[0])
 
-    def _check_local(self, program: cl._cl._Program, name: str, wanted: _Wanted) -> None:
+    def _check_local(self, program: cl.Program, name: str, wanted: _Wanted) -> None:
         local = wanted.local
         kernel = cl.Kernel(program, name)
         most = kernel.get_work_group_info(cl.kernel_work_group_info.WORK_GROUP_SIZE, self._device)
@@ -457,10 +457,3 @@ def build_options(platform: str, source: KernelSource, local: Size3) -> tuple[st
         return options
     most = registers // items // _REGISTERS_AT_ONCE * _REGISTERS_AT_ONCE
     return (*options, f"-cl-nv-maxrregcount={most}")
-
-
-def _log_of(program: cl._cl._Program, device: cl.Device) -> str:
-    try:
-        return str(program.get_build_info(device, cl.program_build_info.LOG)).strip("\n\0 ")
-    except cl.Error as e:
-        return f"the driver gives no build log: {words(e.code)}"

@@ -13,6 +13,8 @@ from collections.abc import Callable
 import numpy as np
 import pyopencl as cl
 
+from weft.backends.opencl import native
+
 SOURCE = """
 __kernel void spin(__global float* out, int rounds) {
   float x = rounds;
@@ -29,9 +31,9 @@ class QueueTimer:
 
     def __init__(self, context: cl.Context, device: cl.Device) -> None:
         self._queue = cl.CommandQueue(context, device, cl.command_queue_properties.PROFILING_ENABLE)
-        # The public Program.build warns of every log, and some drivers log that all went well.
-        program = cl._cl._Program(context, SOURCE)
-        program._build(b"", [device])
+        calls = native.load(device)
+        program = native.program_of(calls, context, SOURCE)
+        native.build_problem(calls, program, device, ())  # what is wrong with it, its kernels say
         self._spin, self._last = cl.Kernel(program, "spin"), cl.Kernel(program, "last")
         self._out = cl.Buffer(context, cl.mem_flags.READ_WRITE, 8)
         self._rounds = FIRST_ROUNDS
