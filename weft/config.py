@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from itertools import count, takewhile
 from pathlib import Path
 
 from weft.errors import ConfigError
@@ -19,8 +18,6 @@ MOST_PROCESSES = 64
 """The most that `WEFT_BUILD_PROCESSES` may ask for."""
 CACHE_MIB, MOST_CACHE_MIB = 1024, 65_536
 """The default and the largest value of `WEFT_CACHE_MIB`."""
-_lent: list[object] = []
-"""The tables that `variables` made. They are never freed: a thread may still be reading one."""
 MEASURES = ("auto", "now", "off")
 """The values of `WEFT_MEASURE`; the first is the default."""
 WAITS = ("auto", "first", "all")
@@ -160,34 +157,17 @@ def environment(**changed: str) -> dict[str, str]:
 
 
 @contextmanager
-def variables(**changed: str) -> Iterator[None]:
-    """Let C code of this process see variables while a block runs: some libraries read them when they start.
+def replaced(name: str, value: str) -> Iterator[None]:
+    """Give a variable that is set another value while a block runs, for a library that reads it when it starts.
 
-    `os.environ` stays as it is. So does the C library's table, which another thread may be reading: setenv would
-    move it. A copy with the variables takes its place while the block runs (POSIX only).
+    The C library puts the new text in the old one's place, so that its table does not move under another thread.
     """
-    import ctypes  # late, because few processes need it
-
-    table = ctypes.c_void_p.in_dll(ctypes.CDLL(None), "environ")
-    own = [ctypes.create_string_buffer(os.fsencode(f"{name}={value}")) for name, value in changed.items()]
-    before, old = table.value, ctypes.cast(table, ctypes.POINTER(ctypes.c_void_p))
-    names = tuple(os.fsencode(f"{name}=") for name in changed)
-    kept = list(takewhile(bool, (old[k] for k in count()))) if before else []
-    kept = [each for each in kept if not ctypes.string_at(each).startswith(names)]
-    copy = (ctypes.c_void_p * (len(own) + len(kept) + 1))(*map(ctypes.addressof, own), *kept, None)
-    _lent.append((copy, own))
-    table.value = ctypes.addressof(copy)
+    before = os.environ[name]
+    os.environ[name] = value
     try:
         yield
     finally:
-        if table.value == ctypes.addressof(copy):
-            table.value = before
-        else:  # a variable was set meanwhile, and the C library replaced our copy
-            for name in changed:
-                if name in os.environ:
-                    os.environ[name] = os.environ[name]
-                else:
-                    os.unsetenv(name)
+        os.environ[name] = before
 
 
 def opencl_vendors() -> list[Path]:

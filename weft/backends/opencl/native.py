@@ -175,7 +175,8 @@ def program_of(calls: NativeCalls | None, context: cl.Context, text: str) -> cl.
             program = cl.Program(context, text)
             assert program.int_ptr  # from now on it is built without pyopencl's cache on disk, which a warning says
         return program
-    return cl.Program.from_int_ptr(calls.create_program(context.int_ptr, text.encode()), retain=False)
+    made: cl.Program = cl.Program.from_int_ptr(calls.create_program(context.int_ptr, text.encode()), retain=False)
+    return made
 
 
 def build_problem(
@@ -196,7 +197,7 @@ def build_problem(
     return (code, _log_of(program, device)) if code else None
 
 
-def _log_of(program: cl.Program, device: cl.Device) -> str:
+def _log_of(program: Any, device: cl.Device) -> str:
     try:
         return str(program.get_build_info(device, cl.program_build_info.LOG)).strip("\n\0 ")
     except cl.Error as e:

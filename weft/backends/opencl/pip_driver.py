@@ -1,9 +1,9 @@
 """Finds the OpenCL driver that pip installed, and shows it to the loader.
 
 `pip install ".[opencl-cpu]"` installs Intel's OpenCL runtime for CPUs (x86-64, Linux). The loader would not find it:
-its `.icd` file names a folder of the machine that packed it. So, while pyopencl's loader starts, `PYOPENCL_HOME`
-names a folder with an `.icd` file for the library, which it searches beside the system's folder. The
-system's drivers and the environment stay unchanged. Nothing is added if `OCL_ICD_VENDORS` or
+its `.icd` file names a folder of the machine that packed it. So, while pyopencl's loader starts, `PYOPENCL_HOME`,
+which pyopencl sets, names a folder with an `.icd` file for the library, which it searches beside the system's folder.
+The system's drivers stay as they are, and so does the environment after that. Nothing is added if `OCL_ICD_VENDORS` or
 `OPENCL_VENDOR_PATH` select drivers, if the system has the same runtime, or if pyopencl does not use its own
 loader.
 """
@@ -53,7 +53,7 @@ def offered() -> Iterator[None]:
         for icd in _folder_of_wheel().glob("*.icd"):
             shutil.copy(icd, own)
         (own / "intel-cpu.icd").write_text(f"{library}\n", encoding="utf-8")
-        with config.variables(PYOPENCL_HOME=home):
+        with config.replaced("PYOPENCL_HOME", home):
             yield
 
 
