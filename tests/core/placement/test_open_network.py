@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -291,6 +293,19 @@ def test_a_graph_that_cannot_be_opened_is_tried_once() -> None:
     networks = OpenNetworks(graph, Precision.HIGH, Limits())
     assert networks.find(bind(graph, shapes)) is None
     assert_same(networks.prepare(bind(graph, shapes)).graph, prepare_network(bind(graph, shapes), Precision.HIGH).graph)
+
+
+def test_what_was_prepared_for_a_guess_goes_when_others_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.core.placement.open_network.TRIES", 1)
+    graph = load_onnx(gpt2(SIZES))
+    networks = OpenNetworks(graph, Precision.HIGH, Limits())
+    guess = networks.found(bind(graph, caches(1)))
+    assert guess is not None and networks.found(bind(graph, caches(1))) is guess
+    held = ref(guess)
+    del guess
+    later = networks.found(bind(graph, caches(5)))
+    gc.collect()
+    assert held() is None and networks.found(bind(graph, caches(6))) is later
 
 
 def test_a_network_is_divided_again_where_a_guard_of_a_backend_fails() -> None:

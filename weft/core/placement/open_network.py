@@ -222,7 +222,7 @@ def _update(held: dict[str, T], new: Mapping[str, T]) -> None:
 
 
 class OpenNetworks:
-    """Prepares a graph for one shape after the other, and keeps what it prepared with open sizes."""
+    """Prepares a graph for one shape after the other, and keeps what it prepared last with open sizes."""
 
     def __init__(
         self,
@@ -234,7 +234,8 @@ class OpenNetworks:
         tries: int = TRIES,
     ) -> None:
         self._graph, self._precision, self._limits, self._own = graph, precision, limits, own
-        self._held: list[OpenNetwork] = []
+        self._held: Sequence[OpenNetwork] = ()
+        """At most TRIES, the one used last first: guesses come and go as a text grows."""
         symbols = graph.symbols()
         self._left = 0 if own or OPEN_RANK in symbols else tries
         """How often it may still prepare the graph with open sizes; not at all with a user's passes or open ranks."""
@@ -250,7 +251,7 @@ class OpenNetworks:
         if made is None or sized is None:
             self._left = 0
             return None
-        self._held.append(made)
+        self._keep(made)
         return made, sized
 
     def found(self, bound: Graph) -> OpenNetwork | None:
@@ -261,13 +262,17 @@ class OpenNetworks:
         made = prepare_open(self._graph, bound, self._precision, self._limits)
         if made is None or made.sized(bound) is None:
             return None
-        self._held.append(made)
+        self._keep(made)
         return made
+
+    def _keep(self, network: OpenNetwork) -> None:
+        self._held = [network, *(held for held in self._held if held is not network)][:TRIES]
 
     def _fitting(self, bound: Graph) -> tuple[OpenNetwork, Sized] | None:
         for network in self._held:
             sized = network.sized(bound)
             if sized is not None:
+                self._keep(network)
                 return network, sized
         return None
 
