@@ -15,7 +15,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import weft
 from weft.core.graph.graph import Graph
-from weft.core.session import stage_runner
+from weft.core.session import rests
 from weft.errors import InputError, ModelError
 
 DEVICES = ["cpu", "opencl", "vulkan"]
@@ -456,6 +456,11 @@ def test_sequences_and_optionals_come_in_and_go_out(precision: Literal["high", "
         there, more = session.run({"pieces": [f32([1, 2]), f32([3])], "held": None})
         assert not there and [each.tolist() for each in more] == [[1, 2], [3], [-1, -2]]
         assert session.run({"pieces": [f32([5])], "held": f32([1])})[0]
+        given = [f32([1, 2]), f32([3])]
+        session.submit({"pieces": given, "held": None})
+        given[0][:], given[1] = 0, f32([9])  # the caller may change what it gave to `submit`
+        there, more = session.wait()
+        assert not there and [each.tolist() for each in more] == [[1, 2], [3], [-1, -2]]
         with pytest.raises(InputError, match="at place 1 has element type"):
             session.run({"pieces": [f32([5]), np.array(["a"])], "held": None})
 
@@ -463,8 +468,8 @@ def test_sequences_and_optionals_come_in_and_go_out(precision: Literal["high", "
 def test_what_a_session_keeps_of_bodies_does_not_grow_with_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each change of the size plans anew, and so makes new constants for the body of the loop."""
     monkeypatch.setattr("weft.core.session.plans.MOST_PLANS", 2)
-    monkeypatch.setattr(stage_runner, "MOST_RESTS", 4)
-    monkeypatch.setattr(stage_runner, "MOST_BODIES", 4)
+    monkeypatch.setattr(rests, "MOST_RESTS", 4)
+    monkeypatch.setattr(rests, "MOST_BODIES", 4)
     body = helper.make_graph(
         [node("Identity", "going", "on"), node("Add", "held size", "next")],
         "body",

@@ -3,9 +3,11 @@
 | who | owns |
 |---|---|
 | `Runtime` | its registry and options; the sessions of the networks that `load` returned and nobody closed |
-| `Session` | the arrays of the run under way, what is checked of its results, and whose turn it is |
+| `Session` | what is checked of arguments and results, and whose turn it is |
 | `Planner` | the model as it was given, its shapes, the plan that runs use, and what plans are made from |
 | `Plans` | the plans of the last sizes and stages, by key, and which of them stay loaded |
+| `Program`, `Run` | what follows what is loaded for a plan; the values of one run, and what ran in it |
+| `Rests` | what waits for values of runs, and which of its plans serves how many rows |
 | `Loader` | the backends that are asked, memory managers and notices; whether the network is closed |
 | `Executable` | what is loaded for a plan: its pipelines, copies and report, and the run under way |
 | `Pipeline` | one backend object, its executions, tensors and constants, whether it is running |

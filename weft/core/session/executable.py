@@ -89,6 +89,8 @@ class Executable:
         """The values of parts that other parts read, which therefore stay where the plan has them."""
         self.aliased: frozenset[str] = frozenset()
         """The outputs that lie in STATE memory."""
+        self.results: list[str] = []
+        """The names of the outputs that `finish` returns: those that do not lie in STATE memory."""
         self.unaliased: Mapping[str, str] = {}
         """Why inputs for which there is STATE memory do not use it."""
         self.told: set[ProfilingContext] = set()
@@ -108,12 +110,6 @@ class Executable:
     def is_loaded(self) -> bool:
         """Tell whether it can run."""
         return self.network is not None
-
-    @property
-    def results(self) -> list[str]:
-        """Return the names of the outputs that `finish` returns: those that do not lie in STATE memory."""
-        assert self.network is not None
-        return [o for o in self.network.graph.outputs if o not in self.aliased]
 
     @property
     def nbytes(self) -> int:
@@ -157,6 +153,7 @@ class Executable:
         records = [copy.record for copies in self.copies.values() for copy in copies]
         self._reported = partial(reported, self.pipelines, records)
         self.report = self._reported()
+        self.results = [o for o in network.graph.outputs if o not in self.aliased]
         self.network = network
 
     def given_up(self) -> list[Pipeline]:

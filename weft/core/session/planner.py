@@ -25,7 +25,6 @@ from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions, divide, divide_first
 from weft.core.placement.prepare import PreparedNetwork
 from weft.core.placement.replan import NodeRefused, until_taken
-from weft.core.placement.stage_split import Corner
 from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.arguments import Forms
 from weft.core.session.capacities import RoomyPlan
@@ -33,21 +32,14 @@ from weft.core.session.loader import NO_STATE, Loader
 from weft.core.session.pipeline import Progress
 from weft.core.session.plans import Plan, Plans
 from weft.core.session.prefetch import Prefetch
+from weft.core.session.program import Program, program_of, roomy_program
+from weft.core.session.rests import Rest, Rests
 from weft.core.session.stage_loader import LoadedStages
-from weft.core.session.stage_runner import Rest, StageRunner
 from weft.core.session.stages_ahead import foresee
 from weft.core.session.state import StateStore
 from weft.errors import BackendError, OutOfMemory, WeftError, brief, grouped
 
 log = logging.getLogger("weft.session")
-
-
-@dataclass(frozen=True, eq=False)
-class RestAndCorners:
-    """What comes after a first stage: the values that are corners of its outputs, and the rest of the network."""
-
-    corners: Mapping[str, Corner]
-    rest: Rest
 
 
 @dataclass(eq=False)
@@ -60,8 +52,10 @@ class NetworkPlan(Plan):
     """The network before backends lower their parts; None if it is for capacities."""
     bound: Graph | None = None
     """The model with these sizes; None if they change from run to run."""
-    tail: RestAndCorners | None = None
-    """The later stages, if the network is a first stage."""
+    program: Program = field(init=False)
+    """What a run does."""
+    rest: Rest | None = None
+    """What waits for values of a run, if the network is a first stage."""
     narrowable: frozenset[str] = frozenset()
     """The inputs and outputs that it can take and give in fp16, though the model has fp32."""
     wanted: frozenset[str] = frozenset()
@@ -111,7 +105,7 @@ class Planner:
         self.now = NetworkPlan()
         """The plan that runs use; one that could not be loaded does not take its place."""
         known = None if fixed is None else fixed.tail
-        self.stages = StageRunner(
+        self.rests = Rests(
             LoadedStages(loader, [c.device for c in choices], host, options, known), self.plans
         )
         self.deciding: frozenset[str] = frozenset()
@@ -145,7 +139,7 @@ class Planner:
     def forget(self, graph: Graph, bound: Graph) -> None:
         """Forget the network once it is closed; `graph` and `bound` are all that remains of it."""
         self.plans.forget_all()
-        self.stages.close()
+        self.rests.close()
         self.open = self.fixed = self._prefetch = self._prepared = self.sooner = None
         self.graph, self.bound, self.now = graph, bound, NetworkPlan()
 
@@ -160,7 +154,7 @@ class Planner:
         self.graph.overflowing = overflowing
         self.plans.forget_all()
         self.open = None
-        self.stages.plan_again(overflowing)
+        self.rests.plan_again(overflowing)
 
     # -- plans for shapes ------------------------------------------------------------------------------
 
@@ -194,7 +188,7 @@ class Planner:
             known = self.fixed or (None if alike is None else alike.divided)
             divided = known or self._divide(bound, before)
             after = divided.tail
-            tail = None if after is None else RestAndCorners(after.corners, self.stages.rest(after.rest))
+            rest = None if after is None else self.rests.rest(after.rest)
             can = _narrowable(divided)
             half = wanted & can
             keeps = self.fixed is None and not self._is_thrifty
@@ -206,21 +200,23 @@ class Planner:
             else:
                 plan = NetworkPlan(
                     key, self._why(bound, values, alike, before), shapes=shapes,
-                    divided=divided if keeps else None, bound=bound if keeps else None, tail=tail, narrowable=can,
+                    divided=divided if keeps else None, bound=bound if keeps else None, rest=rest, narrowable=can,
                     wanted=wanted, forms=_forms(inputs, bound.specs, half),
-                    given=None if tail is not None else _forms(self.graph.outputs, divided.graph.specs, half),
+                    given=None if rest is not None else _forms(self.graph.outputs, divided.graph.specs, half),
                     half_outputs=half & {*self.graph.outputs}, values=values,
-                    reads_late=tail is not None or len(divided.parts) > 1,
+                    reads_late=rest is not None or len(divided.parts) > 1,
                 )
+                corners = {} if after is None else after.corners
+                plan.program = program_of(plan, corners, rest, self.rests)
                 narrow = with_narrow_edges(divided, half)
                 divided_by = perf_counter()
-                network = self._lowered(narrow, may_wait=tail is not None)
+                network = self._lowered(narrow, may_wait=rest is not None)
                 # Shapes that come back alternate; others, such as lengths that grow, may never come again.
                 beside = keeps and (known is not None or self.now.roomy is not None)
                 self._load(plan, network, (begun, divided_by), beside=beside)
             self._warn(divided)
             if ahead and after is not None and not self._is_thrifty:
-                foresee(self.stages, after, divided.graph, progress=self._progress)
+                foresee(self.rests, after, divided.graph, progress=self._progress)
 
         def anew() -> None:
             for plan in [plan for plan in self.plans.all(NetworkPlan) if plan.shapes == shapes]:
@@ -308,6 +304,7 @@ class Planner:
         graph = roomy.network.graph
         sizes = ", ".join(f"{name} {'' if name in roomy.fixed else 'up to '}{size}" for name, size in roomy.key)
         made = NetworkPlan(roomy.key, f"made for {sizes}, because {why}", roomy=roomy)
+        made.program = roomy_program(made, roomy)
         plan = self.plans.find(NetworkPlan, roomy.key) or made
 
         def attempt(before: Assignment) -> None:

@@ -68,6 +68,11 @@ class Plans:
         self.keep(plan)
         return plan
 
+    def begin(self, plan: Plan) -> None:
+        """Note that a run begins with a plan."""
+        self.run += 1
+        plan.run = self.run
+
     def turn_to(self, plan: Plan) -> None:
         """Let runs use a plan that is loaded, once the last run is done."""
         before = self._loader.now

@@ -23,7 +23,6 @@ from weft.core.contract.doors import door
 from weft.core.contract.error_context import do_all
 from weft.core.contract.not_copied import NotCopied
 from weft.core.contract.profile import Profile, Profiled
-from weft.core.graph.control_op import Value
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.later_constants import MOST_INTEGERS
@@ -71,10 +70,10 @@ from weft.core.session.overflow import (
     masks_of,
 )
 from weft.core.session.pipeline import Pipeline, Progress
-from weft.core.session.planner import NetworkPlan, Planner, RestAndCorners, Sooner
+from weft.core.session.planner import NetworkPlan, Planner, Sooner
 from weft.core.session.prefetch import Prefetch
+from weft.core.session.program import Program, Run
 from weft.core.session.report import Report, Transfers, joined
-from weft.core.session.stage_runner import Rows, tensor
 from weft.core.session.state import State, StateStore
 from weft.errors import (
     ClosedError,
@@ -191,21 +190,15 @@ class Session(NotCopied):
         """Prepares what takes the place of what is loaded."""
         self._general = ""
         """Why kernels that were there soon stay: others could not be prepared."""
-        self._ran_stages = self._decided = False
-        """Whether a run came to later stages, and whether that was looked at since."""
-        self._submitted: tuple[Outputs | None, list[Given | None]] = None, []
-        """The arrays for the outputs of the last `submit`: as they were given, and in order."""
+        self._decided = False
+        """Whether it was looked at which inputs decide shapes, after a run that went on by values."""
         self._checks_range = overflow_check and self.config.precision is Precision.LOW
         self._watch = OverflowWatch() if self._checks_range else None
         """Sees what the next run stores."""
-        self._kept_inputs: dict[str, Given] | None = None
-        """Copies of the inputs of the run that `submit` started, if it is watched."""
         self._in_vain = 0
         """How many runs were watched in which nothing overflowed, though they showed what is not finite."""
         self._halves = frozenset[str]()
         """The outputs that it gave in fp16 before values overflowed; for fp16 arrays they are converted since."""
-        self._fed: dict[str, Value] = {}
-        """The inputs of the run that was started, as far as later stages read them."""
         self._capacities: Capacities | None = None
         """Plans for sizes that grow; None where each size is planned by itself."""
         self._numbers: Sequence[int] = ()
@@ -213,12 +206,12 @@ class Session(NotCopied):
         self._unpadded: dict[str, Array] | None = None
         """The arrays of the run that was started, if it runs arrays with padding in their place."""
         self._store: StateStore | None = None
-        self._state_before: Mapping[str, Array] = {}
-        """The state on the host before the run that was started."""
         if state:
             self._store = StateStore(state, partial(_state_backend, tuple(choices), self.config))
         self._asked = _asked(graph, state or {})
         """The network as callers see it: without its state."""
+        self._run = Run(self._asked)
+        """The last run."""
         self._process = os.getpid()
         if fixed is None:
             check_hints(graph, self.options.hints, [c.device for c in choices])
@@ -309,7 +302,7 @@ class Session(NotCopied):
             report = replace(report, notes=(*report.notes, note), final=False)
         elif general:
             report = replace(report, notes=(*report.notes, general))
-        return joined(report, self._planner.stages.reports, self._planner.stages.own)
+        return joined(report, [*self._run.used.values()], self._run.own)
 
     @door
     def wait_all(self) -> None:
@@ -331,7 +324,7 @@ class Session(NotCopied):
         Where sizes follow from values, the later stages that are loaded come after the first.
         """
         self._check_open()
-        return (*self._planner.now.executable.pipelines, *self._planner.stages.pipelines)
+        return (*self._planner.now.executable.pipelines, *self._planner.rests.pipelines)
 
     @property
     def profile(self) -> Profile:
@@ -353,7 +346,7 @@ class Session(NotCopied):
         network = self._first_stage()
         if network.tail is None:
             return network
-        return replace(network, tail=replace(network.tail, stages=tuple(self._planner.stages.stages)))
+        return replace(network, tail=replace(network.tail, stages=tuple(self._planner.rests.stages)))
 
     def _first_stage(self) -> OptimizedNetwork:
         """Return the network that is loaded."""
@@ -396,10 +389,7 @@ class Session(NotCopied):
         if outputs is not None and (plan.reads_late or self._checks_range or buffers_in(given)):
             arrays = self._kept_apart(arrays, outputs, given)
         try:
-            self._start(arrays, given)
-            # Most runs have one stage, and as few calls as can be.
-            is_whole = plan.tail is None and plan.roomy is None
-            results = plan.executable.finish(given) if is_whole else self._finished(given, outputs)
+            results = self._start(arrays, given, outputs).finish(self._run)
             if self._checks_range:
                 results = self._in_range(arrays, outputs, results)
             return results if own is outputs else as_given(self._asked, own, results)
@@ -473,15 +463,14 @@ class Session(NotCopied):
         try:
             taken = self._accept([arrays if self._unpadded is None else self._unpadded], outputs)
             given = self._checked(outputs)
-            self._start(taken, given)
-            return self._finished(given, outputs), watch
+            return self._start(taken, given, outputs).finish(self._run), watch
         finally:
             self._watch = None
 
     def _undo_run(self) -> None:
         """Let the state be as it was before the last run, which is repeated."""
         if self._store is not None:
-            self._store.undo(self._state_before)
+            self._store.undo(self._run.state)
 
     def _plan_in_float32(self, overflowing: frozenset[str]) -> None:
         """Load the network again with these values in float32."""
@@ -505,10 +494,10 @@ class Session(NotCopied):
         assert network is not None
         if outputs is None:
             return []
-        is_whole = plan.tail is None and plan.roomy is None
+        is_whole = plan.rest is None and plan.roomy is None
         if not is_whole and asks_for_buffers(outputs):
             self._whole()  # says why there are none
-        if plan.tail is not None:
+        if plan.rest is not None:
             return []
         if plan.roomy is not None:  # they are copied to when the run has ended
             live = plan.roomy.network
@@ -542,77 +531,25 @@ class Session(NotCopied):
             return arrays
         return apart(arrays, given or outputs)
 
-    def _finished(self, given: Sequence[Given | None], outputs: Outputs | None) -> list[Any]:
-        """Wait for the run that was started, and return the outputs."""
-        plan = self._planner.now
-        if plan.roomy is not None:
-            return self._live(plan.roomy, outputs)
-        tail = plan.tail
-        return plan.executable.finish(given) if tail is None else self._finish(tail, outputs)
-
-    def _live(self, plan: RoomyPlan, outputs: Outputs | None) -> list[Any]:
-        """Wait for a run of a network for capacities, and return what is live of its outputs."""
-        numbers, executable = self._numbers, self._planner.now.executable
-        made = dict(zip(executable.results, executable.finish([]), strict=True))
-        if self._store is not None:
-            self._store.take(made)
-        live = {name: plan.network.cut(name, made[name], numbers) for name in self._asked.outputs}
-        specs = {name: TensorSpec(array.shape, DType.of(array.dtype)) for name, array in live.items()}
-        given = take_outputs(self._asked, specs, outputs)
-        results = []
-        for target, (name, array) in zip(given, live.items(), strict=True):
-            if target is not None:
-                _put(target, array)
-            # A part of an array would hold the memory of all of it.
-            whole = array.size == made[name].size
-            results.append(array if target is None and whole else np.array(array) if target is None else target)
-        return results
-
-    def _start(self, arrays: dict[str, Given], given: Sequence[Given | None], *, keep: bool = False) -> None:
-        """Start the first stage; `keep` what later ones read of the inputs, which the caller may change."""
-        plan = self._planner.now
-        self._planner.stages.begin(plan)
-        self._fed, self._submitted = {}, (None, [])
-        if plan.tail is not None or self._watch is not None:
-            on_host = hosted(arrays)
-            arrays = on_host
-        if plan.tail is not None:
-            read = {*plan.tail.rest.graph.inputs, *self.graph.outputs}
-            self._fed = {i: a.copy() if keep else a for i, a in on_host.items() if i in read}
-        executable = plan.executable
-        if self._watch is not None and executable.network is not None:
+    def _start(
+        self, arrays: Mapping[str, Given], given: Sequence[Given | None], outputs: Outputs | None, *,
+        lasting: bool = False,
+    ) -> Program:
+        """Start a run, and return its program; `lasting` copies what it reads later, which the caller may change."""
+        plan, watch, store = self._planner.now, self._watch, self._store
+        self._planner.plans.begin(plan)
+        if watch is not None or plan.rest is not None:
+            arrays = hosted(arrays)
+        if watch is not None:
+            assert plan.executable.network is not None
             own = () if plan.roomy is None else plan.roomy.network.masks
-            self._watch.masks = masks_of(executable.network.graph, own)
-        self._planner.stages.watch = self._watch
-        if self._store is not None:
-            self._state_before = self._store.arrays
-        executable.start(arrays, given, watch=self._watch)
-        if self._store is not None and plan.roomy is not None:
-            self._store.rows = plan.roomy.network.rows(self._numbers)
-            self._store.length += self._store.rows
-
-    def _finish(self, tail: RestAndCorners, outputs: Outputs | None) -> list[Any]:
-        """Wait for the first stage, run the others, and return the outputs, in the given arrays where there are any."""
-        plan = self._planner.now
-        network = plan.executable.network
-        assert network is not None
-        names = network.graph.outputs
-        made = dict(zip(names, plan.executable.finish([None] * len(names)), strict=True))
-        rows: Rows = {}
-        known, self._fed = {**self._fed, **made, **self._planner.stages.corners(tail.corners, made, rows)}, {}
-        values = self._planner.stages.finish(tail.rest, known, rows)
-        self._ran_stages = True
-        results = dict(zip(self.graph.outputs, values, strict=True))
-        specs = {n: TensorSpec(a.shape, DType.of(a.dtype)) for n, a in results.items() if isinstance(a, np.ndarray)}
-        if outputs is None and len(specs) < len(results):  # some are sequences, or optionals that hold nothing
-            return [np.array(v) if isinstance(v, np.ndarray) else v for v in values]
-        arrays = [tensor(name, value) for name, value in zip(self.graph.outputs, values, strict=True)]
-        given = take_outputs(self.graph, specs, outputs)
-        for target, result in zip(given, arrays, strict=True):
-            if target is not None:
-                _put(target, result)
-        # A part of a roomy value would hold all of its memory, and one array may be two outputs.
-        return [np.array(result) if target is None else target for target, result in zip(given, arrays, strict=True)]
+            watch.masks = masks_of(plan.executable.network.graph, own)
+        self._run = Run(self._asked, given, outputs, watch, store, self._numbers)
+        plan.program.start(self._run, arrays, lasting=lasting)
+        if store is not None and plan.roomy is not None:
+            store.rows = plan.roomy.network.rows(self._numbers)
+            store.length += store.rows
+        return plan.program
 
     @_alone
     def submit(self, *inputs: Input | Mapping[str, Input], outputs: Outputs | None = None) -> None:
@@ -626,12 +563,12 @@ class Session(NotCopied):
         arrays = self._accept(inputs, outputs)
         given = self._checked(outputs)
         arrays = self._kept_apart(arrays, outputs, given)
-        self._kept_inputs = None
+        kept = None
         if self._watch is not None:
-            arrays = self._kept_inputs = copy.deepcopy(hosted(arrays))
+            arrays = kept = copy.deepcopy(hosted(arrays))
             self._unpadded = copy.deepcopy(self._unpadded)
-        self._start(arrays, given, keep=True)
-        self._submitted = own, given
+        self._start(arrays, given, outputs, lasting=True)
+        self._run.asked_outputs, self._run.inputs = own, kept
 
     @_alone
     def wait(self, outputs: Outputs | None = None) -> list[Any]:
@@ -648,7 +585,7 @@ class Session(NotCopied):
                 why="none was submitted since outputs were last taken, a run failed or the session was resized",
                 fix="call submit, and wait before anything else",
             )
-        before, given = self._submitted
+        run, before = self._run, self._run.asked_outputs
         own, outputs = outputs, None if outputs is None else host_outputs(outputs)
         if before is not None and outputs is not None:
             raise InputError(
@@ -658,12 +595,13 @@ class Session(NotCopied):
                 fix="give them to submit, which may then save a copy, or to wait",
             )
         if outputs is not None:
-            given = self._checked(outputs, converted=half_outputs(self.graph, outputs) & {*self.graph.outputs})
-        self._submitted = None, []
-        if before is not None:
-            own, outputs = before, host_outputs(before)
-        results = self._finished(given, outputs)
-        kept, self._kept_inputs = self._kept_inputs, None
+            run.given = self._checked(outputs, converted=half_outputs(self.graph, outputs) & {*self.graph.outputs})
+            run.outputs = outputs
+        else:
+            own, outputs = before, run.outputs
+        run.asked_outputs = None
+        kept, run.inputs = run.inputs, None
+        results = self._planner.now.program.finish(run)
         if kept is not None:
             results = self._in_range(kept, outputs, results)
         return results if own is outputs else as_given(self._asked, own, results)
@@ -715,7 +653,7 @@ class Session(NotCopied):
     def _whole(self) -> OptimizedNetwork:
         """Return the network that is loaded; InputError if it does not tell the shapes of the outputs."""
         plan = self._planner.now
-        if plan.tail is not None or plan.roomy is not None:
+        if plan.rest is not None or plan.roomy is not None:
             raise InputError(
                 "the shapes of the outputs are not known before a run",
                 where=f"network {self.graph.name!r}",
@@ -799,7 +737,8 @@ class Session(NotCopied):
             if self._store is not None:
                 self._store.close()
             self._capacities = None
-            self._fed, self._submitted, self._asked = {}, (None, []), _interface(self._asked)
+            self._asked = _interface(self._asked)
+            self._run = Run(self._asked)
             self._planner.forget(_interface(self.graph), _interface(self._planner.bound))
 
     def end(self, patience: float) -> bool:
@@ -856,7 +795,7 @@ class Session(NotCopied):
         if planner.sooner is not None:
             half = planner.now.wanted
             self._begin_later(planner.sooner, lambda usual: usual.place(usual.bound, half, ahead=True))
-        if planner.now.executable.is_loaded and planner.now.tail is None:
+        if planner.now.executable.is_loaded and planner.now.rest is None:
             planner.graph, planner.bound = self._weights.left(planner.graph, bound)
 
     def _loading(self, place: Callable[[], None]) -> None:
@@ -934,7 +873,7 @@ class Session(NotCopied):
 
         `halves` are the inputs for which float16 is given though the model has float32.
         """
-        if self._capacities is None or self._planner.now.tail is not None:
+        if self._capacities is None or self._planner.now.rest is not None:
             return None
         if any(isinstance(self.graph.specs[i], SequenceSpec) for i in self.graph.inputs):
             return None
@@ -1067,9 +1006,9 @@ class Session(NotCopied):
         plan = self._planner.now
         # What most runs get, with as few calls as can be.
         is_loaded = plan.executable.network is not None
-        if plan.forms is not None and is_loaded and not (plan.tail or self._planner.deciding):
+        if plan.forms is not None and is_loaded and not (plan.rest or self._planner.deciding):
             planned = take_planned(plan.forms, inputs)
-            if planned is not None and half_outputs(self.graph, outputs) & plan.narrowable == plan.half_outputs:
+            if planned is not None and (not plan.half_outputs if outputs is None else self._are_planned(plan, outputs)):
                 return planned
         elif is_loaded and (planned := self._taken(plan, inputs, outputs)) is not None:
             return planned
@@ -1095,7 +1034,7 @@ class Session(NotCopied):
         if is_new or not _are_values(self._planner.now.values, values):
             shapes = {i: a.shape for i, a in tensors.items()}
             self._prepare(_with_values(bind(self.graph, shapes, self._planner.bound), values), wanted)
-            if values and self._planner.now.tail is not None:  # other shapes follow from values that only a run tells
+            if values and self._planner.now.rest is not None:  # other shapes follow from values that only a run tells
                 self._planner.deciding = frozenset()
                 self._prepare(bind(self.graph, shapes), wanted)
         elif (self._planner.now.wanted ^ wanted) & self._planner.now.narrowable:
@@ -1110,11 +1049,11 @@ class Session(NotCopied):
         A caller's total length decides the size of a cache, for example. With its value known, as shapes are, the
         network needs no stages, and the value may be an open size.
         """
-        tail = self._planner.now.tail
-        if self._decided or not self._ran_stages or tail is None:
+        rest = self._planner.now.rest
+        if self._decided or not self._run.went_on or rest is None:
             return
         self._decided = True
-        wanted = tail.rest.wanted
+        wanted = rest.wanted
         few = all(i in arrays and arrays[i].dtype.kind in "iu" and arrays[i].size <= MOST_INTEGERS for i in wanted)
         planner = self._planner
         keeps = planner.fixed is None and self.config.memory is not MemoryMode.LIMIT and self.options.debug is None
@@ -1126,16 +1065,18 @@ class Session(NotCopied):
         self, plan: NetworkPlan, inputs: Sequence[Input | Mapping[str, Input]], outputs: Outputs | None
     ) -> dict[str, Given] | None:
         """Return the arrays by name if a plan takes them as they come, else None."""
-        if plan.tail is not None and not self._decided:
+        if plan.rest is not None and not self._decided:
             return None
         planned = None if plan.forms is None else take_planned(plan.forms, inputs)
         if planned is None:
             return None
         if self._planner.deciding and not _are_values(plan.values, {i: planned[i] for i in self._planner.deciding}):
             return None
-        if half_outputs(self.graph, outputs) & plan.narrowable != plan.half_outputs:
-            return None
-        return planned
+        return planned if self._are_planned(plan, outputs) else None
+
+    def _are_planned(self, plan: NetworkPlan, outputs: Outputs | None) -> bool:
+        """Tell whether a plan gives its outputs in the types of a caller's arrays."""
+        return half_outputs(self.graph, outputs) & plan.narrowable == plan.half_outputs
 
 
 def _forget_all(ends: Sequence[Loader | Later[Planner]]) -> None:
@@ -1193,14 +1134,6 @@ def _with_values(bound: Graph, values: Mapping[str, Array]) -> Graph:
 def _are_values(known: Mapping[str, Array], given: Mapping[str, Array]) -> bool:
     """Tell whether arrays are those that a plan was made for."""
     return known.keys() == given.keys() and all(np.array_equal(known[i], a) for i, a in given.items())
-
-
-def _put(target: Given, array: Array) -> None:
-    """Copy an output to where the caller wants it."""
-    if isinstance(target, Buffer):
-        target.write(array)
-    else:
-        np.copyto(target, array)
 
 
 def _interface(graph: Graph) -> Graph:

@@ -1,4 +1,4 @@
-"""Planning and loading the stages that come after the first one; see `weft.core.session.stage_runner`."""
+"""Planning and loading the stages that come after the first one; see `weft.core.session.rests`."""
 
 from __future__ import annotations
 

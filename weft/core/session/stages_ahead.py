@@ -28,8 +28,8 @@ from weft.core.placement.stage_split import Corner
 from weft.core.session.loader import Loader
 from weft.core.session.pipeline import Progress
 from weft.core.session.plans import Plans
+from weft.core.session.rests import Rest, Rests, Rows, Unforeseen, corners_of, lasting_captures
 from weft.core.session.stage_loader import Ahead, CollectedStages, total_bytes
-from weft.core.session.stage_runner import Rest, Rows, StageRunner, Unforeseen, lasting_captures
 from weft.errors import UnsupportedOps, WeftError, brief
 
 LEAST_ROOM = 64 << 20
@@ -61,14 +61,14 @@ def optimize_stages(
     if first.tail is None:
         return first
     found, unforeseen = dict[str, LaterStage](), dict[str, None]()
-    runner = StageRunner(CollectedStages(backends, options, host, found), Plans(Loader([], options.config)))
-    foresee(runner, first.tail, first.graph, lambda text: unforeseen.update({text: None}))
+    rests = Rests(CollectedStages(backends, options, host, found), Plans(Loader([], options.config)))
+    foresee(rests, first.tail, first.graph, lambda text: unforeseen.update({text: None}))
     tail = replace(first.tail, stages=tuple(found.values()), unforeseen=tuple(unforeseen))
     return replace(first, tail=tail)
 
 
 def foresee(
-    runner: StageRunner, tail: Tail, first: Graph, say: Say | None = None, progress: Progress | None = None
+    rests: Rests, tail: Tail, first: Graph, say: Say | None = None, progress: Progress | None = None
 ) -> None:
     """Plan, and perhaps load, what follows a first stage, each with not much more memory than that one takes.
 
@@ -78,9 +78,9 @@ def foresee(
     made = largest({o: first.specs[o] for o in first.outputs}, tail.corners)
     rows: Rows = {}
     known: dict[str, Value] = {**largest(tail.inputs), **made}
-    known |= runner.corners(tail.corners, made, rows)
+    known |= corners_of(tail.corners, made, rows)
     ahead = Ahead(frozenset(), max(LEAST_ROOM, total_bytes(first)), progress)
-    _Foresight(runner, ahead, say or _log).to_the_end(_RunState(runner.rest(tail.rest), known, rows))
+    _Foresight(rests, ahead, say or _log).to_the_end(_RunState(rests.rest(tail.rest), known, rows))
 
 
 def _log(text: str) -> None:
@@ -127,8 +127,8 @@ class _RunState:
 class _Foresight:
     """Walks through what may follow a stage."""
 
-    def __init__(self, runner: StageRunner, ahead: Ahead, say: Say) -> None:
-        self._runner, self._ahead, self._say = runner, ahead, say
+    def __init__(self, rests: Rests, ahead: Ahead, say: Say) -> None:
+        self._rests, self._ahead, self._say = rests, ahead, say
         self._seen: dict[Hashable, Mapping[str, Value] | None] = {}
         self._left = MOST_STATES
 
@@ -180,28 +180,26 @@ class _Foresight:
 
     def _following(self, state: _RunState) -> Sequence[_RunState]:
         """Plan the next stage, or the graphs that the session's own ops hold, and return the states after it."""
-        rest, constants = state.rest, state.rest.graph.constants
+        rest = state.rest
         known = {n: v for n, v in state.known.items() if n in rest.graph.inputs or n in rest.graph.outputs}
-        own = [node for node in rest.own if all(i in known or i in constants for i in node.inputs if i)]
-        own = [node for node in own if isinstance(node.op, ControlOp) or isinstance(known.get(node.inputs[0]), list)]
+        own = rest.own(known)
         if own:  # the session runs these first
             return self._after_own(replace(state, known=known), own)
         rows = dict(state.rows)
         ahead = replace(self._ahead, unknown=frozenset(known) - state.values, about=", ".join(state.way))
         try:
-            plan, counted = self._runner.planned(rest, known, rows, ahead)
+            plan, counted = self._rests.planned(rest, known, rows, ahead)
         except Unforeseen as e:
             return self._branches(state, e.names)
-        after: dict[str, Value] = dict(known)
-        self._runner.take(plan, counted, largest(plan.specs, plan.corners), after, rows)
-        end = plan.rest or self._runner.rest(Graph(rest.graph.name, [], list(rest.graph.outputs)))
+        after = {**known, **plan.values(largest(plan.specs, plan.corners), counted, rows)}
+        end = plan.rest or self._rests.rest(Graph(rest.graph.name, [], list(rest.graph.outputs)))
         return [replace(state, rest=end, known=after, rows=rows)]
 
     def _after_own(self, state: _RunState, own: Sequence[Node]) -> Sequence[_RunState]:
         """Plan the graphs of the session's own nodes; return the state after them if their results are foreseen."""
         known, constants, unknown = dict(state.known), state.rest.graph.constants, dict[str, str]()
         for node in own:
-            op, given = node.op, [(known[i] if i in known else constants[i]) if i else None for i in node.inputs]
+            op, given = node.op, [state.rest.read(i, known) for i in node.inputs]
             if not isinstance(op, ControlOp):  # an Identity of a sequence
                 known[node.outputs[0]] = given[0]
                 continue
@@ -209,7 +207,7 @@ class _Foresight:
             with blame(at_node(node, "the session"), "a node's graphs could not be foreseen"):
                 first = op.first_runs(given)
             for graph, inputs in first:
-                body, values = self._runner.body(graph, inputs, captures=op.captures, lasting=lasting)
+                body, values = self._rests.body(graph, inputs, captures=op.captures, lasting=lasting)
                 way = (*state.way, f"in {op.type} {node.name!r}")
                 end = self.to_the_end(_RunState(body, values, {}, certain=state.certain, way=way))
                 ends.append(None if end is None else [end[o] for o in graph.outputs])
@@ -222,7 +220,7 @@ class _Foresight:
                     known[name] = value
                 elif name:
                     unknown[name] = f"{op.type} {node.name!r}"
-        left = self._runner.left(state.rest, frozenset(node.name for node in own))
+        left = self._rests.left(state.rest, frozenset(node.name for node in own))
         missing = {maker for name, maker in unknown.items() if name in left.graph.inputs}
         if missing:
             self._open(replace(state, rest=left), f"the shape of what {', '.join(sorted(missing))} makes is open")
@@ -256,7 +254,7 @@ class _Foresight:
             for name, value in state.known.items()
         }
         try:
-            foresight = _Foresight(self._runner, replace(self._ahead, most_bytes=-1), _ignore)
+            foresight = _Foresight(self._rests, replace(self._ahead, most_bytes=-1), _ignore)
             foresight._following(replace(state, known=known))
         except UnsupportedOps:
             return True

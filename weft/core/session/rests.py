@@ -1,9 +1,8 @@
-"""Running a network in stages, where a shape follows from a value that only a run tells.
+"""What waits for values of a run: planning and loading it once the values are there.
 
-The session plans and loads the first stage as it does any network. This module runs the rest: it reads the sizes that a
-stage made, runs the session's own ops (loops, sequences), splits off the next stage
-(`weft.core.placement.stage_split.split`), plans, loads and runs it. A loaded stage is one of the session's plans, by
-the shapes, and the few values, that it was planned for.
+A rest is a graph whose inputs have no specs before a run. `Rests` splits off what can be planned for the values at hand
+(`weft.core.placement.stage_split.split`), plans and loads it: that stage is one of the session's plans, by the shapes,
+and the few values, that it was planned for. `weft.core.session.program` runs it.
 
 What can be foreseen of later stages is planned and loaded before the first run (`weft.core.session.stages_ahead`), for
 the most rows that there can be. A size class that comes up for the first time is computed there, and gets a plan of its
@@ -12,17 +11,15 @@ own when it comes up again.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
 from weft.core.contract.backend import SameNodes
-from weft.core.contract.error_context import at_node, blame
 from weft.core.graph.control_op import ControlOp, Value
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
@@ -30,17 +27,13 @@ from weft.core.graph.layout import Array
 from weft.core.graph.limits import Budget
 from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.optimized_network import LaterStage
-from weft.core.placement.rows import padded, row_axes, size_class
+from weft.core.placement.rows import row_axes, size_class
 from weft.core.placement.stage_split import Corner, Stage, chosen, split, without
 from weft.core.session.executable import Executable
-from weft.core.session.overflow import OverflowWatch
 from weft.core.session.pipeline import Pipeline
 from weft.core.session.plans import Plan, Plans
-from weft.core.session.report import Report
 from weft.core.session.stage_loader import Ahead, StageSource, later_stage
-from weft.errors import ExecutionError, ModelError
-
-log = logging.getLogger("weft.session")
+from weft.errors import ModelError
 
 MOST_MIXES = 32
 """For how many input shapes a session remembers that a stage mixes rows."""
@@ -68,9 +61,22 @@ class Rest:
     """The rest that remains once some of the session's own nodes have run, by their names."""
 
     @cached_property
-    def own(self) -> list[Node]:
-        """The nodes that the session runs itself, some of them only if their input is no tensor."""
+    def _own(self) -> list[Node]:
+        """The nodes that no device runs, some of them only if their input is no tensor."""
         return [node for node in self.graph.nodes if _may_be_own(node, self.graph.constants)]
+
+    def own(self, known: Mapping[str, Value]) -> list[Node]:
+        """Return the nodes that no device runs and whose inputs are known."""
+        constants = self.graph.constants
+        return [
+            node for node in self._own
+            if all(i in known or i in constants for i in node.inputs if i)
+            and (isinstance(node.op, ControlOp) or not isinstance(self.read(node.inputs[0], known), np.ndarray))
+        ]
+
+    def read(self, name: str, known: Mapping[str, Value]) -> Value:
+        """Return a value that a node reads, or a constant; None for an input that the node lacks."""
+        return (known[name] if name in known else self.graph.constants[name]) if name else None
 
 
 @dataclass(eq=False)
@@ -104,8 +110,8 @@ class _Body:
 
 
 @dataclass(eq=False, kw_only=True)
-class ReadyStage(Plan):
-    """The plan of a stage."""
+class StagePlan(Plan):
+    """The plan of a stage that is not the first."""
 
     loads_again: ClassVar[bool] = False
     runs: bool
@@ -123,6 +129,15 @@ class ReadyStage(Plan):
     specs: Mapping[str, TensorSpec] = field(default_factory=dict)
     """The specs of the outputs."""
 
+    def values(self, made: Mapping[str, Array], counted: Counted | None, rows: Rows) -> dict[str, Value]:
+        """Return what a run knows by what the stage made: the rows that count, and the corners; note their rows."""
+        known = dict(made)
+        for name, axis in self.rows.items() if counted else ():
+            if axis is not None and counted is not None:
+                known[name] = made[name][(slice(None),) * axis + (slice(counted.count),)]
+                rows[name] = (counted.symbol, axis)
+        return {**known, **corners_of(self.corners, known, rows)}
+
 
 class Unforeseen(Exception):
     """A stage that is planned ahead needs values that only a run tells."""
@@ -132,117 +147,18 @@ class Unforeseen(Exception):
         super().__init__(", ".join(sorted(names)))
 
 
-class StageRunner:
-    """Runs what comes after the first stage of one session, by plans that it keeps among the session's."""
+class Rests:
+    """What may wait for values in the runs of one session, with plans that it keeps among the session's."""
 
     def __init__(self, loader: StageSource, plans: Plans) -> None:
         self._loader, self._plans = loader, plans
         self._rests: OrderedDict[Hashable, Rest] = OrderedDict()
         self._bodies: OrderedDict[Hashable, _Body] = OrderedDict()
-        self._used: dict[Executable, Report] = {}
-        self._own: dict[str, str] = {}
-        self.watch: OverflowWatch | None = None
-        """Sees what the stages of the run store."""
         self._overflowing: frozenset[str] = frozenset()
 
     def plan_again(self, overflowing: frozenset[str]) -> None:
         """Have the stages to come keep these values float32; the session has forgotten its plans."""
         self._overflowing = overflowing
-
-    # -- running ---------------------------------------------------------------------------------------
-
-    def begin(self, first: Plan) -> None:
-        """Begin a run with the plan of the first stage: forget which stages the last one used; see `reports`."""
-        self._plans.run += 1
-        first.run = self._plans.run
-        self._used, self._own = {}, {}
-
-    def finish(self, rest: Rest, known: dict[str, Value], rows: Rows | None = None) -> list[Value]:
-        """Return the outputs of the whole network, given the values computed so far, and which of them have rows."""
-        outputs, left, rows = rest.graph.outputs, rest, {} if rows is None else rows
-        while True:
-            known.update((o, left.graph.constants[o]) for o in outputs if o in left.graph.constants)
-            needed = {*left.graph.inputs, *outputs}
-            known = {name: value for name, value in known.items() if name in needed}
-            if not left.graph.nodes:
-                return [known[o] for o in outputs]
-            following = self._advance(left, known, rows)
-            if following is None:
-                return [known[o] for o in outputs]
-            left = following
-
-    def _advance(self, rest: Rest, known: dict[str, Value], rows: Rows) -> Rest | None:
-        """Run what the session runs itself, or else one stage, and return what is left."""
-        done = self._run_own(rest, known)
-        if done:
-            return self.left(rest, frozenset(done))
-        plan, counted = self.planned(rest, known, rows)
-        if plan.runs:
-            arrays: dict[str, Array] = {i: known[i] for i in plan.inputs}  # type: ignore[misc]  # a stage's are tensors
-            if counted:
-                arrays |= {i: padded(arrays[i], a, plan.size) for i, a in counted.axes.items() if i in arrays}
-            plan.executable.start(arrays, first=False, watch=self.watch)
-            made = dict(zip(plan.outputs, plan.executable.finish([None] * len(plan.outputs)), strict=True))
-            self.take(plan, counted, made, known, rows)
-            assert plan.executable.report is not None
-            self._used[plan.executable] = plan.executable.report
-        return plan.rest
-
-    def take(
-        self,
-        plan: ReadyStage,
-        counted: Counted | None,
-        made: dict[str, Array],
-        known: dict[str, Value],
-        rows: Rows,
-    ) -> None:
-        """Add what a stage made to what is known: the rows that count, and the corners."""
-        for name, axis in plan.rows.items() if counted else ():
-            if axis is not None and counted is not None:
-                made[name] = made[name][(slice(None),) * axis + (slice(counted.count),)]
-                rows[name] = (counted.symbol, axis)
-        known.update(made)
-        known.update(self.corners(plan.corners, made, rows))
-
-    def corners(self, corners: Mapping[str, Corner], made: Mapping[str, Array], rows: Rows) -> dict[str, Value]:
-        """Return the values that are corners of what a stage made, and note which have rows."""
-        rows.update((name, (c.sizes, c.axis)) for name, c in corners.items() if c.axis is not None)
-        return {name: corner.of(made) for name, corner in corners.items()}
-
-    def _run_own(self, rest: Rest, known: dict[str, Value]) -> list[str]:
-        """Run the nodes that are the session's own and have their inputs; return their names."""
-        done, constants = list[str](), rest.graph.constants
-        for node in rest.own:
-            if not all(i in known or i in constants for i in node.inputs if i):
-                continue
-            given: list[Value] = [(known[i] if i in known else constants[i]) if i else None for i in node.inputs]
-            if isinstance(node.op, ControlOp) or not isinstance(given[0], np.ndarray):
-                results = self._execute(node, given, constants)
-                if len(results) < len(node.outputs):
-                    what = f"node {node.name!r} ({node.op.type}) names more outputs than it makes"
-                    why = f"it names {len(node.outputs)} and makes {len(results)}"
-                    raise ModelError(what, why=why, fix="mend the model, or export it anew")
-                known.update((o, v) for o, v in zip(node.outputs, results, strict=False) if o)
-                done.append(node.name)
-        return done
-
-    def _execute(self, node: Node, given: list[Value], constants: Mapping[str, Array]) -> Sequence[Value]:
-        self._own[node.name] = node.op.type
-        if not isinstance(node.op, ControlOp):
-            return given  # an Identity of a sequence
-        lasting = lasting_captures(node, node.op, constants)
-        with blame(at_node(node, "the session"), f"{node.op.type} failed"):
-            return node.op.execute(given, partial(self._run_body, captures=node.op.captures, lasting=lasting))
-
-    def _run_body(
-        self, body: Graph, inputs: Sequence[Value], *, captures: int, lasting: Collection[int]
-    ) -> list[Value]:
-        """Run a graph that an op holds.
-
-        Its last `captures` inputs come from outside. Those whose id is in `lasting` are the same in every run, so they
-        become constants, which devices keep.
-        """
-        return self.finish(*self.body(body, inputs, captures=captures, lasting=lasting))
 
     def body(
         self, body: Graph, inputs: Sequence[Value], *, captures: int, lasting: Collection[int]
@@ -267,8 +183,6 @@ class StageRunner:
         _keep(self._bodies, key, MOST_BODIES)
         return held.rest, {n: value for n, value in zip(body.inputs, inputs, strict=True) if n not in constants}
 
-    # -- planning --------------------------------------------------------------------------------------
-
     def rest(self, graph: Graph) -> Rest:
         """Return the `Rest` of a graph. Equal graphs share one, so that its plans are used again."""
         held = tuple((name, _fingerprint(value)) for name, value in sorted(graph.constants.items()))
@@ -287,7 +201,7 @@ class StageRunner:
 
     def planned(
         self, rest: Rest, known: Mapping[str, Value], rows: Rows, ahead: Ahead | None = None
-    ) -> tuple[ReadyStage, Counted | None]:
+    ) -> tuple[StagePlan, Counted | None]:
         """Return the plan of the next stage, and what its rows count if it serves more than one count.
 
         ModelError if a node cannot be planned, UnsupportedOps if no device takes it. Unforeseen, only `ahead`, if that
@@ -299,7 +213,7 @@ class StageRunner:
 
     def _padded_plan(
         self, rest: Rest, known: Mapping[str, Value], counted: Counted, ahead: Ahead | None
-    ) -> ReadyStage | None:
+    ) -> StagePlan | None:
         """Return a plan for all counts of this size class; None if rows depend on each other."""
         graph, axes, size = rest.graph, counted.axes, size_class(counted.count)
         tensors = {i: value for i in graph.inputs if isinstance(value := known.get(i), np.ndarray)}
@@ -333,12 +247,12 @@ class StageRunner:
             rest.most[others, rowed] = _Most(size)
         return plan
 
-    def _ready(self, key: Hashable) -> ReadyStage | None:
+    def _ready(self, key: Hashable) -> StagePlan | None:
         """Return the plan of a key, unless what was loaded for it was closed because another load had failed."""
-        plan = self._plans.find(ReadyStage, key)
+        plan = self._plans.find(StagePlan, key)
         return None if plan is None or (plan.runs and not plan.executable.is_loaded) else plan
 
-    def _plan(self, rest: Rest, known: Mapping[str, Value], ahead: Ahead | None) -> ReadyStage:
+    def _plan(self, rest: Rest, known: Mapping[str, Value], ahead: Ahead | None) -> StagePlan:
         graph = rest.graph
         tensors = {i: value for i in graph.inputs if isinstance(value := known.get(i), np.ndarray)}
         while True:
@@ -374,13 +288,13 @@ class StageRunner:
         ahead: Ahead | None,
         size: int = 0,
         rows: Mapping[str, int | None] | None = None,
-    ) -> ReadyStage:
+    ) -> StagePlan:
         """Return the plan of a stage, loaded and kept; ahead, it may be neither."""
         graph, following = stage.graph, None if stage.rest is None else self.rest(stage.rest)
         graph.overflowing = self._overflowing
         self._plans.make_room()
         loaded = self._loader.load(graph, rest.same_nodes, ahead) if graph.nodes or graph.outputs else None
-        plan = ReadyStage(
+        plan = StagePlan(
             key, "a run came to it" if ahead is None else "a run may come to it", loaded or Executable(),
             runs=loaded is not None, graph=graph, inputs=tuple(graph.inputs), outputs=tuple(graph.outputs),
             corners=stage.corners, rest=following, size=size, rows=rows or {},
@@ -390,32 +304,28 @@ class StageRunner:
             self._plans.keep(plan)
         return plan
 
-    # -- what was done ---------------------------------------------------------------------------------
-
-    @property
-    def reports(self) -> list[Report]:
-        """Return the reports of the stages that the last run used, in order."""
-        return list(self._used.values())
-
-    @property
-    def own(self) -> Mapping[str, str]:
-        """Return the nodes that the last run left to no device, by name, with their op types."""
-        return dict(self._own)
+    # -- what is loaded ---------------------------------------------------------------------------------
 
     @property
     def stages(self) -> list[LaterStage]:
         """Return the stages that are loaded, in the order in which they were used last."""
-        held = [(plan.graph, plan.executable.network) for plan in self._plans.all(ReadyStage)]
+        held = [(plan.graph, plan.executable.network) for plan in self._plans.all(StagePlan)]
         return [later_stage(graph, network, "") for graph, network in reversed(held) if network is not None]
 
     @property
     def pipelines(self) -> list[Pipeline]:
         """Return the pipelines of the stages that are loaded."""
-        return [p for plan in reversed([*self._plans.all(ReadyStage)]) for p in plan.executable.pipelines]
+        return [p for plan in reversed([*self._plans.all(StagePlan)]) for p in plan.executable.pipelines]
 
     def close(self) -> None:
         """Forget the network; the session frees what was loaded."""
         self._rests, self._bodies = OrderedDict(), OrderedDict()
+
+
+def corners_of(corners: Mapping[str, Corner], made: Mapping[str, Array], rows: Rows) -> dict[str, Value]:
+    """Return the values that are corners of what a stage made, and note which have rows."""
+    rows.update((name, (c.sizes, c.axis)) for name, c in corners.items() if c.axis is not None)
+    return {name: corner.of(made) for name, corner in corners.items()}
 
 
 def lasting_captures(node: Node, op: ControlOp, constants: Mapping[str, Array]) -> set[int]:
@@ -469,12 +379,3 @@ def _spec(value: Array) -> TensorSpec:
 def _fingerprint(value: Array) -> Hashable:
     small = value.nbytes <= BYTES_COMPARED
     return (value.dtype, value.shape, value.tobytes() if small else id(value))
-
-
-def tensor(name: str, value: Value) -> Array:
-    """Return an output as an array; ExecutionError for a sequence or an empty optional."""
-    if isinstance(value, np.ndarray):
-        return value
-    kind = "an optional that holds nothing" if value is None else f"a sequence of {len(value)}"
-    fix = "have the network give tensors: ConcatFromSequence, SequenceAt"
-    raise ExecutionError(f"output {name!r} is {kind}", fix=fix)
