@@ -19,6 +19,7 @@ import weft
 from tests.helpers.arrays_of_sessions import DEVICES, GPUS, SHAPE, check, network, random, upload, wanted
 from tests.helpers.fakes import Creator, registered
 from tests.helpers.nets import Net
+from tests.helpers.opened import opened
 from tests.helpers.run_length import examples
 from weft.core.contract.backend import Execution, StorageType
 from weft.core.graph.dtypes import DType
@@ -195,6 +196,7 @@ def test_with_little_memory(device: str) -> None:
             check({n: r.numpy() for n, r in zip("yz", results, strict=True)}, random(k), random(5))
             for buffer in (a, b, *results):
                 buffer.close()
+        assert copied(session, weft.Transfers()) == (0, 0)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -256,6 +258,24 @@ def test_its_life(device: str) -> None:
     for refused in (copy.copy, copy.deepcopy):
         with pytest.raises(CannotCopy, match="a buffer cannot be copied"):
             refused(a)
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_a_closed_buffer_leaves_no_recording(device: str) -> None:
+    """A driver frees memory after the last recording that is bound to it."""
+    net = Net()
+    graph = net.finish(net.add("Neg", net.input("x", 8 << 18), name="y"))
+    with weft.load(graph, device, fallback="error", wait="all") as session:
+        stats = opened(device).stats
+        value = np.ones(8 << 18, np.float32)
+        session.run(value)
+        held = stats.live_recordings, stats.live_bytes
+        for _ in range(2):
+            x, y = session.buffer("x", value), session.buffer("y")
+            assert (session.run(x, outputs=[y])[0].numpy() == -1).all()
+            x.close()
+            y.close()
+            assert (stats.live_recordings, stats.live_bytes) == held
 
 
 def test_what_is_dropped_is_freed() -> None:

@@ -276,6 +276,8 @@ class GpuBackend(Engine):
         if tensor.memory is None:
             return False
         self.slots.release(tensor, storage_type)
+        if storage_type is StorageType.STATE:
+            self.runtime.heap.drop_unheld()  # a driver frees it after the last recording that has it
         return True
 
     def onAllocateBuffer(self) -> bool:

@@ -115,12 +115,13 @@ class GpuPipeline(Pipeline):
             return super().fill(name, value)
         array: Array = value.value() if isinstance(value, Buffer) else value
         try:
-            if not self.backend.recording.fill(self.tensors[name], array):
+            taken = self.backend.recording.fill(self.tensors[name], array)
+            if not taken:
                 copy_into(staging, array)
         except Exception:
             with self._copying(name):
                 raise
-        return array.nbytes
+        return 0 if taken and self.backend.recording.reads_in_place(name) else array.nbytes
 
     def _binds_input(self, name: str, buffer: Buffer) -> bool:
         """Have the run take an input from a buffer, if that is on the device: kernels read it there, if they can."""
@@ -176,15 +177,21 @@ class GpuPipeline(Pipeline):
                 stored.append(name)
         return stored
 
-    def fetch(self, name: str, target: Given) -> None:
+    def fetch(self, name: str, target: Given) -> int:
         """Copy an output from where the run has left it."""
         staging = self.mapped.get(name)
         if staging is None:
-            super().fetch(name, target)
-        elif isinstance(target, Buffer):
+            tensor = self.tensor(name)
+            if not isinstance(target, Buffer) or not self._is_here(target.tensor, tensor):
+                return super().fetch(name, target)
+            with self._copying(name):
+                self.backend.copy_inside(tensor, target.tensor)
+            return 0
+        if isinstance(target, Buffer):
             target.take(self.port(name))
         else:
             (copy_into if target.dtype == staging.dtype else copy_converted)(target, staging)
+        return target.nbytes
 
     def lend(self, tensor: Tensor, *, is_input: bool) -> Array | None:
         """Return an array in pinned memory, from which runs upload or to which they download."""

@@ -359,8 +359,7 @@ class Executable:
             known = graph.constants.get(name)
             _put(result, known if known is not None else passed[name])
         else:
-            pipeline.fetch(name, result)
-        self._transfers.from_devices += result.nbytes
+            self._transfers.from_devices += pipeline.fetch(name, result)
         return result
 
     # -- end ---------------------------------------------------------------------------------------------

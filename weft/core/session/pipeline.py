@@ -513,8 +513,11 @@ class Pipeline:
         """Copy an input from a tensor of another pipeline; on the host it may lie as the device wants it."""
         copy_tensor(source, self.tensor(name))
 
-    def fetch(self, name: str, target: Given) -> None:
-        """Copy an output of the run that has ended to an array or buffer, which may be of another float type."""
+    def fetch(self, name: str, target: Given) -> int:
+        """Copy an output of the run that has ended to an array or buffer, which may be of another float type.
+
+        Return how many bytes leave the device for that.
+        """
         tensor = self.tensor(name)
         try:
             if isinstance(target, Buffer):
@@ -526,6 +529,7 @@ class Pipeline:
         except Exception:
             with self._copying(name):
                 raise
+        return target.nbytes
 
     def lend(self, tensor: Tensor, *, is_input: bool) -> Array | None:
         """Return a new host array for an input or output that needs no copy on the host; None if there is no such.

@@ -95,15 +95,19 @@ class DeviceHeap:
         try:
             return self._taken(nbytes, kind)
         except OutOfMemory:  # recordings may keep buffers in which callers have no arrays any more
-            with self._lock:
-                keepers = [*self._keepers]
-            for keeper in keepers:
-                with caught(partial(log.warning, "buffers of another session cannot be dropped: %s")):
-                    keeper.drop_unheld()
+            self.drop_unheld()
         self._free_unused()
         with self._freeing:  # another thread may be about to make room
             pass
         return self._taken(nbytes, kind)
+
+    def drop_unheld(self) -> None:
+        """Have recordings drop what they keep for memory that callers gave up."""
+        with self._lock:
+            keepers = [*self._keepers]
+        for keeper in keepers:
+            with caught(partial(log.warning, "buffers of another session cannot be dropped: %s")):
+                keeper.drop_unheld()
 
     def _taken(self, nbytes: int, kind: MemoryKind) -> GpuBuffer:
         with self._lock:

@@ -333,7 +333,7 @@ class PipelineRecording:
             self.device.release(self._replays.pop(key).handle)
 
     def drop_unheld(self) -> None:
-        """Release what is kept for callers' arrays that are gone, unless a run is under way; any thread may call it.
+        """Release what is kept for callers' memory that is gone, unless a run is under way; any thread may call it.
 
         A caller holds his arrays until their run has been submitted, so no run to come has one of these.
         """
@@ -374,6 +374,11 @@ class PipelineRecording:
         elif self._is_streamed(name, lent):
             self._stream(name, lent).settle()
         return True
+
+    def reads_in_place(self, name: str) -> bool:
+        """Tell whether the next run reads the array that was given for an input where it is."""
+        lies_there = self._inputs[name].in_place and self.device.computes_on_streams
+        return lies_there and isinstance(self._chosen.get(name), LentBuffer)
 
     def bind(self, tensor: Tensor, piece: Binding, *, in_place: bool) -> None:
         """Have the next run take an input from a piece of the device's memory, or leave an output there."""
