@@ -205,3 +205,17 @@ def test_warpgroups_are_the_two_templates_that_take_more_memory_than_drivers_rep
     assert declared == {entry for (_, entry), bodies in _BODIES.items() if any("wgmma" in body for body in bodies)}
     large = {entry for (_, entry), made in rendered.items() if any(taken > OPENCL.local_memory for _, taken in made)}
     assert large == declared
+
+
+def test_templates_declare_what_kernels_that_share_a_source_must_know(rendered: Rendered) -> None:
+    """Their instructions, the macros that they define otherwise than others, and that items meet for an array."""
+    for (api, entry), made in rendered.items():
+        for source, _ in made:
+            body = source.code.body
+            said = {"covered": "//@", "numbered": "bar.sync", "unwritten": "ld.global.nc"}
+            assert {trait for trait, word in said.items() if word in body} == {*source.code.traits}, entry
+            assert source.shared or not re.search(r"\bBARRIER\b", body), entry
+            alike = re.sub(r"#ifndef.*?#endif", "", body, flags=re.DOTALL)
+            if api == "opencl":
+                assert {*re.findall(r"^\s*#define (\w+)", alike, re.MULTILINE)} <= {*source.code.macros}, entry
+            assert source.text == source.code.text and source.code.in_pieces
