@@ -442,14 +442,17 @@ def small_model() -> bytes:
     return bytes(make_model(nodes, {"image": image}, constants={"w": weights}).SerializeToString())
 
 
-def test_the_commands_of_the_readme_and_of_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+GUIDES = ["docs/use.md", *(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs/guides").glob("*.md"))]
+
+
+def test_the_commands_of_the_readme_and_of_the_guides_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.helpers.cli import try_only_others
     from weft.cli import main
 
     try_only_others(monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.onnx").write_bytes(small_model())
-    shown = [block for page in ("README.md", "docs/use.md") for block in blocks("shell", page)]
+    shown = [block for page in ("README.md", *GUIDES) for block in blocks("shell", page)]
     commands = [line for block in shown for line in block.splitlines() if line.startswith("weft ")]
     assert len(commands) >= 10
     for command in commands:

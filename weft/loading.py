@@ -54,7 +54,7 @@ def load(
     options, and docs/options.md lists them; ConfigError for one that is unknown, or that has a wrong value.
 
     The session waits for all kernels (`wait`) if it is profiled or debugged, saves memory (LIMIT) or runs in stages.
-    At precision LOW, docs/use.md says when a run looks again for values beyond float16.
+    At precision LOW, docs/guides/precision.md says when a run looks again for values beyond float16.
 
     An `OptimizedNetwork`, or the path of a saved one ("model.weft"), is loaded as it was optimised, and takes only
     the options `profile`, `backend_options`, `runtime`, `progress`, `overflow_check` and `wait`. It keeps those

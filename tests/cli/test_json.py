@@ -1,4 +1,4 @@
-"""`--json`: one form for all commands, with the fields and exit statuses that docs/use.md lists."""
+"""`--json`: one form for all commands, with the fields and exit statuses that docs/guides/command-line.md lists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weft.cli.added_commands import SEPARATE
 from weft.cli.app import COMMANDS
 from weft.kernels.special import kernel_families
 
-PAGE = Path(__file__).parents[2].joinpath("docs", "use.md").read_text(encoding="utf-8")
+PAGE = Path(__file__).parents[2].joinpath("docs", "guides", "command-line.md").read_text(encoding="utf-8")
 SECTION = PAGE.split("### JSON and exit statuses")[1].split("\n### ")[0]
 COMMAND_LINES = {
     "run": (["run", "M", "-d", "cpu,opencl", "--top", "1"], 0),
@@ -41,7 +41,7 @@ ASKED_FOR = {"events", "untimed", "verdict", "saved_by_arrays_us", "reason"}
 
 
 def documented(command: str) -> set[str]:
-    """Return the names in the row of docs/use.md on a command's fields."""
+    """Return the names in the row of docs/guides/command-line.md on a command's fields."""
     marks = {"inspect unknown": "`inspect` of a model with unknown ops", "inspect --passes": "`inspect --passes` "}
     row = next(text for text in SECTION.splitlines() if text.startswith(f"| {marks.get(command, f'`{command}` |')}"))
     names = set(re.findall(r"`([a-z_0-9]+)`", row.split("|", 2)[2]))

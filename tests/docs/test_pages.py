@@ -14,11 +14,12 @@ from weft.backends.gpu.device.device import GpuDevice
 from weft.cli.app import app_of
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+USED = [ROOT / "docs/use.md", *(ROOT / "docs/guides").glob("*.md")]
 LINKED = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md"))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT / "docs").as_posix())
 def test_code_of_page(
     page: Path, tmp_path: Path, warm_python: WarmPython, request: pytest.FixtureRequest
 ) -> None:
@@ -68,7 +69,7 @@ def _names_something(dotted: str) -> bool:
     return re.search(rf"\b{last}\b", text) is not None
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT / "docs").as_posix())
 def test_modules_that_a_page_names_exist(page: Path) -> None:
     named = set(re.findall(r"`(weft(?:\.\w+)+)", page.read_text(encoding="utf-8")))
     assert sorted(name for name in named if not _names_something(name)) == []
@@ -90,13 +91,13 @@ def test_the_words_are_of_classes_that_exist() -> None:
 
 def test_every_environment_variable_is_described() -> None:
     used = set(re.findall(r'(?:environ\.get|_switch)\("(\w+)"', (ROOT / "weft/config.py").read_text(encoding="utf-8")))
-    told = (ROOT / "docs/use.md").read_text(encoding="utf-8")
+    told = "".join(page.read_text(encoding="utf-8") for page in USED)
     assert used
     assert {name for name in used if f"`{name}" not in told} == set()
 
 
 def test_every_command_is_described() -> None:
-    told = (ROOT / "docs/use.md").read_text(encoding="utf-8")
+    told = "".join(page.read_text(encoding="utf-8") for page in USED)
     commands = [command.name for command in app_of().registered_commands]
     assert len(commands) > 5
     assert [c for c in commands if f"`weft {c}" not in told] == []

@@ -74,7 +74,7 @@ class SavedTarget(Target):
             raise Finding("two runs differ", str(network))
         try:
             right, nearby = expected(network.graph, feeds), expected(network.graph, nudged(feeds))
-        except IndexError:  # docs/use.md: GPUs read the nearest and leave updates out
+        except IndexError:  # docs/guides/trouble.md: GPUs read the nearest and leave updates out
             return "skipped: it gathers out of range"
         except WeftError as e:
             raise Finding("it computes what the interpreter refuses", str(e)) from e

@@ -112,7 +112,7 @@ class WeftStages(Target):
         low = network.config.precision is Precision.LOW
         try:
             right, nearby = (_flat(_expected(network, each)) for each in (feeds, _nudged(feeds, low)))
-        except IndexError:  # docs/use.md: GPUs clamp an index that is out of range
+        except IndexError:  # docs/guides/trouble.md: GPUs clamp an index that is out of range
             return "skipped: it gathers out of range"
         except WeftError as e:
             raise Finding("it computes what the interpreter refuses", str(e)) from e

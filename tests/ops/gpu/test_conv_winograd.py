@@ -183,7 +183,7 @@ def test_sessions_that_forbid_it_do_without(tile: WinogradTile, device: str) -> 
 @pytest.mark.parametrize("device", APIS)
 @pytest.mark.parametrize("ci", [16, 256])
 def test_the_errors_are_those_that_the_docs_state(tile: WinogradTile, device: str, ci: int) -> None:
-    """By norm, against float64, at HIGH: the bounds in docs/use.md."""
+    """By norm, against float64, at HIGH: the bounds in docs/guides/precision.md."""
     graph = network((1, ci, 18, 18), 32, bias=False, relu=False)
     inputs = inputs_of(graph)
     (weight,) = graph.constants.values()

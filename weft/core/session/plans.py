@@ -1,6 +1,6 @@
 """The plans of a session: which ones it keeps, which one a run uses, and when one goes.
 
-See "Plans" in docs/how-it-works.md.
+See "Plans" in docs/internals/loading.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A network whose sizes follow from its inputs alone is a program without steps. Where sizes, or which nodes run, follow
 from values, the last step goes on: it looks at the values, chooses the steps for them, and so on until the outputs are
-there. See "A run" in docs/how-it-works.md.
+there. See "A run" in docs/internals/running.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The algorithms of convolutions. Add a new one as a file of its own, and a line among its rivals.
 
-Those of convolutions without groups are in `ungrouped.py`, the others here. docs/how-it-works.md ("Choosing a kernel")
-says where its template, self-test and cost belong.
+Those of convolutions without groups are in `ungrouped.py`, the others here. docs/internals/kernels.md ("Choosing a
+kernel") says where its template, self-test and cost belong.
 """
 
 from __future__ import annotations
