@@ -47,6 +47,17 @@ def check(session: Session, graph: Graph, given: dict[str, Array]) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
 
 
+def test_a_dimension_may_have_the_name_of_an_element() -> None:
+    net = Net()
+    row, shape = net.input("x", "shape[0]"), net.input("shape", 2, dtype=weft.DType.INT64)
+    grown = net.add("Neg", net.add("Expand", net.add("Tanh", net.input("z", 1)), shape))
+    graph = net.finish(grown, net.add("Exp", row))
+    with weft.load(graph, "cpu") as session:
+        for seed, given in enumerate(([2, 5], [3, 5], [1, 4])):
+            x, z = (np.random.default_rng(seed).standard_normal(n).astype(np.float32) for n in (7, 1))
+            check(session, graph, {"x": x, "shape": np.array(given, np.int64), "z": z})
+
+
 def in_stages(session: Session) -> bool:
     return any("stages" in note for note in session.report.notes)
 

@@ -303,6 +303,9 @@ def prepare_open(graph: Graph, bound: Graph, precision: Precision, limits: Limit
     valued = _valued(graph.inputs, bound)
     if not (valued or graph.symbols()) or is_staged(bound):
         return None
+    labels = {label for name, _ in valued for label, _ in _elements(name, bound.constants[name])}
+    if labels.intersection(graph.symbols()):
+        return None  # a dimension has the name of an element, and a size must have one of its own
     sizes, symbols = OpenSizes(), dict[str, SymbolicInt]()
     opened = bound.copy()
     for name in graph.inputs:
