@@ -12,8 +12,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import weft.ops  # noqa: F401  (registers the ops)
+import weft.ops
+import weft.ops.gpu  # noqa: F401  (registers their kernels)
+from weft.core.graph.composite import has_parts
 from weft.core.graph.op import Op, op_types
+from weft.kernels.gpu_op import has_gpu_op
 
 PAGE = Path(__file__).parents[1] / "docs" / "ops.md"
 INTERNAL = {"Copy", "Debug", "Fused", "Relayout"}
@@ -38,8 +41,12 @@ or 1, an element type as its name, and one that is `None` is not there.
 - *Rounding* says how a result may differ from the reference: `exact` not at all, `arithmetic` by a rounding or two,
   `transcendental` by a few, `reduction` by more, the longer the sum. `weft conformance` takes its tolerances from it.
 
-| op | computes | attributes | rounding |
-|---|---|---|---|
+- *CPU*, *OpenCL*, *Vulkan* say how Weft's own devices run it. *kernel*: by a kernel of its own, or as a view or a copy.
+  *parts*: as the ops that it is made of. *no*: the node goes to the CPU, unless its value is known before the run. A
+  kernel may refuse a type or an attribute: `weft inspect MODEL --device vulkan --unsupported` says so for a model.
+
+| op | computes | attributes | rounding | CPU | OpenCL | Vulkan |
+|---|---|---|---|---|---|---|
 """
 TAIL = """
 A `PreCompiled` node comes only to the backend that made it, in `OptimizeSubgraph`. GPU backends fuse element-wise ops
@@ -60,7 +67,15 @@ def _is_public(name: str, cls: type[Op]) -> bool:
 def _row(name: str, cls: type[Op]) -> str:
     attributes = ", ".join(_attribute(f) for f in fields(cls))
     about = " ".join((cls.__doc__ or "").split())
-    return f"| `{name}` | {_plain(about)} | {attributes} | {cls.op_class} |"
+    devices = " | ".join(("yes", *[_on_gpus(name, cls)] * 2))  # both APIs share one set of kernels
+    return f"| `{name}` | {_plain(about)} | {attributes} | {cls.op_class} | {devices} |"
+
+
+def _on_gpus(name: str, cls: type[Op]) -> str:
+    """Return how GPUs run an op."""
+    if has_gpu_op(cls):
+        return "kernel"
+    return "parts" if has_parts(name, cls) else "no"
 
 
 def _attribute(field: Field[Any]) -> str:

@@ -19,3 +19,12 @@ def test_the_page_has_every_op_with_every_attribute() -> None:
     for name, row in rows.items():
         assert all(f"`{field.name}`" in row for field in fields(own[name])), row
         assert row.split(" | ")[1].strip(), "an op has a docstring"
+
+
+def test_the_page_says_how_each_device_runs_an_op() -> None:
+    rows = {line.split("`")[1]: line.split(" | ")[-3:] for line in page().splitlines() if line.startswith("| `")}
+    told = {name: [cell.rstrip(" |") for cell in cells] for name, cells in rows.items()}
+    assert told["Conv"] == ["yes", "kernel", "kernel"]
+    assert told["AffineGrid"] == ["yes", "parts", "parts"]
+    assert told["Loop"] == ["yes", "no", "no"]
+    assert {cell for cells in told.values() for cell in cells} == {"yes", "kernel", "parts", "no"}

@@ -148,6 +148,11 @@ def find_gpu_op(op: Op) -> GpuOp | None:
     return _found(type(op.base if type(op) is Fused else op))
 
 
+def has_gpu_op(kind: type[Op]) -> bool:
+    """Tell whether GPUs run an op by kernels of its own."""
+    return _found(kind) is not None
+
+
 @cache
 def _found(kind: type[Op]) -> GpuOp | None:
     return next((_GPU_OPS[c] for c in kind.__mro__ if c in _GPU_OPS), None)

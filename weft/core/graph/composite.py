@@ -306,5 +306,10 @@ def decomposition_of(op: Op) -> Decomposition | None:
     return _body_of if isinstance(op, Composite) else _DECOMPOSITIONS.get(op.type)
 
 
+def has_parts(op_type: str, kind: type[Op]) -> bool:
+    """Tell whether nodes of an op can be taken apart."""
+    return issubclass(kind, Composite) or op_type in _DECOMPOSITIONS
+
+
 def _body_of(op: Composite, make: Body, node: Node) -> Sequence[str]:
     return op.body(make, node.inputs)
