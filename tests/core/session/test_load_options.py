@@ -43,7 +43,7 @@ def test_signatures_and_docstrings_have_every_option(call: Callable[..., Any]) -
         (weft.optimize, {"state": True}, "'state' is an option of weft.load only"),
         (weft.load, {"zzz": 1}, "none is like 'zzz'"),
     ],
-    ids=str,
+    ids=["near", "near in optimize", "of load alone", "far"],
 )
 def test_an_unknown_option_is_answered_by_the_nearest(
     call: Callable[..., Any], wrong: dict[str, Any], said: str
