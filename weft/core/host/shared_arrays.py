@@ -22,6 +22,9 @@ LOCKS = 64
 _SAMPLES, _SAMPLE = 64, 64
 """How many pieces of a constant, and of how many bytes, tell it from others of its size."""
 
+_LASTING = (bytes, mmap.mmap)
+"""What holds memory that nobody changes: of the pages only this module and readers of files know."""
+
 Key = tuple[int, bytes]
 """A size in bytes and a digest of samples: arrays that differ in it differ, and others must be compared."""
 
@@ -97,7 +100,7 @@ def is_lasting(array: Array) -> bool:
         held = held.base
         if isinstance(held, memoryview):  # what numpy puts between an array and the object it was made from
             held = held.obj
-    return held is None or isinstance(held, (bytes, mmap.mmap))  # of pages only this module and readers of files know
+    return held is None or isinstance(held, _LASTING)
 
 
 def _bytes(array: Array) -> Array:
