@@ -37,6 +37,28 @@ def test_the_last_call_of_a_thread_is_ended_before_shutdown_returns(calls: int) 
         threads.submit(said.append, "late")
 
 
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_thread_that_cannot_start_is_an_error_and_not_waited_for(
+    before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    said: list[str] = []
+    may_end = threading.Event()
+    threads = Background(2, "weft-test", lambda: said.append("ended"))
+    running = [threads.submit(may_end.wait) for _ in range(before)]
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", full)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            threads.submit(said.append, "call")
+    may_end.set()
+    ending = threading.Thread(target=threads.shutdown, daemon=True)
+    ending.start()
+    ending.join(10)
+    assert not ending.is_alive() and said == ["ended"] and all(each.result() for each in running)
+
+
 def test_errors_come_back_and_only_the_main_thread_hands_calls_over() -> None:
     assert aside(threading.current_thread) is not threading.main_thread()
     with Background(1, "weft-test") as threads:

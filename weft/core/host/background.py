@@ -66,20 +66,38 @@ class Background(Executor):
         self._is_over = self._is_ended = False
 
     def submit(self, fn: Callable[Given, Result], /, *args: Given.args, **kwargs: Given.kwargs) -> Future[Result]:
-        """Return the future result of a call."""
+        """Return the future result of a call; RuntimeError if the system has no thread for it."""
         future: Future[Result] = Future()
+        task = future, partial(fn, *args, **kwargs)
         with self._changed:
             if self._is_over:
                 raise RuntimeError("these threads take no more work")
-            self._waiting.append((future, partial(fn, *args, **kwargs)))
+            self._waiting.append(task)
             starts = self._idle < len(self._waiting) and self._threads < self._most
             self._threads += starts
             self._changed.notify_all()
         if starts:
             thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-            thread.start()
-            self._started.append(thread)
+            try:
+                thread.start()
+            except Exception:
+                if self._take_back(task):
+                    raise
+            else:
+                self._started.append(thread)
         return future
+
+    def _take_back(self, task: tuple[Future[Any], Callable[[], Any]]) -> bool:
+        """Count a thread no more that could not start; tell whether the task is taken back, or another thread has it."""
+        with self._changed:
+            self._threads -= 1
+            is_waiting = task in self._waiting
+            if is_waiting:
+                self._waiting.remove(task)
+            is_last = self._is_over and not self._threads
+        if is_last:
+            self._end()
+        return is_waiting
 
     def _serve(self) -> None:
         while (task := self._next()) is not None:
