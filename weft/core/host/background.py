@@ -88,7 +88,7 @@ class Background(Executor):
         return future
 
     def _take_back(self, task: tuple[Future[Any], Callable[[], Any]]) -> bool:
-        """Count a thread no more that could not start; tell whether the task is taken back, or another thread has it."""
+        """Count a thread no more that could not start; tell whether its task is taken back: another may have it."""
         with self._changed:
             self._threads -= 1
             is_waiting = task in self._waiting
