@@ -312,7 +312,9 @@ class _Scan(Op):
     def reference(self, *inputs: Array | None) -> Array:
         """Return the running result; float16 is computed in float32."""
         x, axis = (np.asarray(a) for a in inputs[:2])
-        where = normalize_axis(self, int(axis.reshape(())), x.ndim)
+        where = int(axis.reshape(()))
+        if not -x.ndim <= where < x.ndim:
+            raise IndexError(f"axis {where} does not exist in an input of rank {x.ndim}")
         line = np.moveaxis(widen(x), where, 0)
         line = line[::-1] if self.reverse else line
         if self.exclusive and len(line):

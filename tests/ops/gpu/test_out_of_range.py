@@ -10,6 +10,7 @@ import pytest
 from tests.helpers.nets import Net
 from tests.helpers.op_rows import GPUS, run
 from weft.core.graph.dtypes import DType
+from weft.core.graph.interpreter import outputs
 from weft.core.graph.layout import Array
 from weft.errors import WeftError
 from weft.ops.boxes import RoiAlign
@@ -77,6 +78,14 @@ def test_the_cpu_says_so(name: str) -> None:
     net, fed = build([name])
     with pytest.raises(WeftError, match=f"node 'n_{name.partition(' ')[0].lower()}0'.*\n.*why: .*[0-9]{{2}}"):
         run(net.graph, fed, "cpu")
+
+
+@pytest.mark.parametrize("name", ["CumSum", "CumProd"])
+def test_an_axis_that_a_run_computes_is_an_index_too(name: str) -> None:
+    net = Net()
+    graph = net.finish(net.add(name, net.input("x", 3), net.input("axis", dtype=DType.INT64)))
+    with pytest.raises(IndexError, match="axis 2 does not exist in an input of rank 1"):
+        outputs(graph, {"x": FLOATS[:3], "axis": np.array(2)})
 
 
 @pytest.mark.parametrize("device", GPUS)
