@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 
-from weft.core.contract.backend import BackendConfig, MemoryMode, Precision, Wait
-from weft.core.contract.error_context import is_error
+from weft.core.contract.backend import Backend, BackendConfig, MemoryMode, Precision, Wait
+from weft.core.contract.error_context import do_all, is_error
 from weft.core.contract.lowered import PlanAgain, TakesLong
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, bind
@@ -36,7 +37,7 @@ from weft.core.session.program import Program, program_of, roomy_program
 from weft.core.session.rests import Rest, Rests
 from weft.core.session.stage_loader import LoadedStages
 from weft.core.session.stages_ahead import foresee
-from weft.core.session.state import StateStore
+from weft.core.session.state import StatePairs, StateStore
 from weft.errors import BackendError, OutOfMemory, WeftError, brief, grouped
 
 log = logging.getLogger("weft.session")
@@ -95,6 +96,7 @@ class Planner:
         fixed: OptimizedNetwork | None = None,
         prefetch: Prefetch | None = None,
         progress: Progress | None = None,
+        state: StatePairs | None = None,
     ) -> None:
         self.graph = graph
         """The model, before shapes are bound and passes run."""
@@ -112,6 +114,8 @@ class Planner:
         """Inputs of few integers that decide shapes, as a run in stages told; later plans are for their values."""
         self.open: OpenNetworks | None = None
         """Prepares the graph for one shape after the other; None where weights are not kept for a second one."""
+        self.store = None if state is None else StateStore(state, partial(_state_backend, weakref.ref(self)))
+        """Holds the state of its plans; None if there is none."""
         self.sooner: Sooner | None = None
         """What is to take the place of the first plan, if that is to run soon."""
         self._host, self._make_room, self._prefetch, self._progress = host, make_room, prefetch, progress
@@ -133,8 +137,8 @@ class Planner:
         return self.config.memory is MemoryMode.LIMIT
 
     def close(self) -> None:
-        """Close all that it has loaded."""
-        self.loader.close()
+        """Close all that it has loaded, and free its state."""
+        do_all([self.loader.close, *([] if self.store is None else [self.store.close])])
 
     def forget(self, graph: Graph, bound: Graph) -> None:
         """Forget the network once it is closed; `graph` and `bound` are all that remains of it."""
@@ -293,14 +297,8 @@ class Planner:
 
     # -- plans for capacities --------------------------------------------------------------------------
 
-    def place_roomy(
-        self, roomy: RoomyPlan, why: str, store: StateStore | None, before_move: Callable[[], None] | None = None
-    ) -> None:
-        """Let runs use the plan for capacities, which is made and loaded if there is none; its state is in `store`.
-
-        `before_move` ends what else uses the memory of the state, before that is moved. Without it the state stays
-        where it is: BackendError if the plan wants it elsewhere.
-        """
+    def place_roomy(self, roomy: RoomyPlan, why: str) -> None:
+        """Let runs use the plan for capacities, which is made and loaded if there is none."""
         graph = roomy.network.graph
         sizes = ", ".join(f"{name} {'' if name in roomy.fixed else 'up to '}{size}" for name, size in roomy.key)
         made = NetworkPlan(roomy.key, f"made for {sizes}, because {why}", roomy=roomy)
@@ -308,6 +306,7 @@ class Planner:
         plan = self.plans.find(NetworkPlan, roomy.key) or made
 
         def attempt(before: Assignment) -> None:
+            store = self.store  # another one where other devices are turned to
             if plan.executable.is_loaded and (store is None or not store.has_pending):
                 self.turn_to(plan)
                 return
@@ -318,18 +317,12 @@ class Planner:
             divided_by = perf_counter()
             network = self._lowered(divided, may_wait=False)
             if store is not None and not store.fits(network, graph):
-                if before_move is None:
-                    raise _elsewhere(graph)
-                before_move()
                 self.loader.drop()  # what is loaded uses the memory of the state
                 store.move(network, graph, roomy.network.inputs)
             state = NO_STATE if store is None else store.tensors
             self._load(plan, network, (begun, divided_by), beside=True, state=state)
             if store is not None:
-                left = [name for name in plan.executable.unaliased if name in store.tensors]
-                if left and before_move is None:
-                    raise _elsewhere(graph)
-                store.leave(left)
+                store.leave([*plan.executable.unaliased])
             self._warn(divided)
 
         place = partial(until_taken, attempt, self._check_may_refuse)
@@ -450,6 +443,17 @@ class Planner:
         """Plan on the same devices with these options from now on; `alone` each shape by itself."""
         self.choices, self._divides_alone = list(choices), alone
         self.loader.turn_to_choices(choices)
+        if self.store is not None:
+            self.take_state(self.store, self.now)
+
+    def take_state(self, store: StateStore, plan: NetworkPlan) -> None:
+        """Take the values of a store of the same state, which a plan had, in memory of the devices as they are now."""
+        saved = store.save({} if plan.roomy is None else plan.roomy.network.inputs)
+        if store is self.store:
+            store.close()
+            self.store = StateStore(store.pairs, partial(_state_backend, weakref.ref(self)))
+        assert self.store is not None
+        self.store.restore(saved, {} if self.now.roomy is None else self.now.roomy.network.inputs)
 
     def _place_sooner(self, why: str, place: Callable[[], None]) -> None:
         """Load the network with the options with which it runs sooner, and note what is to be prepared later.
@@ -473,7 +477,7 @@ class Planner:
         assert self.sooner is not None
         made = Planner(
             self.graph, self.bound, self.sooner.choices, self._host, self.options, loader, make_room=self._make_room,
-            fixed=self.fixed, progress=self._progress,
+            fixed=self.fixed, progress=self._progress, state=None if self.store is None else self.store.pairs,
         )
         made._prepared, made.open = self.sooner.prepared, self.sooner.networks
         self.sooner = None
@@ -490,8 +494,11 @@ class Sooner:
     networks: OpenNetworks | None
 
 
-def _elsewhere(graph: Graph) -> BackendError:
-    return BackendError("the state is not where better kernels want it", where=f"network {graph.name!r}")
+def _state_backend(planner: Callable[[], Planner | None], device: str) -> Backend:
+    """Return a backend for the state, with the options with which the planner plans now."""
+    owner = planner()
+    assert owner is not None
+    return next(choice for choice in owner.choices if choice.device == device).open(owner.config)
 
 
 def _narrowable(network: OptimizedNetwork) -> frozenset[str]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from weft.core.buffers.buffer import Buffer
 from weft.core.buffers.device_memories import device_memories
-from weft.core.contract.backend import Backend, BackendConfig, MemoryMode, Precision, SameNodes, Wait
+from weft.core.contract.backend import MemoryMode, Precision, SameNodes, Wait
 from weft.core.contract.doors import door
 from weft.core.contract.error_context import do_all
 from weft.core.contract.not_copied import NotCopied
@@ -185,6 +185,7 @@ class Session(NotCopied):
         self._planner = Planner(
             graph, bound, choices, host.device if host else choices[-1].device, self.options, loader,
             make_room=partial(_make_room, weakref.ref(self)), fixed=fixed, prefetch=prefetch, progress=progress,
+            state=state or None,
         )
         self._later: Later[Planner] | None = None
         """Prepares what takes the place of what is loaded."""
@@ -205,9 +206,6 @@ class Session(NotCopied):
         """What the plan for capacities computed of the sizes of the run that was started."""
         self._unpadded: dict[str, Array] | None = None
         """The arrays of the run that was started, if it runs arrays with padding in their place."""
-        self._store: StateStore | None = None
-        if state:
-            self._store = StateStore(state, partial(_state_backend, tuple(choices), self.config))
         self._asked = _asked(graph, state or {})
         """The network as callers see it: without its state."""
         self._run = Run(self._asked)
@@ -243,6 +241,10 @@ class Session(NotCopied):
         In memory mode LIMIT it may lack the weights that devices have; after `close` it is inputs and outputs alone.
         """
         return self._planner.graph
+
+    @property
+    def _store(self) -> StateStore | None:
+        return self._planner.store
 
     @property
     def id(self) -> int | None:
@@ -734,8 +736,7 @@ class Session(NotCopied):
         """Free all but the loaded network itself, if that is closed."""
         if self._planner.loader.is_closed:
             self._end_later()
-            if self._store is not None:
-                self._store.close()
+            self._planner.close()
             self._capacities = None
             self._asked = _interface(self._asked)
             self._run = Run(self._asked)
@@ -900,15 +901,13 @@ class Session(NotCopied):
 
     def _prepare_roomy(self, roomy: RoomyPlan, why: str) -> None:
         """Load a network for capacities. One that comes while better kernels are prepared gets such, too, with them."""
-        planner, store = self._planner, self._store
-
         def task(usual: Planner) -> None:
-            usual.place_roomy(roomy, why, store)
+            usual.place_roomy(roomy, why)
 
         if self._later is not None and not self._later.also(task):
             self._settle()
-            planner = self._planner
-        self._loading(lambda: planner.place_roomy(roomy, why, store, self._stop_later))
+        planner = self._planner
+        self._loading(lambda: planner.place_roomy(roomy, why))
         if planner.sooner is not None:
             self._begin_later(planner.sooner, task)
 
@@ -922,13 +921,6 @@ class Session(NotCopied):
         loader.notices = planner.loader.notices.silent()
         self._later = Later(planner.usual(loader), task, choices, sooner.why)
         self._ends[1:] = [self._later]
-
-    def _stop_later(self) -> None:
-        """Stop what is prepared for later, which uses the memory of the state; it is begun anew after the next load."""
-        later, self._later = self._later, None
-        if later is not None:
-            later.end(None)
-            self._planner.sooner = Sooner(later.choices, later.why, None, self._planner.open)
 
     def _settle(self) -> None:
         """Wait for what takes the place of what is loaded, and let it; outputs of a run that was started are lost."""
@@ -952,6 +944,8 @@ class Session(NotCopied):
     def _swap(self, other: Planner) -> Planner:
         """Plan and run with another planner from now on; return the one before."""
         before, self._planner = self._planner, other
+        if before.store is not None:
+            other.take_state(before.store, before.now)
         before.loader.notices, other.loader.notices = other.loader.notices, before.loader.notices
         other.loader.transfers.add(before.loader.transfers)
         self._ends[0] = other.loader
@@ -1101,10 +1095,6 @@ def _roomy(session: Callable[[], Session | None]) -> Sequence[RoomyPlan]:
     """Return the plans of a session for capacities, those used last first."""
     owner = session()
     return [] if owner is None else [p.roomy for p in owner._planner.plans.all(NetworkPlan) if p.roomy is not None]
-
-
-def _state_backend(choices: Sequence[DeviceChoice], config: BackendConfig, device: str) -> Backend:
-    return next(choice for choice in choices if choice.device == device).open(config)
 
 
 def _asked(graph: Graph, state: Mapping[str, str]) -> Graph:
