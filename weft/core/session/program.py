@@ -89,14 +89,15 @@ class Run:
 
     def results(self) -> list[Any]:
         """Return the outputs, in the caller's arrays or in arrays that nobody else has."""
-        values = {name: self.values[name] for name in self.asked.outputs}
-        given: Sequence[Any] = [None] * len(values)
+        names = self.asked.outputs  # one may be there twice
+        given: Sequence[Any] = [None] * len(names)
         if self.outputs is not None:
-            arrays = {name: _tensor(name, value) for name, value in values.items()}
+            arrays = {name: _tensor(name, self.values[name]) for name in names}
             specs = {name: TensorSpec(a.shape, DType.of(a.dtype)) for name, a in arrays.items()}
             given = take_outputs(self.asked, specs, self.outputs)
         results = list[Any]()
-        for target, (name, value) in zip(given, values.items(), strict=True):
+        for target, name in zip(given, names, strict=True):
+            value = self.values[name]
             if target is not None:
                 _put(target, value)
             elif name not in self.whole and isinstance(value, np.ndarray):
