@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from tests.helpers.fakes import Creator, registered
 from tests.helpers.nets import Net
 from tests.helpers.opened import opened
 from tests.helpers.run_length import examples
-from weft.core.contract.backend import Execution, StorageType
+from weft.core.contract.backend import BackendInfo, Execution, StorageType
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import evaluate
@@ -461,6 +462,25 @@ def test_a_backend_needs_only_the_contract() -> None:
         for buffer in (a, b, y):
             buffer.close()
         assert FarBackend.held == 0
+
+
+def test_others_come_and_go_while_a_device_is_opened() -> None:
+    def others() -> None:
+        weft.empty((3,), device="cpu").close()
+
+    came: list[bool] = []
+
+    class Opening(Creator):
+        def onCreate(self, info: BackendInfo) -> weft.Backend:
+            thread = threading.Thread(target=others, daemon=True)
+            thread.start()
+            thread.join(10)
+            came.append(not thread.is_alive())
+            return super().onCreate(info)
+
+    with registered(Opening(FarBackend, id="far"), "far"):
+        weft.empty((3,), device="far").close()
+    assert came == [True]
 
 
 # -- other libraries ---------------------------------------------------------------------------------------------

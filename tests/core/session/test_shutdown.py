@@ -164,6 +164,11 @@ def test_a_C_backend_hears_of_the_end_once(case: str, said: dict[str, str]) -> N
     assert said[case] == CASES[case][1]
 
 
+def test_a_buffer_may_be_closed_after_the_end() -> None:
+    script = "import atexit\natexit.register(lambda: print(buffer.close(), buffer.is_closed))\n"
+    assert run(script + "import weft\nbuffer = weft.array([1, 2], device='cpu')") == "None True\n"
+
+
 GPU = (
     """
 import atexit

@@ -36,6 +36,8 @@ class DeviceMemories:
         """What buffers held that were dropped without a close. A collection may run at any time, such as while this
         thread holds a lock of the device, so it only takes note."""
         self._lock = threading.Lock()
+        self._opening: dict[_Key, threading.Lock] = {}
+        """Held while a device is opened, which takes long: buffers on others come and go meanwhile."""
         self._process = os.getpid()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._dropped.clear)
@@ -76,9 +78,14 @@ class DeviceMemories:
     def _opened(self, choice: DeviceChoice) -> DeviceMemory:
         key = (choice.creator, choice.index, choice.options)
         with self._lock:
-            memory = self._held.get(key)
+            opening = self._opening.setdefault(key, threading.Lock())
+        with opening:
+            with self._lock:
+                memory = self._held.get(key)
             if memory is None or memory.is_closed:
-                memory = self._held[key] = DeviceMemory(choice.open(BackendConfig()))
+                memory = DeviceMemory(choice.open(BackendConfig()))
+                with self._lock:
+                    self._held[key] = memory
             return memory
 
     def _free(self, memory: DeviceMemory, tensor: Tensor) -> None:

@@ -25,7 +25,7 @@ class DeviceMemory:
 
     It owns a backend object that runs nothing. The memory is of kind STATE where the backend keeps state, else STATIC.
     Any thread may call it. Nothing here waits for runs: none that uses a tensor may be under way when the tensor is
-    written, read, copied or released. Close networks that use a tensor (`LoadedNetwork.load`) before it.
+    written, read, copied or released. Close networks that use a tensor (`Loader.load`) before it.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -130,9 +130,9 @@ class DeviceMemory:
             copy_tensor(source, target)
 
     def release(self, tensor: Tensor) -> None:
-        """Free a tensor; nothing must use it any more."""
+        """Free a tensor, unless a close has; nothing must use it any more."""
         with self._lock:
-            if self._held.pop(tensor):
+            if self._held.pop(tensor, False):
                 self._callbacks.release(tensor, self._storage)
             tensor.memory = None
 
