@@ -19,7 +19,7 @@ from weft.core.contract.backend_options import Options
 from weft.core.contract.lowered import Lowered, TakesLong
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
-from weft.errors import BackendError, ConfigError, OutOfMemory, WeftError
+from weft.errors import BackendError, ConfigError, InputError, OutOfMemory, WeftError
 
 X = np.array([[1, -2, 3]], np.float32)
 SOON = BackendOption("soon", False, "Run sooner.")
@@ -148,6 +148,25 @@ def test_without_memory_for_both_the_first_ones_go_before_the_others_come() -> N
         session.wait_all()
         assert is_right(session.run(X)) and SlowBackend.ran == [False]
         assert session.report.final and not any("general" in note for note in session.report.notes)
+
+
+def test_a_callback_of_that_load_may_not_run_the_session() -> None:
+    sessions: list[weft.Session] = []
+    refused: list[str] = []
+
+    def progress(done: int, count: int) -> None:
+        for session in sessions:
+            with pytest.raises(InputError, match="during its wait_all") as raised:
+                session.run(X)
+            refused.append(str(raised.value))
+
+    SlowBackend.errors.append(OutOfMemory("no memory is left"))
+    SlowBackend.gate.set()
+    with loaded(progress=progress) as session:
+        sessions.append(session)
+        session.wait_all()
+        sessions.clear()
+        assert refused and is_right(session.run(X)) and SlowBackend.ran == [False]
 
 
 def test_if_it_fails_there_too_the_first_ones_come_back() -> None:

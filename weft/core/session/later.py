@@ -52,8 +52,8 @@ class Later(Generic[Made]):
         self._pauses, self._since, self._is_awaited = 0, monotonic(), False
         self._stop, self._made, self._taken = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="weft-later", daemon=True)
-        shutdown.note(self)
         self._thread.start()
+        shutdown.note(self)
 
     @property
     def is_made(self) -> bool:

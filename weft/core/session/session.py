@@ -100,7 +100,7 @@ R = TypeVar("R")
 
 def _alone(method: Callable[Concatenate[Session, P], R]) -> Callable[Concatenate[Session, P], R]:
     """Let one thread at a time call a method of a session; InputError if a callback of that session calls it."""
-    name = method.__name__
+    name = method.__name__.lstrip("_")
 
     @wraps(method)
     def alone(session: Session, /, *arguments: P.args, **named: P.kwargs) -> R:
@@ -312,12 +312,17 @@ class Session(NotCopied):
 
         Other threads may run it meanwhile. If better kernels could not be prepared, the report says why.
         """
-        later = self._later
-        if later is not None:
+        while (later := self._later) is not None:
             later.wait()
-            with self._lock:
-                if self._caller is None:  # otherwise a callback of a run calls this: the next run has the kernels
-                    self._take_later()
+            if self._caller == threading.get_ident():
+                return  # a callback of a run calls this: the next run has the kernels
+            self._wait_all()
+            if self._later is later:
+                return  # outputs of a run that was started are not taken yet: the next run has the kernels
+
+    @_alone
+    def _wait_all(self) -> None:
+        self._take_later()
 
     @property
     def pipelines(self) -> Sequence[Pipeline]:
