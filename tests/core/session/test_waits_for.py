@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from weft.core.contract.backend_options import Options
 from weft.core.contract.lowered import Lowered, TakesLong
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
+from weft.core.session import later
 from weft.errors import BackendError, ConfigError, InputError, OutOfMemory, WeftError
 
 X = np.array([[1, -2, 3]], np.float32)
@@ -240,8 +242,20 @@ def test_an_optimised_network_begins_soon_too() -> None:
         assert is_right(session.run(X)) and SlowBackend.ran == [True, False]
 
 
-def test_a_dropped_session_stops_what_is_prepared() -> None:
+def test_the_next_session_stops_what_is_prepared_for_a_dropped_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the collection, which may be at any time: this thread may hold the locks that a stop takes."""
+    gave_up, stops = later.Later.give_up, list[str]()
+
+    def give_up(self: later.Later[Any]) -> None:
+        stops.append(self.why)
+        gave_up(self)
+
+    monkeypatch.setattr(later.Later, "give_up", give_up)
     loaded().run(X)
+    gc.collect()
+    assert not stops
+    with weft.load(relu(), "cpu"):
+        assert stops == ["it is slow"]
     SlowBackend.gate.set()
     for thread in [each for each in threading.enumerate() if each.name == "weft-later"]:
         thread.join(30)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -334,30 +334,30 @@ class Loader:
 
 
 class _Forgotten:
-    """Loaders of sessions that were dropped without a close.
+    """What sessions left that were dropped without a close.
 
-    They are closed when the next session is made or the process ends, not when they are collected: that may be during
-    a driver call. A forked process has none, because they belong to its parent.
+    It is closed when the next session is made or the process ends, not when it is collected: that may be at any time,
+    such as during a driver call, or while the thread holds a lock. A forked process has none, because it belongs to
+    its parent.
     """
 
     def __init__(self) -> None:
-        self.loaders: deque[Loader] = deque()
+        self.left: deque[Callable[[], object]] = deque()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.loaders.clear)
+            os.register_at_fork(after_in_child=self.left.clear)
 
-    def add(self, loader: Loader) -> None:
-        """Take the loader of a collected session, unless it is closed."""
-        if not loader.is_closed:
-            self.loaders.append(loader)
+    def add(self, close: Callable[[], object]) -> None:
+        """Note what closes something that a collected session had."""
+        self.left.append(close)
 
     def close(self) -> None:
-        """Close all of them."""
-        while self.loaders:
+        """Close all of it."""
+        while self.left:
             try:
-                loader = self.loaders.popleft()
+                close = self.left.popleft()
             except IndexError:
                 return  # another thread took the last
-            loader.close_unheard()
+            close()
 
     def end(self, patience: float) -> bool:
         """Close all at the end of the process."""

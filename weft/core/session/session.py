@@ -741,6 +741,7 @@ class Session(NotCopied):
         """Free all but the loaded network itself, if that is closed."""
         if self._planner.loader.is_closed:
             self._end_later()
+            self._ends.clear()
             self._planner.close()
             self._capacities = None
             self._asked = _interface(self._asked)
@@ -1079,12 +1080,9 @@ class Session(NotCopied):
 
 
 def _forget_all(ends: Sequence[Loader | Later[Planner]]) -> None:
-    """Leave the network of a session that was dropped to the next one to close, and stop what was prepared for it."""
+    """Leave what a session had that was dropped to the next one, which closes it and stops what was prepared for it."""
     for each in ends:
-        if isinstance(each, Later):
-            each.give_up()
-        else:
-            forget(each)
+        forget(each.give_up if isinstance(each, Later) else each.close_unheard)
 
 
 def _found_open(session: Callable[[], Session | None], bound: Graph) -> OpenNetwork | None:
