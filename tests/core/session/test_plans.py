@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from weft.core.graph.tensor import Tensor
 from weft.core.placement import optimizer
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.session import planner
+from weft.core.session.executable import Executable
 from weft.core.session.plans import MOST_PLANS
 from weft.errors import OutOfMemory
 
@@ -70,6 +72,24 @@ def test_the_last_few_shapes_are_kept(optimised: list[int]) -> None:
         run(session, 2)
         run(session, 3)
     assert optimised == [*range(1, MOST_PLANS + 2), 1, 3]
+
+
+def test_a_report_while_another_thread_runs_a_new_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, new = vars(Executable)["nbytes"].fget, [3]
+
+    def nbytes(executable: Executable) -> Any:
+        while new:
+            thread = Thread(target=run, args=[session, new.pop()])
+            thread.start()
+            thread.join()
+        return usual(executable)
+
+    with weft.load(product(), "cpu") as session:
+        for batch in (1, 2, 1, 2):  # what comes back is loaded beside the other
+            run(session, batch)
+        monkeypatch.setattr(Executable, "nbytes", property(nbytes))
+        assert "2 kept" in str(session.report.plan) and not new
+        assert "3 kept" in str(session.report.plan)
 
 
 def test_memory_limit_keeps_none(optimised: list[int]) -> None:

@@ -57,8 +57,13 @@ class Plans:
         self._count = 0
 
     def all(self, kind: type[PlanT]) -> Iterator[PlanT]:
-        """Yield the plans of a kind, those used last first."""
-        return (plan for plan in reversed(self._held.values()) if isinstance(plan, kind))
+        """Yield the plans of a kind that there are now, those used last first."""
+        return (plan for plan in reversed(self._now) if isinstance(plan, kind))
+
+    @property
+    def _now(self) -> list[Plan]:
+        """Return the plans in a list of its own: a run of another thread may keep one meanwhile."""
+        return [*self._held.values()]
 
     def find(self, kind: type[PlanT], key: Hashable) -> PlanT | None:
         """Return the plan of a key, which is now the one used last."""
@@ -145,7 +150,8 @@ class Plans:
 
     def line(self, plan: Plan) -> str:
         """Return what the report says of the plan that runs use."""
-        others = [p.executable.nbytes for p in self._held.values() if p is not plan and p.executable.pipelines]
-        kept = f"{len(self._held)} kept" if self._held else "none kept"
+        held = self._now
+        others = [p.executable.nbytes for p in held if p is not plan and p.executable.pipelines]
+        kept = f"{len(held)} kept" if held else "none kept"
         beside = f", {len(others)} loaded beside it with {sum(others) / 1e6:.1f} MB" if others else ""
         return f"{plan.why}; {self._count} loaded so far, {kept}{beside}"

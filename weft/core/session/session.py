@@ -260,7 +260,8 @@ class Session(NotCopied):
     @property
     def inputs(self) -> dict[str, tuple[int | str, ...]]:
         """Return the shape of each input; a str is a dimension that is not bound yet."""
-        return {i: self._planner.bound.specs[i].shape for i in self._asked.inputs}
+        specs = self._planner.bound.specs  # one look: another thread's run may bind others
+        return {i: specs[i].shape for i in self._asked.inputs}
 
     @property
     def outputs(self) -> list[str]:
@@ -288,7 +289,9 @@ class Session(NotCopied):
         """
         self._check_open()
         later, general = self._later, self._general
-        report = self._planner.now.executable.report_now
+        planner = self._planner  # one look: another thread's run may put another in its place
+        now = planner.now
+        report = now.executable.report_now
         if report is None:
             open_dims = {i: s for i, s in self.inputs.items() if not all(isinstance(d, int) for d in s)}
             raise InputError(
@@ -296,9 +299,9 @@ class Session(NotCopied):
                 why="; ".join(f"the shape of {i!r} is {s}" for i, s in open_dims.items())
                 or _NOT_RESIZED,
                 fix="pass shapes={name: shape} to weft.load, call resize, or run once; it will run on "
-                + ", ".join(c.why or c.device for c in self._planner.choices),
+                + ", ".join(c.why or c.device for c in planner.choices),
             )
-        report = replace(report, plan=self._planner.plans.line(self._planner.now))
+        report = replace(report, plan=planner.plans.line(now))
         if later is not None:
             note = f"general kernels run until better ones are ready: {later.why}"
             report = replace(report, notes=(*report.notes, note), final=False)
@@ -331,7 +334,8 @@ class Session(NotCopied):
         Where sizes follow from values, the later stages that are loaded come after the first.
         """
         self._check_open()
-        return (*self._planner.now.executable.pipelines, *self._planner.rests.pipelines)
+        planner = self._planner
+        return (*planner.now.executable.pipelines, *planner.rests.pipelines)
 
     @property
     def profile(self) -> Profile:
@@ -350,17 +354,19 @@ class Session(NotCopied):
         with the later stages that are loaded as its `tail`. It waits as `wait_all` does.
         """
         self.wait_all()
-        network = self._first_stage()
+        planner = self._planner
+        network = self._first_stage(planner)
         if network.tail is None:
             return network
-        return replace(network, tail=replace(network.tail, stages=tuple(self._planner.rests.stages)))
+        return replace(network, tail=replace(network.tail, stages=tuple(planner.rests.stages)))
 
-    def _first_stage(self) -> OptimizedNetwork:
-        """Return the network that is loaded."""
+    def _first_stage(self, planner: Planner | None = None) -> OptimizedNetwork:
+        """Return the network that is loaded, by the planner of now or another."""
         self._check_open()
-        network = self._planner.now.executable.network
+        planner = planner or self._planner
+        network = planner.now.executable.network
         if network is None:
-            open_sizes = ", ".join(map(repr, sorted(self._planner.bound.symbols())))
+            open_sizes = ", ".join(map(repr, sorted(planner.bound.symbols())))
             why = f"the sizes {open_sizes} of its inputs are open" if open_sizes else _NOT_RESIZED
             raise InputError("the network has no shapes yet", why=why, fix="call resize, or run it once")
         return network
