@@ -78,6 +78,23 @@ def test_an_error_is_that_of_the_constant_that_is_taken() -> None:
             planned[2].take()
 
 
+def test_what_another_pipeline_has_uploaded_makes_way_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "AHEAD", 8 << 20)
+    makers: dict[int, str] = {}
+
+    def make(k: int) -> Array:
+        makers[k] = threading.current_thread().name
+        return filled(k)
+
+    planned = constants(8, make)
+    with packing.Packing(planned):
+        for k in range(6):
+            planned[k].forget()
+        for k in (6, 7):
+            assert (planned[k].take() == k).all()
+    assert makers[6] == makers[7] == "weft-packing"
+
+
 def test_what_was_not_taken_is_made_when_it_is() -> None:
     planned = constants(5, filled)
     with packing.Packing(planned):

@@ -165,6 +165,7 @@ class GpuExecution(Recorded):
             if held is not None:
                 self._context.slots.release(held.tensor, StorageType.STATIC)
             held = self._constants[key] = made
+        constant.forget()  # a thread may make it though it is in memory by now: another pipeline placed it meanwhile
         return held.tensor
 
     def _placed(self, constant: PlannedConstant) -> HeldConstant:

@@ -31,7 +31,7 @@ class Packing:
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
         self._waiting.clear()
-        for each in self._begun:
+        for each in [*self._begun]:
             each.forget()
         if self._threads is not None:
             self._threads.__exit__(kind, e, trace)

@@ -67,15 +67,17 @@ class PlannedConstant:
         self.tensor = Tensor(f"{label}.{key}", spec.dims, spec.dtype, layout, Spot.of_constant(key))
 
     def begin(self, threads: Executor, taken: Callable[[PlannedConstant], object]) -> bool:
-        """Have a thread make the array, unless it is there; tell whether one does. `take` calls `taken`."""
+        """Have a thread make the array, unless it is there; tell whether one does. `take` or `forget` calls `taken`."""
         if self._made is None and self._begun is None:
             self._begun = threads.submit(self._make), taken
             return True
         return False
 
     def forget(self) -> None:
-        """Forget what a thread makes: it was not taken."""
-        self._begun = None
+        """Forget what a thread makes: nobody needs it any more."""
+        if self._begun is not None:
+            (_, taken), self._begun = self._begun, None
+            taken(self)
 
     def take(self) -> Array:
         """Return the logical array; BackendError if it has another shape or type than the op announced."""
