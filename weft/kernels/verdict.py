@@ -63,11 +63,6 @@ class Verdicts:
     _anywhere: bool = False
     """Whether one of these kinds may have any template."""
 
-    @property
-    def is_new(self) -> bool:
-        """Tell whether kinds are to be tested before their first use, and none was tested on this device so far."""
-        return self.untested and not any(verdict.ran for verdict in self.by_name.values())
-
     def leave(self, untested: Collection[SpecialKernel]) -> None:
         """Note that these kinds are to be tested before their first use, and no others."""
         self._anywhere = any(kind.is_anywhere for kind in untested)

@@ -173,8 +173,6 @@ class GpuBackend(Engine):
     def _planned_in_a_hurry(self, graph: Graph) -> Lowered:
         """Return the part with its launches, and build them; TakesLong if much is to be done before it can run."""
         self._hurries = False
-        if self.tests_kernels and self.runtime.verdicts.is_new:  # to plan launches takes a second, and changes nothing
-            raise TakesLong("a part of the network can run later", where=self.info.device, why="no kernel was tested")
         lowered = lower(graph, replace(self._target, builds=None))
         launches = _launches(lowered)
         tested = self.tests_kernels and self.runtime.verdicts.lack(self._kinds(lowered))
