@@ -36,6 +36,8 @@ class SlowBackend(CpuBackend):
     ran: list[bool] = []
     """Of each run, whether it had the option."""
     opened: list[SlowBackend] = []
+    says: list[bool] = []
+    """Whether the next parts take long, where it does not follow from whether that was said."""
 
     def __init__(self, info: BackendInfo) -> None:
         super().__init__(info)
@@ -45,7 +47,8 @@ class SlowBackend(CpuBackend):
     def lower(self, graph: Graph) -> Lowered:
         if self.soon:
             return Lowered(graph)
-        if self.info.wait is Wait.FIRST and not self.said:
+        says = self.says.pop(0) if self.says else self.info.wait is Wait.FIRST and not self.said
+        if says:
             self.said = True
             raise TakesLong("the part runs later", why="it is slow")
         if threading.current_thread() is not threading.main_thread():
@@ -303,6 +306,17 @@ def test_a_text_begins_soon_and_goes_on_with_everything() -> None:
         assert said(session, reference, 1) and said(session, reference, 4, 1, 5) and said(session, reference, 2)
         assert SlowBackend.ran[3:] == [False] * 3 and session.report.final
     assert all(backend.closed for backend in SlowBackend.opened)
+
+
+def test_a_second_plan_does_not_turn_to_other_kernels() -> None:
+    """The backends of what is loaded plan it: launches that they plan run on no others."""
+    SlowBackend.says[:] = [False, True]
+    SlowBackend.gate.set()
+    reference = Reference("genai")
+    with weft.load(decoder("tiny", "genai"), "slow", fallback="error", wait="first", state=True) as session:
+        assert said(session, reference, 5, 6, 7, 8) and said(session, reference, 9)
+        assert not SlowBackend.says and SlowBackend.ran == [False, False] and session.report.final
+    assert not any(backend.soon for backend in SlowBackend.opened)
 
 
 def test_a_text_that_outgrows_its_capacity_meanwhile_goes_on() -> None:

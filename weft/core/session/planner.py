@@ -315,7 +315,8 @@ class Planner:
             prepared = replace(roomy.prepared, graph=graph)
             divided = divide_first(graph, backends, self.options, host=self._host, before=before, prepared=prepared)
             divided_by = perf_counter()
-            network = self._lowered(divided, may_wait=False)
+            # What is loaded has backends, which are asked: they plan as they are, whatever a second plan takes.
+            network = self._lowered(divided, may_wait=self.now.executable.is_loaded)
             if store is not None and not store.fits(network, graph):
                 self.loader.drop()  # what is loaded uses the memory of the state
                 store.move(network, graph, roomy.network.inputs)
