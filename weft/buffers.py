@@ -12,6 +12,7 @@ from weft.core.buffers.buffer import Buffer
 from weft.core.buffers.device_memories import device_memories
 from weft.core.contract.backend_options import BackendOptions
 from weft.core.contract.doors import door
+from weft.core.contract.error_context import is_error
 from weft.core.graph.dtypes import DType
 from weft.core.graph.tensor import TensorSpec
 from weft.core.host.dlpack import NotShared, SharedArray, host_array, shared
@@ -19,7 +20,7 @@ from weft.core.host.fitted import fit_array
 from weft.core.registry.device_choice import DeviceChoice, DeviceName
 from weft.core.session.arguments import take_shape
 from weft.core.session.runtime import Runtime, default_runtime
-from weft.errors import CannotShare, InputError
+from weft.errors import CannotShare, ConfigError, InputError
 
 
 @door
@@ -56,12 +57,19 @@ def array(
     given = host_array(value)
     if dtype is None:
         is_plain = not hasattr(given, "dtype")
-        given = np.asarray(given)
-        dtype = np.float32 if is_plain and given.dtype == np.float64 else given.dtype
+        dtype = np.float32  # of what is no array: `fit_array` says why it is none
+        try:
+            given = np.asarray(given)
+        except Exception as e:  # of an object's own conversion, whatever it raises
+            if not is_error(e):
+                raise
+        else:
+            dtype = np.float32 if is_plain and given.dtype == np.float64 else given.dtype
     wanted = _dtype(dtype)
     fitted, problem = fit_array(given, wanted)
     if problem:
-        raise InputError("no buffer can be made of the value", why=f"it {problem}", fix="give numbers of another dtype")
+        raise InputError("no buffer can be made of the value", why=f"it {problem}",
+                         fix="give numbers in rows of one length, or of another dtype")
     spec = TensorSpec(fitted.shape, wanted)
     return device_memories.make(_choice(device, backend_options, runtime), spec, "buffer", fitted)
 
@@ -117,5 +125,12 @@ def _dtype(dtype: object) -> DType:
 
 def _choice(device: DeviceName, options: BackendOptions | None, runtime: Runtime | None) -> DeviceChoice:
     held = runtime or default_runtime()
+    names = held.registry.check_names(device)
+    if len(names) > 1:
+        raise ConfigError(
+            f"a buffer cannot be on {len(names)} devices",
+            why=f"it lies in the memory of one, and device= names {', '.join(map(str, names))}",
+            fix=f"name one, such as device={names[0]!r}, or let session.buffer(name) choose that which uses it",
+        )
     (choice,) = held.with_options(held.registry.choose(device), options)
     return choice

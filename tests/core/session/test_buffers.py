@@ -6,7 +6,7 @@ import copy
 import gc
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -320,6 +320,53 @@ def test_a_submitted_run_holds_its_buffers(device: str) -> None:
             buffer.close()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_dropped_session_leaves_its_buffers(device: str) -> None:
+    """The next to use one of them ends the run."""
+    with nothing_left():
+        session = weft.load(network(), device)
+        a, b, y, z = session.buffer("a", random(0)), session.buffer("b"), session.buffer("y"), session.buffer("z")
+        session.submit(a, b, outputs=[y, z])
+        del session
+        gc.collect()
+        assert y.numpy().shape == SHAPE
+        a.write(random(1))
+        for buffer in (a, b, y, z):
+            buffer.close()
+        session = weft.load(network(), device)
+        y = session.buffer("y")
+        session.submit(random(0), random(1), outputs={"y": y})
+        del session
+        gc.collect()
+        y.close()
+
+
+@pytest.mark.parametrize("first", ["numpy", "write"])
+def test_reads_and_writes_of_the_host_take_turns(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, go = threading.Event(), threading.Event()
+    method = {"numpy": "value", "write": "put"}[first]
+    usual = getattr(weft.Buffer, method)
+
+    def waits(buffer: weft.Buffer, *value: Array) -> Any:
+        inside.set()
+        assert go.wait(20)
+        return usual(buffer, *value)
+
+    with weft.array(random(0), device="cpu") as a, ThreadPoolExecutor(3) as threads:
+        monkeypatch.setattr(weft.Buffer, method, waits)
+        begun = threads.submit(a.numpy if first == "numpy" else lambda: a.write(random(1)))
+        assert inside.wait(20)
+        monkeypatch.undo()
+        others: list[Future[Any]] = [threads.submit(a.write, random(2)), threads.submit(a.numpy)]
+        assert not any(each.done() for each in others)
+        go.set()
+        if first == "numpy":
+            np.testing.assert_array_equal(begun.result(20), random(0))
+        assert others[0].result(20) is None
+        assert others[1].result(20).shape == SHAPE
+        np.testing.assert_array_equal(a.numpy(), random(2))
+
+
 def test_a_failed_run_leaves_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     with weft.load(network(), "cpu") as session, session.buffer("a", random(0)) as a, session.buffer("y") as y:
         (pipeline,) = session.pipelines
@@ -376,6 +423,14 @@ def test_what_does_not_fit_is_refused() -> None:
         weft.empty((-1,), device="cpu")
     with pytest.raises(ConfigError):
         weft.empty((1,), device=":")
+    with pytest.raises(ConfigError, match=r"(?s)cannot be on 2 devices.*names vulkan, cpu.*device='vulkan'"):
+        weft.empty((2,), device=["vulkan", "cpu"])  # type: ignore[arg-type]
+    for arguments in ((), ((2, 3),)):
+        with pytest.raises(InputError, match=r"(?s)not made by its class.*weft\.empty"):
+            weft.Buffer(*arguments)
+    for dtype in (None, "float32"):
+        with pytest.raises(InputError, match=r"(?s)it is not an array.*rows of one length"):
+            weft.array([[1, 2], [3]], dtype, device="cpu")
 
 
 def test_no_new_buffers_for_outputs_of_unknown_shapes() -> None:

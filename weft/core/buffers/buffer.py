@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -20,8 +21,15 @@ from weft.core.host.fitted import fit_array
 from weft.core.host.tensor_copy import is_host
 from weft.errors import CannotShare, ClosedError, InputError
 
-_uses = threading.Lock()
-"""Held to look at, and to change, who uses a buffer."""
+_uses = threading.Condition(threading.Lock())
+"""Held to look at, and to change, who uses a buffer; told when the host has read or written one."""
+_ends: list[Callable[[], None]] = []
+"""What ends the runs of sessions that were dropped, which use their buffers until then."""
+
+
+def ends_runs(end: Callable[[], None]) -> None:
+    """Have a function called, without a lock, before a run that uses a buffer is in somebody's way."""
+    _ends.append(end)
 
 
 class Buffer(NotCopied, OwnArray):
@@ -31,24 +39,43 @@ class Buffer(NotCopied, OwnArray):
     `write` replaces it. On the CPU, other libraries share its memory by DLPack: `torch.from_dlpack(buffer)`.
 
     It holds its memory until it is closed or dropped. While a run uses it that was submitted and not waited for, it
-    cannot be read if the run writes it, nor written. Any thread may use it.
+    cannot be read if the run writes it, nor written. Any thread may use it; reads and writes of the host take turns.
     """
 
     _noun = "buffer"
     _in_a_worker = "send buffer.numpy(), and make a buffer there: weft.array(value, device=...)"
     _a_second = "make one with the same value: weft.array(buffer, device=buffer.device)"
 
-    def __init__(
-        self, memory: DeviceMemory, tensor: Tensor, free: Callable[[Tensor], None], dropped: Callable[[Tensor], None],
+    tensor: Tensor
+    is_writable: bool
+    _memory: DeviceMemory
+    _spec: TensorSpec
+    _free: Callable[[Tensor], None]
+    _finalizer: weakref.finalize[..., Buffer]
+    _readers, _written, _closed = 0, False, False
+    _turn: tuple[int, bool] | None = None
+    """The thread in which the host reads or writes it now, and whether it writes."""
+
+    def __init__(self, *given: object, **named: object) -> None:
+        raise InputError(
+            "a buffer is not made by its class",
+            why="it lies in the memory of a device, which opens for it",
+            fix="weft.empty(shape, device=...) and weft.array(value, device=...) make one, and session.buffer(name)",
+        )
+
+    @classmethod
+    def of(
+        cls, memory: DeviceMemory, tensor: Tensor, free: Callable[[Tensor], None], dropped: Callable[[Tensor], None],
         *, is_writable: bool = True,
-    ) -> None:
-        """Take a tensor of a memory: `free` gives it back, and `dropped` notes, in a collection, that it may be."""
-        self._memory, self.tensor, self.is_writable = memory, tensor, is_writable
-        self._free = free
-        self._spec = TensorSpec(tensor.shape, tensor.dtype)
-        self._readers, self._written, self._closed = 0, False, False
-        self._finalizer = weakref.finalize(self, dropped, tensor)
-        self._finalizer.atexit = False
+    ) -> Buffer:
+        """Return one for a tensor: `free` gives it back, and `dropped` notes, in a collection, that it may be."""
+        made = cls.__new__(cls)
+        made._memory, made.tensor, made.is_writable = memory, tensor, is_writable
+        made._free = free
+        made._spec = TensorSpec(tensor.shape, tensor.dtype)
+        made._finalizer = weakref.finalize(made, dropped, tensor)
+        made._finalizer.atexit = False
+        return made
 
     # -- what it is ------------------------------------------------------------------------------------
 
@@ -115,12 +142,9 @@ class Buffer(NotCopied, OwnArray):
 
     @door
     def numpy(self) -> Array:
-        """Return a copy of the value on the host; InputError while a submitted run writes it."""
-        self.begin(writes=False)
-        try:
+        """Return a copy of the value on the host, after writes of other threads; InputError while a run writes it."""
+        with self._in_turn(writes=False):
             return self.value()
-        finally:
-            self.end(writes=False)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if copy is False:
@@ -135,7 +159,8 @@ class Buffer(NotCopied, OwnArray):
     def write(self, value: Any) -> None:
         """Replace the value by that of an array or another buffer of the same shape.
 
-        Element types are converted as those of inputs are. InputError while a submitted run uses the buffer.
+        Element types are converted as those of inputs are. It waits for other threads that read or write the value.
+        InputError while a run uses the buffer, be it that of another session that reads it.
         """
         array, problem = fit_array(value, self._spec.dtype)
         if not problem and array.shape != self.shape:
@@ -143,11 +168,8 @@ class Buffer(NotCopied, OwnArray):
         if problem:
             raise InputError("the value does not fit the buffer", where=repr(self), why=f"it {problem}",
                              fix=f"give an array {self._spec}")
-        self.begin(writes=True)
-        try:
+        with self._in_turn(writes=True):
             self.put(array)
-        finally:
-            self.end(writes=True)
 
     # -- other libraries -------------------------------------------------------------------------------
 
@@ -179,13 +201,18 @@ class Buffer(NotCopied, OwnArray):
     @door
     def close(self) -> None:
         """Free the memory; if a submitted run uses it, at the end of that. A second close does nothing."""
+        self._end_dropped()
         with _uses:
             if self._closed:
                 return
             self._closed = True
-            is_used = self._written or self._readers > 0
-        if not is_used:
+            is_last = self._is_unused
+        if is_last:
             self._release()
+
+    @property
+    def _is_unused(self) -> bool:
+        return not (self._written or self._readers or self._turn)
 
     def _release(self) -> None:
         if self._finalizer.detach() is not None:
@@ -205,19 +232,13 @@ class Buffer(NotCopied, OwnArray):
             raise ClosedError("the buffer is closed", where=repr(self), fix="make another, or close it later")
 
     def begin(self, *, writes: bool) -> None:
-        """Let somebody use it until `end`: others may read it meanwhile unless he writes; InputError if one does."""
+        """Let a run use it until `end`: others may read it meanwhile unless that writes.
+
+        It waits for the host to read or write it; InputError if another run is in the way.
+        """
+        self._end_dropped()
         with _uses:
-            self.check_open()
-            if writes and not self.is_writable:
-                raise InputError("the buffer is read-only", where=repr(self), why="it shares memory that is",
-                                 fix="make another: weft.array(buffer)")
-            if self._written or (writes and self._readers):
-                raise InputError(
-                    "the buffer is in use",
-                    where=repr(self),
-                    why=f"a run {'writes' if self._written else 'reads'} it that was submitted, or is another thread's",
-                    fix="wait for that run, or give each run a buffer of its own",
-                )
+            self._admit(writes=writes)
             if writes:
                 self._written = True
             else:
@@ -230,9 +251,58 @@ class Buffer(NotCopied, OwnArray):
                 self._written = False
             else:
                 self._readers -= 1
-            is_last = self._closed and not (self._written or self._readers)
+            is_last = self._closed and self._is_unused
         if is_last:
             self._release()
+
+    @contextmanager
+    def _in_turn(self, *, writes: bool) -> Iterator[None]:
+        """Let the host read or write it for the block, one thread after the other; InputError if a run is in the way.
+
+        A buffer that was closed meanwhile is freed at the end.
+        """
+        self._end_dropped()
+        with _uses:
+            self._admit(writes=writes, by_host=True)
+            self._turn = (threading.get_ident(), writes)
+        try:
+            yield
+        finally:
+            with _uses:
+                self._turn = None
+                is_last = self._closed and self._is_unused
+                _uses.notify_all()
+            if is_last:
+                self._release()
+
+    def _admit(self, *, writes: bool, by_host: bool = False) -> None:
+        """Wait until the host's turn allows a use, with `_uses` held; raise if the buffer or a run does not."""
+        while True:
+            self.check_open()
+            if writes and not self.is_writable:
+                raise InputError("the buffer is read-only", where=repr(self), why="it shares memory that is",
+                                 fix="make another: weft.array(buffer)")
+            if self._written or (writes and self._readers):
+                raise InputError(
+                    "the buffer is in use",
+                    where=repr(self),
+                    why=f"a run {'writes' if self._written else 'reads'} it that was submitted, or is another thread's",
+                    fix="wait for that run, or give each run a buffer of its own",
+                )
+            if self._turn is None or not (by_host or writes or self._turn[1]):
+                return
+            if self._turn[0] == threading.get_ident():
+                raise InputError(
+                    "the buffer is in use", where=repr(self), why="this thread copies it, and called this meanwhile",
+                    fix="use it when the copy has ended",
+                )
+            _uses.wait()
+
+    def _end_dropped(self) -> None:
+        """End the runs of sessions that were dropped, if a run uses it."""
+        if self._written or self._readers:
+            for end in _ends:
+                end()
 
     def value(self) -> Array:
         """Return a copy of the value, to whoever uses it."""

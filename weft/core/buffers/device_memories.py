@@ -73,7 +73,7 @@ class DeviceMemories:
                 self._close_empty(memory)
                 raise
             dropped = partial(_note, self._dropped, memory)
-            return Buffer(memory, tensor, partial(self._free, memory), dropped, is_writable=is_writable)
+            return Buffer.of(memory, tensor, partial(self._free, memory), dropped, is_writable=is_writable)
 
     def _opened(self, choice: DeviceChoice) -> DeviceMemory:
         key = (choice.creator, choice.index, choice.options)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from functools import partial
 
+from weft.core.buffers.buffer import ends_runs
 from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend, BackendConfig, MemoryMode, SameNodes, Wait
 from weft.core.contract.contexts import MemoryManager
@@ -368,6 +369,7 @@ class _Forgotten:
 _forgotten = _Forgotten()
 shutdown.note(_forgotten)
 forget, close_forgotten = _forgotten.add, _forgotten.close
+ends_runs(close_forgotten)
 
 
 def _memory_manager(choice: DeviceChoice) -> MemoryManager | None:
