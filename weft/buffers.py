@@ -12,11 +12,10 @@ from weft.core.buffers.buffer import Buffer
 from weft.core.buffers.device_memories import device_memories
 from weft.core.contract.backend_options import BackendOptions
 from weft.core.contract.doors import door
-from weft.core.contract.error_context import is_error
 from weft.core.graph.dtypes import DType
 from weft.core.graph.tensor import TensorSpec
 from weft.core.host.dlpack import NotShared, SharedArray, host_array, shared
-from weft.core.host.fitted import fit_array
+from weft.core.host.fitted import fit_array, to_array
 from weft.core.registry.device_choice import DeviceChoice, DeviceName
 from weft.core.session.arguments import take_shape
 from weft.core.session.runtime import Runtime, default_runtime
@@ -57,14 +56,11 @@ def array(
     given = host_array(value)
     if dtype is None:
         is_plain = not hasattr(given, "dtype")
-        dtype = np.float32  # of what is no array: `fit_array` says why it is none
-        try:
-            given = np.asarray(given)
-        except Exception as e:  # of an object's own conversion, whatever it raises
-            if not is_error(e):
-                raise
+        own, problem = to_array(given)
+        if problem:
+            dtype = np.float32  # `fit_array` says what is wrong
         else:
-            dtype = np.float32 if is_plain and given.dtype == np.float64 else given.dtype
+            given, dtype = own, np.float32 if is_plain and own.dtype == np.float64 else own.dtype
     wanted = _dtype(dtype)
     fitted, problem = fit_array(given, wanted)
     if problem:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from weft.backends.cpu.backend import CpuBackend
 from weft.backends.opencl import pip_driver
 from weft.backends.vulkan.spirv import ShippedSet
 from weft.cli import checks, trial_run
-from weft.cli.app import app_of
+from weft.cli.app import app_of, main
 from weft.core.host.disk_cache import DiskCache
 from weft.core.registry.backend_registry import registry
 from weft.errors import DeviceError, Reason
@@ -67,6 +68,34 @@ finally:
 def test_a_module_is_a_command_too() -> None:
     command = [sys.executable, "-m", "weft", "--version"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("weft ")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("command", [["--version"], ["run", "--help"], ["devices"], ["inspect", "--passes", "--json"]])
+def test_a_stdout_that_takes_nothing_is_an_error(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Path("/dev/full").open("w") as full, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as ended:
+            main(command)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "Traceback" not in said
+    assert "what the command prints cannot be written\n  where: stdout\n  why: No space left on device" in said
+
+
+def test_a_closed_stdout_is_an_error_and_a_closed_pipe_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    pipe = os.fdopen(writes, "w")
+    for stdout, status, said in ((None, 2, "why: it is closed"), (pipe, 1, "")):
+        with monkeypatch.context() as patched, pytest.raises(SystemExit) as ended:
+            patched.setattr(sys, "stdout", stdout)
+            main(["--version"])
+        error = capsys.readouterr().err
+        assert ended.value.code == status and said in error and bool(said) == bool(error)
 
 
 @pytest.mark.parametrize("module", ["numpy", "typer", "weft.cli.tune"])

@@ -31,7 +31,8 @@ class _Versioned(ctypes.Structure):
 class SharedArray:
     """An array that only DLPack reaches; `kind` is the type of its elements as DLPack has it (code, bits).
 
-    With `requires_grad` it has a method `detach`, as PyTorch's tensors have.
+    With `requires_grad` it has a method `detach`, as PyTorch's tensors have. `pending` is "neg" or "conj" if its values
+    are not yet negated or conjugated.
     """
 
     def __init__(
@@ -43,14 +44,24 @@ class SharedArray:
         read_only: bool = False,
         version: int | None = 1,
         requires_grad: bool = False,
+        pending: str = "",
     ) -> None:
         self.array, self.kind, self.device, self.read_only, self.version = array, kind, device, read_only, version
         self.requires_grad = requires_grad
+        self.pending = pending
         self._held: list[Any] = []
+
+    def is_neg(self) -> bool:
+        """Tell whether the values are still to be negated."""
+        return self.pending == "neg"
+
+    def is_conj(self) -> bool:
+        """Tell whether the values are still to be conjugated."""
+        return self.pending == "conj"
 
     def detach(self) -> SharedArray:
         """Return the same memory without gradients."""
-        return SharedArray(self.array, self.kind, device=self.device, version=self.version)
+        return SharedArray(self.array, self.kind, device=self.device, version=self.version, pending=self.pending)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.device, 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from typing import Annotated
 
@@ -13,12 +14,16 @@ import typer
 
 import weft
 from weft import config
-from weft.cli.command import Commands
+from weft.cli.command import FOUND_WRONG, Commands
 from weft.cli.console import PlainFormatter, error
-from weft.errors import WeftError
+from weft.errors import ConfigError, WeftError
 
 FAILED = 2
 """The exit status after an error of Weft, as after a wrong option."""
+NOT_WRITTEN = frozenset(
+    (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EBADF, errno.ENXIO, errno.EPIPE)
+)
+"""Errors of a stream that takes no more; those of files that a command opens itself have their names."""
 COMMANDS = (
     "run", "devices", "doctor", "bench", "compare", "inspect", "optimize", "selftest", "probe", "tune", "cache",
 )
@@ -81,6 +86,31 @@ def common(
         context.call_on_close(lambda: plugins.removeFilter(_is_not_listed))
 
 
+def _run(named: str, arguments: Sequence[str]) -> None:
+    """Run a command, and exit with its status once all that it printed is written; ConfigError if stdout takes none."""
+    if sys.stdout is None:
+        raise _not_written("it is closed")
+    try:
+        try:
+            app_of(named)(arguments)
+        except SystemExit:
+            sys.stdout.flush()
+            raise
+    except OSError as e:
+        if e.errno not in NOT_WRITTEN or e.filename is not None:
+            raise
+        with suppress(OSError):
+            sys.stdout.close()  # else the interpreter tries again to write what is left
+        if e.errno == errno.EPIPE:  # whoever reads has enough
+            sys.exit(FOUND_WRONG)
+        raise _not_written(e.strerror or str(e)) from e
+
+
+def _not_written(why: str) -> ConfigError:
+    fix = "send it to a file or a program that takes it"
+    return ConfigError("what the command prints cannot be written", where="stdout", why=why, fix=fix)
+
+
 def _is_not_listed(record: logging.LogRecord) -> bool:
     return not hasattr(record, "skipped")
 
@@ -95,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with config.showing_full_tracebacks() if debug else nullcontext():
             named = next((a for a in given if not a.startswith("-")), "")
-            app_of(named)([a for a in given if a != "--debug"])
+            _run(named, [a for a in given if a != "--debug"])
     except (WeftError, MemoryError) as e:
         if debug:
             raise

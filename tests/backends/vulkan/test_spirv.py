@@ -45,6 +45,29 @@ def test_spirv_targets_vulkan_1_1() -> None:
     assert compiler.compile(SCALE.text, "scale") == made
 
 
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("", "''"),
+        ("void main(){}", "'void main(){}'"),
+        ("// a kernel\n#define N 4\n#version 450\nvoid main(){}", "'#define N 4'"),
+        ("#version 110\nvoid main(){}", "'#version 110'"),
+        ("#version\nvoid main(){}", "'#version'"),
+    ],
+)
+def test_a_text_without_a_version_is_refused_and_nothing_printed(
+    text: str, first: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    compiler = glslang.find_compiler()
+    assert compiler is not None
+    with pytest.raises(CompileError, match="the kernel 'odd' does not compile") as caught:
+        compiler.compile(text, "odd")
+    assert caught.value.why.endswith(f"has to come first, not {first}")
+    assert capfd.readouterr() == ("", "")
+    commented = "\n// a\n/* b ** #version 1 */ #version 450\nlayout(local_size_x=1) in;\nvoid main(){}"
+    assert compiler.compile(commented, "even")
+
+
 def unseen(name: str) -> KernelSource:
     return replace(SCALE, code=KernelCode(SCALE.text + f"// {name}\n"))
 

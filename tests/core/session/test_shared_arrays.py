@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import weft
-from tests.helpers.nets import chain
+from tests.helpers.nets import Net, chain
 from tests.helpers.shared_arrays import BFLOAT16, CUDA, SharedArray, bits_of
-from weft.errors import InputError
+from weft.errors import CannotShare, InputError, ModelError
 
 X = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)
 Y = np.maximum(X, 0)
@@ -102,6 +103,47 @@ def test_what_cannot_be_written_is_refused(given: SharedArray, why: str) -> None
             session.run(X, outputs=[given])
         with pytest.raises(InputError, match="a bare array"):
             session.run(X, outputs=given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("pending", "fix"), [("neg", r"\.resolve_neg\(\)"), ("conj", r"\.resolve_conj\(\)")])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_values_that_are_not_yet_what_they_say_are_refused(pending: str, fix: str, requires_grad: bool) -> None:
+    given = SharedArray(X.copy(), requires_grad=requires_grad, pending=pending)
+    with weft.load(chain("Relu"), "cpu") as session:
+        with pytest.raises(InputError, match=fix):
+            session.run(given)
+        with pytest.raises(InputError, match=fix):
+            session.run(X, outputs=[given])
+    net = weft.Network("weights")
+    doors: list[tuple[Callable[[], object], type[Exception]]] = [
+        (lambda: weft.array(given, device="cpu"), InputError),
+        (lambda: weft.array(given, "float32", device="cpu"), InputError),
+        (lambda: weft.array(X, device="cpu").write(given), InputError),
+        (lambda: weft.from_dlpack(given), CannotShare),
+        (lambda: net.add_layer("Add", net.add_input("x", (2, 3)), given), ModelError),
+    ]
+    for refuse, error in doors:
+        with pytest.raises(error, match=fix):
+            refuse()
+    np.testing.assert_array_equal(given.array, X)
+
+
+def test_negated_and_conjugated_tensors_of_pytorch_are_refused() -> None:
+    torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
+    z = torch.tensor([[1 + 2j, 3 - 4j]])
+    negated, into = z.conj().imag, torch.zeros(1, 2, dtype=torch.complex64).conj().imag
+    for value, fix in ((negated, r"\.resolve_neg\(\)"), (z.conj(), r"\.resolve_conj\(\)")):
+        with pytest.raises(InputError, match=fix):
+            weft.array(value, device="cpu")
+        with pytest.raises(CannotShare, match=fix):
+            weft.from_dlpack(value)
+    net = Net()
+    with weft.load(net.finish(net.add("Relu", net.input("x", 1, 2))), "cpu") as session:
+        with pytest.raises(InputError, match=r"\.resolve_neg\(\)"):
+            session.run(negated)
+        with pytest.raises(InputError, match=r"\.resolve_neg\(\)"):
+            session.run(negated.resolve_neg(), outputs=[into])
+        np.testing.assert_array_equal(session.run(negated.resolve_neg())[0], [[0, 4]])
 
 
 def test_the_python_functions_of_other_libraries_keep_their_types(monkeypatch: pytest.MonkeyPatch) -> None:

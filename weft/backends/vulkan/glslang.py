@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 import shutil
 import subprocess
 import tempfile
@@ -32,6 +33,11 @@ INSTALL_HINT = (
     "install one of: `pip install slangpy` (it brings glslang); set GLSLANG_LIBRARY to a "
     "libslang-glslang shared library; `apt install glslang-tools` (or glslc), so that it is on the PATH"
 )
+LEAST_VERSION = 310
+"""The first version of GLSL, that for OpenGL ES, that knows compute shaders."""
+_BEFORE = re.compile(r"\A(?:\s|//[^\n]*(?:\n|$)|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/)*")
+"""What may stand before the line that names the version: white space and comments."""
+_VERSION = re.compile(r"#[ \t]*version[ \t]+(\d{3,9})\b")
 _COMPUTE_STAGE = 6
 _COMPILING = threading.Lock()
 """Held while the library compiles. It keeps global state, and several threads may open it at once."""
@@ -114,8 +120,14 @@ class LibraryCompiler(Compiler):
     def translate(self, text: str, name: str) -> tuple[bytes, str]:
         """Compile in this process, one call at a time, because glslang keeps global state.
 
-        It never runs in the main thread: an exception of a signal handler would be raised in a callback, and lost.
+        It never runs in the main thread: an exception of a signal handler would be raised in a callback, and lost. The
+        library does not see a text without a version: it would print all of its built-in functions to stdout.
         """
+        start = _BEFORE.sub("", text, count=1)
+        version = _VERSION.match(start)
+        if version is None or int(version[1]) < LEAST_VERSION:
+            first = start.partition("\n")[0]
+            return b"", f"error: #version of {LEAST_VERSION} or later has to come first, not {first!r}"
         return aside(partial(self._translate, text, name))
 
     def _translate(self, text: str, name: str) -> tuple[bytes, str]:

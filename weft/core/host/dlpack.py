@@ -25,6 +25,8 @@ _READ_ONLY = 1
 _NEWEST = 1
 _NUMBERS = {0: "int", 1: "uint", 2: "float", 5: "complex"}
 """The kinds of elements that are named by their bits."""
+_PENDING = {"is_neg": ("negated", "resolve_neg"), "is_conj": ("conjugated", "resolve_conj")}
+"""What PyTorch's tensors say of values that are still to be changed when they are read, and what makes them real."""
 _SMALL = {
     (4, 16): DType.BFLOAT16, (6, 8): DType.BOOL, (10, 8): DType.FLOAT8E4M3FN, (11, 8): DType.FLOAT8E4M3FNUZ,
     (12, 8): DType.FLOAT8E5M2, (13, 8): DType.FLOAT8E5M2FNUZ, (14, 8): DType.FLOAT8E8M0,
@@ -109,8 +111,12 @@ def shared(value: Any, *, writes: bool = False) -> Array:
     """Return an array in the memory of an object that has `__dlpack__`; NotShared if that cannot be.
 
     With `writes` the array may be written: an object that takes part in PyTorch's gradients, or says that it is
-    read-only, is refused.
+    read-only, is refused. So is a tensor whose values differ from what is in its memory: DLPack does not tell that.
     """
+    for asked, (change, resolve) in _PENDING.items():
+        is_pending = getattr(value, asked, None)
+        if callable(is_pending) and is_pending() is True:
+            raise NotShared(f"whose memory holds values not yet {change}: give its .{resolve}()")
     if getattr(value, "requires_grad", False) is True:
         if writes:
             raise NotShared("that requires gradients: give its .detach()")

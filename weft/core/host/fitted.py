@@ -20,8 +20,8 @@ def is_masked_array(value: Any) -> bool:
     return module is not None and isinstance(value, module.MaskedArray)
 
 
-def fit_array(value: Any, dtype: DType) -> tuple[Array, str]:
-    """Return the value as an array of the type, and what is wrong with it, if anything."""
+def to_array(value: Any) -> tuple[Array, str]:
+    """Return the value as an array of its own type, and what is wrong with it, if anything."""
     if is_masked_array(value) and np.ma.is_masked(value):
         return np.empty(0), "has masked elements, which a network does not know (fill them: x.filled(0))"
     value = host_array(value)
@@ -29,11 +29,18 @@ def fit_array(value: Any, dtype: DType) -> tuple[Array, str]:
     if unshared and not hasattr(value, "__array__"):
         return np.empty(0), unshared
     try:
-        array = np.asarray(value)
+        return np.asarray(value), ""
     except Exception as e:  # of an object's own conversion, whatever it raises
         if not is_error(e):
             raise
         return np.empty(0), unshared or f"is not an array ({brief(str(e) or type(e).__name__)})"
+
+
+def fit_array(value: Any, dtype: DType) -> tuple[Array, str]:
+    """Return the value as an array of the type, and what is wrong with it, if anything."""
+    array, problem = to_array(value)
+    if problem:
+        return array, problem
     want = dtype.numpy
     if array.dtype == want:
         return array, ""

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import TensorSpec
-from weft.core.host.dlpack import host_array
+from weft.core.host.fitted import to_array
 from weft.errors import ModelError
 
 if TYPE_CHECKING:
@@ -249,13 +247,12 @@ def output_of(source: Layer | OutputSlot) -> OutputSlot:
 
 def checked(value: Any) -> Array:
     """Return an array of a type that Weft knows; ModelError if it is of another."""
-    try:
-        array = np.asarray(host_array(value))
-    except ValueError as e:
+    array, problem = to_array(value)
+    if problem:
         raise ModelError(
             f"{type(value).__name__} {str(value)[:60]} is no array",
-            why=str(e),
+            why=f"it {problem}",
             fix="pass an array of numbers or booleans",
-        ) from None
+        )
     DType.of(array.dtype)
     return array
