@@ -433,7 +433,56 @@ def test_what_does_not_fit_is_refused() -> None:
             weft.array([[1, 2], [3]], dtype, device="cpu")
 
 
-def test_no_new_buffers_for_outputs_of_unknown_shapes() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_new_buffers_for_a_cache_that_grows(device: str) -> None:
+    """The same call works before and after the session plans for a capacity, as do arrays and buffers by name."""
+    net = Net()
+    x, past = net.input("x", 1, "new", 4), net.input("past", 1, "old", 4)
+    rows = net.add("Concat", past, x, axis=1, name="present")
+    graph = net.finish(rows, net.add("ReduceMean", rows, np.array([1]), name="mean"))
+    one, whole = np.ones((1, 1, 4), np.float32), np.zeros((1, 1, 4), np.float32)
+    with nothing_left(), weft.load(graph, device) as session:
+        cache = weft.array(whole, device=device)
+        for turn in range(12):
+            before, whole = cache, np.concatenate([whole, one * turn], 1)
+            cache, mean = session.run(one * turn, before, outputs=weft.Buffer)
+            assert cache.device.startswith(device)
+            np.testing.assert_array_equal(cache.numpy(), whole)
+            np.testing.assert_allclose(mean.numpy(), whole.mean(1, keepdims=True), rtol=1e-6)
+            arrays = session.output_arrays()
+            assert arrays["present"].shape == session.buffer("present").shape == whole.shape
+            inputs = session.input_arrays()
+            inputs["x"][...], inputs["past"][...] = one * turn, before.numpy()
+            session.run(inputs, outputs=arrays)
+            np.testing.assert_array_equal(arrays["present"], whole)
+            before.close()
+            mean.close()
+        assert "capacit" in session.report.plan or "grow" in session.report.plan
+        session.submit(one, cache, outputs={"present": weft.Buffer})
+        present, _ = session.wait()
+        session.submit(one, present)
+        assert session.wait(outputs=weft.Buffer)[0].shape == (1, 15, 4)
+        cache.close()
+        present.close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_new_buffers_of_a_session_with_state(device: str) -> None:
+    net = Net()
+    x, past = net.input("x", 1, "new", 4), net.input("past", 1, "old", 4)
+    rows = net.add("Concat", past, x, axis=1, name="present")
+    graph = net.finish(rows, net.add("ReduceSum", rows, np.array([1]), name="sum"), net.add("Neg", rows, name="all"))
+    with nothing_left(), weft.load(graph, device, state=True) as session:
+        for turn in range(1, 4):
+            total, every = session.run(np.ones((1, 2, 4), np.float32), outputs=[weft.Buffer] * 2)
+            assert total.device.startswith(device)
+            np.testing.assert_array_equal(total.numpy(), np.full((1, 1, 4), 2 * turn))
+            np.testing.assert_array_equal(every.numpy(), np.full((1, 2 * turn, 4), -1))
+            total.close()
+            every.close()
+
+
+def test_new_buffers_for_outputs_of_unknown_shapes() -> None:
     net = Net()
     x = net.input("x", "n")
     graph = net.finish(net.add("Neg", net.add("Compress", x, net.input("keep", "n", dtype=DType.BOOL)), name="y"))
@@ -443,8 +492,11 @@ def test_no_new_buffers_for_outputs_of_unknown_shapes() -> None:
         (made,) = session.run(given, weft.array(keep), outputs=[y])
         assert made is y
         np.testing.assert_array_equal(y.numpy(), -value[keep])
-        with pytest.raises(InputError, match="the shapes of the outputs are not known before a run"):
-            session.run(value, keep, outputs=weft.Buffer)
+        for outputs in (weft.Buffer, [weft.Buffer], {"y": weft.Buffer}):
+            (made,) = session.run(value, keep, outputs=outputs)  # type: ignore[arg-type]
+            np.testing.assert_array_equal(made.numpy(), -value[keep])
+        with pytest.raises(InputError, match=r"(?s)the shapes of the outputs are not known before a run.*in stages"):
+            session.output_arrays()
 
 
 # -- backends of others ------------------------------------------------------------------------------------------

@@ -214,7 +214,7 @@ def take_outputs(
     """Return the caller's array or buffer for each output of a graph, or None; InputError lists all that do not fit.
 
     `specs` have the outputs' shapes as numbers. Those of `narrowable` may be float16, too, which an error tells. `make`
-    makes buffers for the outputs for which the class was given.
+    makes buffers for the outputs for which the class was given; without it, the class stays.
     """
     names = graph.outputs
     if outputs is None:
@@ -257,7 +257,7 @@ def take_outputs(
         return f"{spec} or float16" if name in narrowable and spec.dtype is DType.FLOAT32 else f"{spec}"
 
     for name, array in zip(names, given, strict=True):
-        problem = "" if array is Buffer and make is not None else _misfit(array, specs[name])
+        problem = "" if array is Buffer else _misfit(array, specs[name])
         if problem:
             problems.append(f"{name!r} needs a writable array {wanted(name)}; given is {problem}")
     if not problems:
@@ -342,7 +342,7 @@ def apart(arrays: Mapping[str, Any], outputs: Outputs) -> dict[str, Any]:
 
     Buffers in the host's memory are arrays here; others are left to the run.
     """
-    values: Any = outputs.values() if isinstance(outputs, Mapping) else outputs
+    values: Any = outputs.values() if isinstance(outputs, Mapping) else () if outputs is Buffer else outputs
     given = [_host(a) for a in values]
     targets = sorted(_extent(a) for a in given if a is not None and a.size)
     begins, ends = [begin for begin, _ in targets], list(accumulate((end for _, end in targets), max))
@@ -373,12 +373,6 @@ def buffers_in(values: Sequence[Given | None]) -> bool:
         if value.__class__ is Buffer:
             return True
     return False
-
-
-def asks_for_buffers(outputs: Any) -> bool:
-    """Tell whether a caller wants new buffers for outputs: the class stands in their place."""
-    each = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, (list, tuple)) else ()
-    return outputs is Buffer or any(value is Buffer for value in each)
 
 
 def hosted(inputs: Mapping[str, Any]) -> dict[str, Any]:

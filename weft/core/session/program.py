@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,6 +34,9 @@ from weft.core.session.report import Report
 from weft.core.session.rests import Counted, Rest, Rests, Rows, StagePlan, corners_of, lasting_captures
 from weft.core.session.state import StateStore
 from weft.errors import ExecutionError, ModelError
+
+MakeBuffer = Callable[[Mapping[str, TensorSpec], str], Buffer]
+"""Makes a buffer for an output, where it is made: of the outputs' specs and its name."""
 
 
 class Run:
@@ -87,14 +90,14 @@ class Run:
         return made
 
 
-    def results(self) -> list[Any]:
-        """Return the outputs, in the caller's arrays or in arrays that nobody else has."""
+    def results(self, make: MakeBuffer) -> list[Any]:
+        """Return the outputs, in the caller's arrays, in new buffers, or in arrays that nobody else has."""
         names = self.asked.outputs  # one may be there twice
         given: Sequence[Any] = [None] * len(names)
         if self.outputs is not None:
             arrays = {name: _tensor(name, self.values[name]) for name in names}
             specs = {name: TensorSpec(a.shape, DType.of(a.dtype)) for name, a in arrays.items()}
-            given = take_outputs(self.asked, specs, self.outputs)
+            given = take_outputs(self.asked, specs, self.outputs, make=partial(make, specs))
         results = list[Any]()
         for target, name in zip(given, names, strict=True):
             value = self.values[name]
@@ -130,8 +133,11 @@ class Program:
         if self.steps:
             run.values = {i: copy.deepcopy(inputs[i]) if lasting else inputs[i] for i in self.reads if i in inputs}
 
-    def finish(self, run: Run) -> list[Any]:
-        """Wait for what is loaded, run the steps, and return the outputs."""
+    def finish(self, run: Run, make: MakeBuffer) -> list[Any]:
+        """Wait for what is loaded, run the steps, and return the outputs; `make` makes the buffers that are asked for.
+
+        What is loaded makes none: those that it fills were made before.
+        """
         executable = self.plan.executable
         results = executable.finish(run.given)
         if self.steps:
@@ -139,7 +145,7 @@ class Program:
             try:
                 for step in self.steps:
                     step.run(run)
-                results = run.results()
+                results = run.results(make)
             finally:
                 run.values = {}
         run.given, run.outputs = (), None

@@ -42,7 +42,6 @@ from weft.core.session.arguments import (
     Outputs,
     apart,
     as_given,
-    asks_for_buffers,
     buffers_in,
     half_outputs,
     host_outputs,
@@ -402,7 +401,7 @@ class Session(NotCopied):
         if outputs is not None and (plan.reads_late or self._checks_range or buffers_in(given)):
             arrays = self._kept_apart(arrays, outputs, given)
         try:
-            results = self._start(arrays, given, outputs).finish(self._run)
+            results = self._start(arrays, given, outputs).finish(self._run, self._new_output)
             if self._checks_range:
                 results = self._in_range(arrays, outputs, results)
             return results if own is outputs else as_given(self._asked, own, results)
@@ -476,7 +475,7 @@ class Session(NotCopied):
         try:
             taken = self._accept([arrays if self._unpadded is None else self._unpadded], outputs)
             given = self._checked(outputs)
-            return self._start(taken, given, outputs).finish(self._run), watch
+            return self._start(taken, given, outputs).finish(self._run, self._new_output), watch
         finally:
             self._watch = None
 
@@ -507,15 +506,10 @@ class Session(NotCopied):
         assert network is not None
         if outputs is None:
             return []
-        is_whole = plan.rest is None and plan.roomy is None
-        if not is_whole and asks_for_buffers(outputs):
-            self._whole()  # says why there are none
         if plan.rest is not None:
             return []
         if plan.roomy is not None:  # they are copied to when the run has ended
-            live = plan.roomy.network
-            known = {o: (live.live_shape(o, self._numbers), live.graph.specs[o].dtype) for o in self._asked.outputs}
-            take_outputs(self._asked, {o: TensorSpec(*spec) for o, spec in known.items()}, outputs)
+            take_outputs(self._asked, self._live_specs(plan.roomy), outputs)
             return []
         planned = None
         if plan.given is not None and not converted:
@@ -528,6 +522,12 @@ class Session(NotCopied):
         specs |= {o: TensorSpec(specs[o].shape, DType.FLOAT16) for o in wide & half_outputs(self.graph, outputs)}
         make = partial(self._new_output, specs)
         return take_outputs(self.graph, specs, outputs, narrowable=plan.narrowable, make=make)
+
+    def _live_specs(self, roomy: RoomyPlan) -> dict[str, TensorSpec]:
+        """Return the specs of the outputs of the run for whose sizes the numbers are, without padding."""
+        live = roomy.network
+        known = {o: (live.live_shape(o, self._numbers), live.graph.specs[o].dtype) for o in self._asked.outputs}
+        return {o: TensorSpec(*spec) for o, spec in known.items()}
 
     def _new_output(self, specs: Mapping[str, TensorSpec], name: str) -> Buffer:
         return self._new_buffer(name, specs[name], self._maker(name))
@@ -614,7 +614,7 @@ class Session(NotCopied):
             own, outputs = before, run.outputs
         run.asked_outputs = None
         kept, run.inputs = run.inputs, None
-        results = self._planner.now.program.finish(run)
+        results = self._planner.now.program.finish(run, self._new_output)
         if kept is not None:
             results = self._in_range(kept, outputs, results)
         return results if own is outputs else as_given(self._asked, own, results)
@@ -647,6 +647,8 @@ class Session(NotCopied):
         arrays = {}
         for name in self._asked.inputs:
             spec = bound.specs[name] if plan.roomy else graph.specs.get(name, bound.specs[name])
+            if plan.roomy and self._unpadded is not None:
+                spec = TensorSpec(self._unpadded[name].shape, spec.dtype)
             if not isinstance(spec, SequenceSpec):
                 arrays[name] = plan.executable.lend(name, self._travelling(name, spec), is_input=True)
         return arrays
@@ -659,25 +661,24 @@ class Session(NotCopied):
         of outputs follow from values that only a run tells.
         """
         self._settle()
-        graph = self._whole().graph
-        specs = {name: self._travelling(name, graph.specs[name]) for name in graph.outputs}
+        specs = {name: self._travelling(name, spec) for name, spec in self._output_specs().items()}
         return {name: self._planner.now.executable.lend(name, spec, is_input=False) for name, spec in specs.items()}
 
-    def _whole(self) -> OptimizedNetwork:
-        """Return the network that is loaded; InputError if it does not tell the shapes of the outputs."""
+    def _output_specs(self) -> dict[str, TensorSpec]:
+        """Return the specs of the outputs for the current sizes; InputError if these do not tell them."""
         plan = self._planner.now
-        if plan.rest is not None or plan.roomy is not None:
+        if plan.rest is not None or self.keeps_state:
             raise InputError(
                 "the shapes of the outputs are not known before a run",
                 where=f"network {self.graph.name!r}",
                 why="it runs in stages, since shapes, or which nodes run, follow from values"
-                if plan.roomy is None
-                else "the session keeps a state, which each run may make longer"
-                if self.keeps_state
-                else "it is planned for sizes that grow",
-                fix="let run make the arrays, or give your own for outputs of known shapes (outputs={name: array})",
+                if plan.rest is not None
+                else "the session keeps a state, which each run may make longer",
+                fix="let run make the arrays or buffers (outputs=weft.Buffer), or give your own for outputs of known "
+                "shapes (outputs={name: array})",
             )
-        return self._first_stage()
+        graph = self._first_stage().graph
+        return {o: graph.specs[o] for o in graph.outputs} if plan.roomy is None else self._live_specs(plan.roomy)
 
     @_alone
     def buffer(self, what: str | TensorSpec, value: Any = None) -> Buffer:
@@ -697,7 +698,7 @@ class Session(NotCopied):
             readers = (p.device for p in plan.executable.pipelines if what in p.graph.inputs)
             device = next(readers, self._planner.choices[0].device)
         elif what in self._asked.outputs:
-            spec = self._travelling(what, self._whole().graph.specs[what])
+            spec = self._travelling(what, self._output_specs()[what])
             device = self._maker(what)
         else:
             names = listing([*self._asked.inputs, *self._asked.outputs], ", ")
