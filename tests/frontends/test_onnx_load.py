@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import pytest
 from onnx import SparseTensorProto, TensorProto, helper, numpy_helper
 
 import weft
+from tests.helpers.cli import Cli
 from tests.helpers.onnx_models import (
     LIGHT_MODELS,
     SHARED_MODELS,
@@ -26,7 +28,7 @@ from weft.core.graph.graph import bind, infer_shapes
 from weft.core.graph.layout import Array
 from weft.core.graph.op import Constants, Op, op_types, register_op
 from weft.core.graph.tensor import TensorSpec
-from weft.errors import ModelError, UnsupportedOps
+from weft.errors import InputError, ModelError, UnsupportedOps
 from weft.frontends.onnx import load
 
 LIGHT = (
@@ -107,6 +109,32 @@ def test_initialisers_that_are_also_inputs_are_constants() -> None:
     graph = load(make_model([node("Add", "x w")], declared, constants={"w": weights}, ir_version=3))
     assert graph.inputs == ["x"]
     assert graph.constants["w"].tolist() == [1, 1, 1]
+
+
+def test_a_run_that_gives_an_input_with_an_initialiser_is_told_that_it_is_a_constant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    declared = {"x": (TensorProto.FLOAT, (2, 3)), "w": (TensorProto.FLOAT, (3,))}
+    x, weights = np.ones((2, 3), np.float32), np.ones(3, np.float32)
+    model = make_model([node("Add", "x w")], declared, constants={"w": weights}, ir_version=8)
+    told = r"'w' is no input here: .* a constant.*graph\.initializer"
+    for memory in weft.MemoryMode:
+        with weft.load(model, "cpu", memory=memory) as session:
+            for wrong in ([{"x": x, "w": weights}], [x, weights]):
+                with pytest.raises(InputError, match=told):
+                    session.run(*wrong)
+            with pytest.raises(InputError, match=told):
+                session.resize({"w": (3,)})
+            np.testing.assert_array_equal(session.run(x)[0], x + 1)
+    with pytest.raises(InputError, match=told):
+        weft.load(model, "cpu", shapes={"w": (3,)})
+    onnx.save(model, tmp_path / "model.onnx")
+    np.save(tmp_path / "w.npy", weights)
+    given = ("--input", f"w={tmp_path / 'w.npy'}")
+    assert re.search(told, Cli(capsys)("run", tmp_path / "model.onnx", "-d", "cpu", *given, status=2).err)
+    del model.graph.initializer[:]
+    with weft.load(model, "cpu") as session:
+        np.testing.assert_array_equal(session.run({"x": x, "w": 2 * weights})[0], x + 2)
 
 
 def test_unnamed_and_repeated_node_names_become_unique() -> None:

@@ -127,11 +127,12 @@ def _check_names(graph: Graph, unknown: Sequence[str]) -> None:
     if not unknown:
         return
     dims = sorted(graph.symbols() - {OPEN_RANK})
+    constant = [graph.no_input(name) for name in unknown if name in graph.defaults]
     why = f"its inputs are {', '.join(graph.inputs)}" if graph.inputs else "it has none"
     fix = "name one of these in --input and --shape" if graph.inputs else "leave --input and --shape out"
     raise InputError(
         f"the network has no input {', '.join(map(repr, unknown))}",
-        why=f"{why}, with the dimensions {', '.join(dims)}" if dims else why,
+        why="; ".join((f"{why}, with the dimensions {', '.join(dims)}" if dims else why, *constant)),
         fix=f"{fix}, or a dimension: {_example(graph, dims[0])}" if dims else fix,
     )
 

@@ -71,6 +71,8 @@ class Graph:
     """Values of which a run found that float16 does not hold them; they may be of other graphs of the same model."""
     aliases: dict[str, str] = field(default_factory=dict)
     """The inputs in whose memory outputs lie, by the names of the outputs (`weft.core.placement.in_place`)."""
+    defaults: frozenset[str] = frozenset()
+    """Inputs of the model's file that are constants here, as the file has an initialiser of each."""
 
     def copy(self) -> Graph:
         """Return a graph that can be changed without changing this one (weights are shared)."""
@@ -86,6 +88,16 @@ class Graph:
             self.wide,
             self.overflowing,
             dict(self.aliases),
+            self.defaults,
+        )
+
+    def no_input(self, name: str) -> str:
+        """Return in words that there is no input of this name, and why if the model's file lists it as one."""
+        if name not in self.defaults:
+            return f"there is no input {name!r}"
+        return (
+            f"{name!r} is no input here: Weft takes its initialiser in the file as a constant, which rewrites may fold"
+            " (to give it to runs, remove it from the model's graph.initializer)"
         )
 
     def producers(self) -> dict[str, Node]:
@@ -159,7 +171,7 @@ def bind(graph: Graph, shapes: Mapping[str, Shape], like: Graph | None = None) -
     known = set(graph.inputs)
     for name, shape in shapes.items():
         if name not in known:
-            problems.append(f"there is no input {name!r}")
+            problems.append(graph.no_input(name))
             continue
         spec = graph.specs[name]
         declared = shape if spec.has_open_rank else spec.shape

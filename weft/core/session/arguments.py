@@ -50,11 +50,11 @@ def take_inputs(graph: Graph, inputs: Sequence[Any], *, keep_half: bool = False)
         fix = "give them in this order, or one dict by name"
         if len(inputs) == 1 and isinstance(inputs[0], (list, tuple)):
             fix = "a list counts as one input: write run(*arrays), or give one dict by name"
-        why = f"the network has {len(names)}: {there}"
+        why = "; ".join((f"the network has {len(names)}: {there}", *map(graph.no_input, sorted(graph.defaults))))
         raise InputError(f"{len(inputs)} input(s) were given", where=_place(graph), why=why, fix=fix)
     problems = [f"{n!r} is missing" for n in names if n not in given]
     known = set(names)
-    problems += [f"there is no input {n!r}" for n in given if n not in known]
+    problems += [graph.no_input(n) for n in given if n not in known]
     arrays: dict[str, Any] = {}
     for name in names:
         if name in given:

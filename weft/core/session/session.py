@@ -1140,7 +1140,8 @@ def _interface(graph: Graph) -> Graph:
     """Return a graph's inputs and outputs, without its nodes and weights."""
     ends = (*graph.inputs, *graph.outputs)
     specs = {name: graph.specs[name] for name in ends if name in graph.specs}
-    return Graph(graph.name, list(graph.inputs), list(graph.outputs), specs=specs, declared=dict(graph.declared))
+    return Graph(graph.name, list(graph.inputs), list(graph.outputs), specs=specs, declared=dict(graph.declared),
+                 defaults=graph.defaults)
 
 
 def _half_inputs(specs: Mapping[str, TensorSpec], arrays: Mapping[str, Given]) -> frozenset[str]:

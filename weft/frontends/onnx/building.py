@@ -337,6 +337,7 @@ def _read_inputs(proto: GraphProto, values: Values, label: str) -> None:
 
     _raise_all("inputs", _problems(read, inputs), label)
     values.graph.inputs = [value.name for value in inputs]
+    values.graph.defaults = frozenset(value.name for value in proto.input) - {*values.graph.inputs}
 
 
 def _problems(step: Callable[[T], None], items: Iterable[T]) -> list[ModelError]:
