@@ -156,6 +156,25 @@ def test_a_state_that_does_not_fit_is_not_restored() -> None:
             short.state.reset()
 
 
+def test_a_state_of_another_model_is_refused_at_once() -> None:
+    """Before the first run and after it; what was there stays."""
+    x = np.ones((1, 2, WIDTH), np.float32)
+    with weft.load(square(), "cpu", state=True) as session:
+        session.run(x)
+        (name,) = session.state.save().values
+        session.state.reset()
+        wrong = [SavedState(5, {name: np.ones(s, np.float32)}) for s in ((1, 5, WIDTH + 1), (1, 300, 2), (5, WIDTH))]
+        for _ in range(2):
+            for saved in wrong:
+                with pytest.raises(InputError, match=r"(?s)the saved state does not fit.*and the model has"):
+                    session.state.restore(saved)
+            assert np.array_equal(session.run(x)[0], np.full((1, WIDTH, WIDTH), 2))
+            session.state.rewind(0)
+        assert session.state.length == 0
+    with weft.load(square(), "cpu", state=True) as fresh, pytest.raises(InputError, match="and the model has"):
+        fresh.state.restore(wrong[0])
+
+
 def test_an_input_that_only_sounds_like_a_length_may_be_longer() -> None:
     nodes = [
         helper.make_node("Concat", ["past", "x"], ["present"], axis=1),

@@ -114,7 +114,7 @@ class Planner:
         """Inputs of few integers that decide shapes, as a run in stages told; later plans are for their values."""
         self.open: OpenNetworks | None = None
         """Prepares the graph for one shape after the other; None where weights are not kept for a second one."""
-        self.store = None if state is None else StateStore(state, partial(_state_backend, weakref.ref(self)))
+        self.store = None if state is None else self._empty_store(state)
         """Holds the state of its plans; None if there is none."""
         self.sooner: Sooner | None = None
         """What is to take the place of the first plan, if that is to run soon."""
@@ -452,9 +452,12 @@ class Planner:
         saved = store.save({} if plan.roomy is None else plan.roomy.network.inputs)
         if store is self.store:
             store.close()
-            self.store = StateStore(store.pairs, partial(_state_backend, weakref.ref(self)))
+            self.store = self._empty_store(store.pairs)
         assert self.store is not None
         self.store.restore(saved, {} if self.now.roomy is None else self.now.roomy.network.inputs)
+
+    def _empty_store(self, pairs: StatePairs) -> StateStore:
+        return StateStore(pairs, partial(_state_backend, weakref.ref(self)), {i: self.graph.specs[i] for i in pairs})
 
     def _place_sooner(self, why: str, place: Callable[[], None]) -> None:
         """Load the network with the options with which it runs sooner, and note what is to be prepared later.

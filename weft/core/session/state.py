@@ -116,6 +116,8 @@ class StateStore:
 
     pairs: StatePairs
     open_backend: Callable[[str], Backend]
+    declared: Mapping[str, TensorSpec]
+    """The inputs as the model declares them."""
     length: int = 0
     rows: int = 0
     """By how much the last run made it longer."""
@@ -173,6 +175,17 @@ class StateStore:
                 held.array = np.zeros(spec.dims, spec.dtype.numpy)
             if name in values:
                 self.write(name, values[name])
+
+    def _check_declared(self, name: str, value: Array) -> None:
+        """Raise InputError if a value has another size than the model declares."""
+        sizes = self.declared[name].shape
+        pairs = zip(sizes, value.shape, strict=False)
+        if value.ndim != len(sizes) or any(isinstance(d, int) and d != n for d, n in pairs):
+            raise InputError(
+                "the saved state does not fit",
+                why=f"{name!r} is {value.shape}, and the model has {self.declared[name]}",
+                fix="restore what a session of the same model has saved",
+            )
 
     def _check_value(self, name: str, value: Array, dims: Shape, axes: Axes) -> None:
         """Raise InputError if a restored value has other sizes than an input, or not the rows of its length."""
@@ -255,7 +268,7 @@ class StateStore:
         return SavedState(self.length, values)
 
     def restore(self, saved: SavedState, inputs: Mapping[str, Axes]) -> None:
-        """Set all values to those of another moment; InputError if they are of another state.
+        """Set all values to those of another moment; InputError if they are of another state, or of another model.
 
         `inputs` are the axes that values have. What has no room waits for the network of the next run.
         """
@@ -267,6 +280,8 @@ class StateStore:
                 why=f"it has {listing(sorted(saved.values), ', ', most=8) or 'no values'}",
                 fix="restore what a session of the same model, with the same state, has saved",
             )
+        for name, value in saved.values.items():
+            self._check_declared(name, value)
         before, self.length, self.rows = self.length, saved.length, 0
         held = {name: each.spec.dims for name, each in self._held.items()}
         room = all(
@@ -367,5 +382,5 @@ class State:
         return self._session.with_state(lambda store, axes: store.save(axes))
 
     def restore(self, saved: SavedState) -> None:
-        """Set all values to those that `save` returned; InputError if they are of another state."""
+        """Set all values to those that `save` returned; InputError if they are of another state or model."""
         self._session.with_state(lambda store, axes: store.restore(saved, axes))
