@@ -12,7 +12,9 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 import weft
 from tests.helpers.onnx_models import make_model, node, run_graph, run_onnxruntime
 from weft.core.graph.dtypes import DType
+from weft.core.graph.graph import infer_shapes
 from weft.core.graph.layout import Array
+from weft.core.passes import run_passes
 from weft.errors import ModelError, UnsupportedOps
 from weft.frontends.onnx import load
 from weft.frontends.onnx.reading import NEWEST_OPSET
@@ -172,6 +174,26 @@ def test_the_old_form_computes_what_onnxruntime_computes(row: Row) -> None:
     ):
         assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
         np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("opset", [7, 10])
+@pytest.mark.parametrize("limits", [{}, {"min": 0.0}, {"max": 0.0}])
+def test_clip_without_a_limit_takes_the_default_of_its_attribute(opset: int, limits: dict[str, Any]) -> None:
+    x = np.array([[np.inf, -np.inf, np.nan, 3, -3, 0]], np.float32)
+    model = make_model([node("Clip", **limits)], {"x": (TensorProto.FLOAT, x.shape)}, opset=opset)
+    expected, = run_onnxruntime(model, {"x": x})
+    assert np.isfinite(expected[0, :2]).all()
+    for device in ("cpu", "opencl", "vulkan"):
+        with weft.load(model, device, precision="high") as session:
+            np.testing.assert_array_equal(session.run(x)[0], expected)
+
+
+def test_a_clip_of_an_older_opset_is_part_of_a_norm() -> None:
+    nodes = [node("ReduceL2", "x", "n", axes=[1]), node("Clip", "n", "c", min=1e-6), node("Div", "x c")]
+    x = np.array([[3, 4, 0], [0, 0, 0]], np.float32)
+    graph = run_passes(infer_shapes(load(make_model(nodes, {"x": (TensorProto.FLOAT, x.shape)}, opset=10))))
+    assert [n.op.type for n in graph] == ["weft::L2Normalization"]
+    np.testing.assert_allclose(run_graph(graph, {"x": x})[0], x / 5, rtol=1e-6)
 
 
 def test_a_constant_out_of_an_attribute_has_the_type_of_the_data() -> None:

@@ -269,7 +269,8 @@ class CompareSelect(Elementwise):
 class Clip(Elementwise):
     """Keep x between the scalars min and max, either of which may be missing; max wins over min.
 
-    Without a limit, infinities stay on that side, as in onnx's evaluator; ONNX Runtime has the largest number there.
+    Without a limit, infinities stay on that side, as in onnx's evaluator and in ONNX's definition by other ops; ONNX
+    Runtime has the largest number there. Before opset 11 the limits are the largest numbers of float32 unless given.
     """
 
     types: ClassVar[Types] = NUMERIC

@@ -146,8 +146,12 @@ def _pad(node: ImportedNode) -> None:
 
 @importer("Clip", before=11)
 def _clip(node: ImportedNode) -> None:
-    node.input_from("min", 1, node.data_type())
-    node.input_from("max", 2, node.data_type())
+    dtype = node.data_type()
+    if dtype in (DType.FLOAT32, DType.FLOAT64):  # smaller floats do not hold the defaults
+        largest = float(np.finfo(np.float32).max)
+        node.attributes = {"min": -largest, "max": largest, **node.attributes}
+    node.input_from("min", 1, dtype)
+    node.input_from("max", 2, dtype)
 
 
 @importer("Dropout", before=12)

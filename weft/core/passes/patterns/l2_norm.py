@@ -7,6 +7,7 @@ from weft.core.graph.layout import Shape
 from weft.core.graph.op import new_op
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.reader import LEAST, Reader
+from weft.core.passes.wide_values import NO_LIMIT
 
 
 @graph_pass()
@@ -34,6 +35,8 @@ def _limited(reader: Reader, value: str) -> tuple[float, str]:
     if node is None or len(node.inputs) < 2:
         return 0.0, value
     source, least, *more = node.inputs
+    if node.op.type == "Clip":  # older files have the largest number where there is no maximum
+        more = [high for high in more if high and (reader.number(high) or 0) < NO_LIMIT]
     if node.op.type == "Max" and reader.number(source) is not None:
         source, least = least, source
     number = reader.number(least)
