@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +18,7 @@ import weft
 from benchmarks.decoders import TINY, decoder, empty_caches, feeds
 from tests.helpers.texts import Reference, close
 from weft.core.session.state import SavedState
-from weft.errors import ConfigError, InputError
+from weft.errors import ConfigError, InputError, OutOfMemory
 
 DEVICES = ("cpu", "opencl", "vulkan")
 F = TensorProto.FLOAT
@@ -466,3 +468,81 @@ def test_a_run_that_is_repeated_after_an_overflow_takes_one_step(device: str) ->
         for count in (1, 2, 3):
             (y,) = session.run(step)
             np.testing.assert_allclose(y, (count * step) ** 2 * 1e-3, rtol=4e-3)
+
+
+def running_sum() -> weft.Network:
+    """A network with a state of a fixed size: y = s + x, and s is y the next time."""
+    net = weft.Network("sum")
+    total = net.add_layer("Add", net.add_input("state", (2,)), net.add_input("x", (2,)))
+    net.add_output("stateN", total)
+    net.add_output("y", net.add_layer("Identity", total))
+    return net
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_run_whose_outputs_nobody_took_counts(device: str) -> None:
+    x = np.array([1, 2], np.float32)
+    with weft.load(running_sum(), device, fallback="error", state=True) as session:
+        session.submit(x)
+        with pytest.raises(InputError, match="call wait first"):
+            session.state.save()
+        session.submit(x)
+        assert (session.wait()[0] == 2 * x).all()
+        assert (session.run(x)[0] == 3 * x).all()
+        assert (session.state.save().values["state"] == 3 * x).all()
+
+
+def test_a_run_that_fails_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = Reference("genai")
+    with weft.load(decoder("tiny", "genai"), "cpu", state=True) as session:
+        words = [np.array([[w]], np.int64) for w in (2, 7, 1)]
+        assert close(session.run(reference.feeds(words[0]))[0], reference.run(words[0]))
+        feed = reference.feeds(words[1])
+
+        def fail(*_: object) -> None:
+            raise MemoryError("none is left")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(np, "matmul", fail)
+            with pytest.raises((weft.WeftError, MemoryError)):
+                session.run(feed)
+        assert session.state.length == 1
+        assert close(session.run(feed)[0], reference.run(words[1])) and session.state.length == 2
+
+
+def test_without_memory_for_a_larger_state_it_stays_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.core.buffers.device_memory import DeviceMemory
+
+    reference = Reference("genai")
+    with weft.load(decoder("tiny", "genai"), "cpu", state=True) as session:
+        first, long = np.arange(7)[None], np.arange(150).repeat(2)[None] % 100
+        assert close(session.run(reference.feeds(first))[0], reference.run(first))
+        feed, make, left = reference.feeds(long), DeviceMemory.make, [2]
+
+        def scarce(memory: DeviceMemory, *given: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise OutOfMemory("there is none")
+            return make(memory, *given)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(DeviceMemory, "make", scarce)
+            with pytest.raises(weft.WeftError, match="there is none"):
+                session.run(feed)
+        assert session.state.length == 7
+        assert close(session.run(feed)[0], reference.run(long)) and session.state.length == 307
+
+
+def test_a_closed_session_leaves_its_plans_without_a_collection() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        session = weft.load(decoder("tiny", "genai"), "cpu", state=True)
+        reference = Reference("genai")
+        session.run(reference.feeds(np.array([[3]], np.int64)))
+        plan = weakref.ref(session._planner.now)
+        session.close()
+        del session
+        assert plan() is None
+    finally:
+        gc.enable()

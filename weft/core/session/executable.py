@@ -162,6 +162,7 @@ class Executable:
         self.network = self.report = self._reported = None
         self.made, self.copies, self.waits, self._large = {}, {}, {}, {}
         self._passed, self._stored, self._watched = None, {}, None
+        self._memory.clear()
         return pipelines
 
     # -- running -----------------------------------------------------------------------------------------

@@ -211,7 +211,7 @@ class Planner:
                     reads_late=rest is not None or len(divided.parts) > 1,
                 )
                 corners = {} if after is None else after.corners
-                plan.program = program_of(plan, corners, rest, self.rests)
+                plan.program = program_of(corners, rest, self.rests)
                 narrow = with_narrow_edges(divided, half)
                 divided_by = perf_counter()
                 network = self._lowered(narrow, may_wait=rest is not None)
@@ -302,7 +302,7 @@ class Planner:
         graph = roomy.network.graph
         sizes = ", ".join(f"{name} {'' if name in roomy.fixed else 'up to '}{size}" for name, size in roomy.key)
         made = NetworkPlan(roomy.key, f"made for {sizes}, because {why}", roomy=roomy)
-        made.program = roomy_program(made, roomy)
+        made.program = roomy_program(roomy)
         plan = self.plans.find(NetworkPlan, roomy.key) or made
 
         def attempt(before: Assignment) -> None:

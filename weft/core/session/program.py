@@ -29,7 +29,6 @@ from weft.core.session.arguments import Given, Outputs, take_outputs
 from weft.core.session.capacities import RoomyPlan
 from weft.core.session.executable import Executable
 from weft.core.session.overflow import OverflowWatch
-from weft.core.session.plans import Plan
 from weft.core.session.report import Report
 from weft.core.session.rests import Counted, Rest, Rests, Rows, StagePlan, corners_of, lasting_captures
 from weft.core.session.state import StateStore
@@ -122,23 +121,23 @@ class Step(ABC):
 class Program:
     """What a run does for certain sizes: first what is loaded for a plan, then steps in order."""
 
-    plan: Plan
     steps: Sequence[Step] = ()
     reads: Collection[str] = ()
     """The inputs that steps read."""
 
-    def start(self, run: Run, inputs: Mapping[str, Given], *, lasting: bool = False) -> None:
+    def start(
+        self, executable: Executable, run: Run, inputs: Mapping[str, Given], *, lasting: bool = False
+    ) -> None:
         """Start a run, whose last part on a device may go on; `lasting` copies what steps will read of the inputs."""
-        self.plan.executable.start(inputs, run.given, watch=run.watch)
+        executable.start(inputs, run.given, watch=run.watch)
         if self.steps:
             run.values = {i: copy.deepcopy(inputs[i]) if lasting else inputs[i] for i in self.reads if i in inputs}
 
-    def finish(self, run: Run, make: MakeBuffer) -> list[Any]:
+    def finish(self, executable: Executable, run: Run, make: MakeBuffer) -> list[Any]:
         """Wait for what is loaded, run the steps, and return the outputs; `make` makes the buffers that are asked for.
 
         What is loaded makes none: those that it fills were made before.
         """
-        executable = self.plan.executable
         results = executable.finish(run.given)
         if self.steps:
             run.values.update(zip(executable.results, results, strict=True))
@@ -289,13 +288,13 @@ def _tensor(name: str, value: Value) -> Array:
     raise ExecutionError(f"output {name!r} is {kind}", fix=fix)
 
 
-def program_of(plan: Plan, corners: Mapping[str, Corner], rest: Rest | None, rests: Rests) -> Program:
+def program_of(corners: Mapping[str, Corner], rest: Rest | None, rests: Rests) -> Program:
     """Return the program of a plan for certain sizes; `rest` is what waits for values of its network."""
     if rest is None:
-        return Program(plan)
-    return Program(plan, [Corners(corners), GoOn(rest, rests)], reads={*rest.graph.inputs, *rest.graph.outputs})
+        return Program()
+    return Program([Corners(corners), GoOn(rest, rests)], reads={*rest.graph.inputs, *rest.graph.outputs})
 
 
-def roomy_program(plan: Plan, roomy: RoomyPlan) -> Program:
+def roomy_program(roomy: RoomyPlan) -> Program:
     """Return the program of a plan for capacities."""
-    return Program(plan, [Live(roomy)])
+    return Program([Live(roomy)])

@@ -71,7 +71,7 @@ from weft.core.session.overflow import (
 from weft.core.session.pipeline import Pipeline, Progress
 from weft.core.session.planner import NetworkPlan, Planner, Sooner
 from weft.core.session.prefetch import Prefetch
-from weft.core.session.program import Program, Run
+from weft.core.session.program import Run
 from weft.core.session.report import Report, Transfers, joined
 from weft.core.session.state import State, StateStore
 from weft.errors import (
@@ -401,7 +401,8 @@ class Session(NotCopied):
         if outputs is not None and (plan.reads_late or self._checks_range or buffers_in(given)):
             arrays = self._kept_apart(arrays, outputs, given)
         try:
-            results = self._start(arrays, given, outputs).finish(self._run, self._new_output)
+            self._start(arrays, given, outputs)
+            results = self._finish(self._run)
             if self._checks_range:
                 results = self._in_range(arrays, outputs, results)
             return results if own is outputs else as_given(self._asked, own, results)
@@ -475,7 +476,8 @@ class Session(NotCopied):
         try:
             taken = self._accept([arrays if self._unpadded is None else self._unpadded], outputs)
             given = self._checked(outputs)
-            return self._start(taken, given, outputs).finish(self._run, self._new_output), watch
+            self._start(taken, given, outputs)
+            return self._finish(self._run), watch
         finally:
             self._watch = None
 
@@ -547,8 +549,8 @@ class Session(NotCopied):
     def _start(
         self, arrays: Mapping[str, Given], given: Sequence[Given | None], outputs: Outputs | None, *,
         lasting: bool = False,
-    ) -> Program:
-        """Start a run, and return its program; `lasting` copies what it reads later, which the caller may change."""
+    ) -> None:
+        """Start a run; `lasting` copies what it reads later, which the caller may change."""
         plan, watch, store = self._planner.now, self._watch, self._store
         self._planner.plans.begin(plan)
         if watch is not None or plan.rest is not None:
@@ -558,11 +560,19 @@ class Session(NotCopied):
             own = () if plan.roomy is None else plan.roomy.network.masks
             watch.masks = masks_of(plan.executable.network.graph, own)
         self._run = Run(self._asked, given, outputs, watch, store, self._numbers)
-        plan.program.start(self._run, arrays, lasting=lasting)
+        plan.program.start(plan.executable, self._run, arrays, lasting=lasting)
         if store is not None and plan.roomy is not None:
             store.rows = plan.roomy.network.rows(self._numbers)
             store.length += store.rows
-        return plan.program
+
+    def _finish(self, run: Run) -> list[Any]:
+        """Return the outputs of the run that was started; if it fails, the state is as it was before."""
+        plan = self._planner.now
+        try:
+            return plan.program.finish(plan.executable, run, self._new_output)
+        except BaseException:
+            self._undo_run()
+            raise
 
     @_alone
     def submit(self, *inputs: Input | Mapping[str, Input], outputs: Outputs | None = None) -> None:
@@ -614,18 +624,28 @@ class Session(NotCopied):
             own, outputs = before, run.outputs
         run.asked_outputs = None
         kept, run.inputs = run.inputs, None
-        results = self._planner.now.program.finish(run, self._new_output)
+        results = self._finish(run)
         if kept is not None:
             results = self._in_range(kept, outputs, results)
         return results if own is outputs else as_given(self._asked, own, results)
 
     @_alone
-    def with_state(self, use: Callable[[StateStore, Mapping[str, Axes]], R]) -> R:
-        """Return what a function makes of the state, once no run is under way; `Session.state` calls this."""
+    def with_state(self, use: Callable[[StateStore, Mapping[str, Axes]], R], *, values: bool = True) -> R:
+        """Return what a function makes of the state; `Session.state` calls this.
+
+        `values` tells whether it reads or writes them: InputError if a run that was submitted does so, too.
+        """
         plan = self._planner.now
         self._check_open()
         assert self._store is not None
-        if not plan.executable.started:
+        if values and plan.executable.started:
+            raise InputError(
+                "a run is under way, which makes the state another",
+                where=f"network {self.graph.name!r}",
+                why="submit started it, and nobody has waited for it",
+                fix="call wait first",
+            )
+        if values:
             plan.executable.settle()
         return use(self._store, {} if plan.roomy is None else plan.roomy.network.inputs)
 
@@ -1008,6 +1028,8 @@ class Session(NotCopied):
             self._take_later()
         self._unpadded = None
         if self._store is not None:
+            if self._planner.now.executable.started:  # its outputs are lost, but not what it made of the state
+                self._finish(self._run)
             with nullcontext() if self._later is None else self._later.paused():
                 return self._take_state(hosted(take_inputs(self._asked, inputs)))
         plan = self._planner.now

@@ -165,16 +165,20 @@ class StateStore:
         """Put all values where a network wants them; nothing may use their memory. `inputs` are their axes."""
         for name, value in self._pending.items():
             self._check_value(name, value, graph.specs[name].dims, inputs[name])
-        values, self._pending = {name: self.read(name) for name in self._held} | dict(self._pending), {}
+        values, self._pending = {**self.save(inputs).values, **self._pending}, {}
         self.release()
-        for name, (device, spec) in self._places(network, graph).items():
-            held = self._held[name] = _Held(spec, device=device)
-            if device:
-                held.tensor = self._memory(device).make(name, spec)
-            else:
-                held.array = np.zeros(spec.dims, spec.dtype.numpy)
-            if name in values:
-                self.write(name, values[name])
+        try:
+            for name, (device, spec) in self._places(network, graph).items():
+                if device:
+                    self._held[name] = _Held(spec, device=device, tensor=self._memory(device).make(name, spec))
+                else:
+                    self._held[name] = _Held(spec, np.zeros(spec.dims, spec.dtype.numpy))
+                if name in values:
+                    self.write(name, values[name])
+        except BaseException:
+            self.release()
+            self._pending = values  # the next run takes them
+            raise
 
     def _check_declared(self, name: str, value: Array) -> None:
         """Raise InputError if a value has another size than the model declares."""
@@ -342,7 +346,7 @@ T = TypeVar("T")
 class KeepsState(Protocol):
     """A session."""
 
-    def with_state(self, use: Callable[[StateStore, Mapping[str, Axes]], T]) -> T:
+    def with_state(self, use: Callable[[StateStore, Mapping[str, Axes]], T], *, values: bool = True) -> T:
         """Return what a function makes of the state, and of the axes of its inputs, while no run is under way."""
         ...
 
@@ -362,12 +366,12 @@ class State:
     @property
     def length(self) -> int:
         """Return how many rows the cache has; 0 for a state that does not grow."""
-        return self._session.with_state(lambda store, _: store.length)
+        return self._session.with_state(lambda store, _: store.length, values=False)
 
     @property
     def nbytes(self) -> int:
         """Return the bytes that the values take, at their capacities; 0 before there is a plan."""
-        return self._session.with_state(lambda store, _: store.nbytes)
+        return self._session.with_state(lambda store, _: store.nbytes, values=False)
 
     def reset(self) -> None:
         """Forget all: the next run begins with zeros, and with a cache of no rows."""
