@@ -662,3 +662,19 @@ def test_what_cannot_be_shared() -> None:
         weft.from_dlpack([1])  # type: ignore[arg-type]
     with weft.empty((2,), "int4", device="cpu") as small, pytest.raises(CannotShare, match="DLPack has no such type"):
         small.__dlpack__()
+
+
+@pytest.mark.parametrize("device", ["cpu", "opencl", "vulkan"])
+def test_a_buffer_that_another_run_reads_is_not_written_at_the_end_of_one_that_reads_it(device: str) -> None:
+    net = weft.Network("neg")
+    net.add_output("y", net.add_layer("Neg", net.add_input("x", (2, 3))))
+    x = np.ones((2, 3), np.float32)
+    with weft.load(net, device) as one, weft.load(net, device) as other, one.buffer("x", x) as held:
+        one.submit(held)
+        other.submit(held)
+        with pytest.raises(InputError, match="in use"):
+            one.wait(outputs=[held])
+        assert (other.wait()[0] == -1).all() and (held.numpy() == 1).all()
+        one.submit(held)
+        one.wait(outputs=[held])
+        assert (held.numpy() == -1).all()

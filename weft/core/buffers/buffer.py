@@ -231,14 +231,20 @@ class Buffer(NotCopied, OwnArray):
         if self._closed:
             raise ClosedError("the buffer is closed", where=repr(self), fix="make another, or close it later")
 
-    def begin(self, *, writes: bool) -> None:
+    def begin(self, *, writes: bool, reading: bool = False) -> None:
         """Let a run use it until `end`: others may read it meanwhile unless that writes.
 
-        It waits for the host to read or write it; InputError if another run is in the way.
+        It waits for the host to read or write it; InputError if another run is in the way. A run that is `reading` it
+        writes it from now on.
         """
         self._end_dropped()
         with _uses:
-            self._admit(writes=writes)
+            self._readers -= reading
+            try:
+                self._admit(writes=writes)
+            except BaseException:
+                self._readers += reading
+                raise
             if writes:
                 self._written = True
             else:

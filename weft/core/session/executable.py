@@ -177,15 +177,19 @@ class Executable:
         return np.zeros(spec.dims, spec.dtype.numpy)
 
     def _use(self, buffer: Given | None, *, writes: bool) -> None:
-        """Let the run that is about to start use a buffer, if it does not yet."""
+        """Let the run that is about to start, or to end, use a buffer as it does not yet."""
         assert isinstance(buffer, Buffer)
-        if all(buffer is not used for used, _ in self._used):
-            try:
-                buffer.begin(writes=writes)
-            except BaseException:
-                self.leave_buffers()
-                raise
-            self._used.append((buffer, writes))
+        place = next((k for k, (used, _) in enumerate(self._used) if used is buffer), None)
+        if place is not None and (self._used[place][1] or not writes):
+            return
+        try:
+            buffer.begin(writes=writes, reading=place is not None)
+        except BaseException:
+            self.leave_buffers()
+            raise
+        if place is not None:
+            del self._used[place]
+        self._used.append((buffer, writes))
 
     def leave_buffers(self) -> None:
         """Leave the buffers of the last run, which has ended, to others."""
