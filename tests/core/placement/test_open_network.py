@@ -386,7 +386,7 @@ def test_a_session_plans_a_new_length_without_passes_and_backends(device: str, m
         calls.append(named["prepared"])
         return real(*given, **named)
 
-    monkeypatch.setattr("weft.core.session.session.divide", noted)
+    monkeypatch.setattr("weft.core.session.planner.divide", noted)
     model = gpt2(SIZES)
     with weft.load(model, device, shapes=caches(5), fallback="error") as session:
         del calls[:]

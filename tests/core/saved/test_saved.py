@@ -152,7 +152,7 @@ def test_F8_all_that_can_be_known_of_a_network_is_saved() -> None:
     assert {f.name for f in fields(BackendConfig)} == {"memory", "precision", "power", "fusing", "winograd"}
     saved = {"name", "inputs", "outputs", "nodes", "specs", "constants", "layouts", "aliases"}
     # What a model's file declares of its outputs, and what stays float32, matters before there is anything to save.
-    assert {f.name for f in fields(Graph)} == saved | {"declared", "wide", "overflowing"}
+    assert {f.name for f in fields(Graph)} == saved | {"declared", "defaults", "wide", "overflowing"}
 
 
 # -- values and arrays ---------------------------------------------------------------------------------------

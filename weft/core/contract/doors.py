@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import ParamSpec, TypeVar
 
 from weft import config
@@ -73,10 +73,16 @@ def _others(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without Weft's own frames, but for the innermost one."""
     steps = list[TracebackType]()
     while trace is not None:
-        if trace.tb_next is None or not trace.tb_frame.f_code.co_filename.startswith(_OWN):
+        if trace.tb_next is None or not _is_own(trace.tb_frame):
             steps.append(trace)
         trace = trace.tb_next
     kept: TracebackType | None = None
     for step in reversed(steps):
         kept = TracebackType(kept, step.tb_frame, step.tb_lasti, step.tb_lineno)
     return kept
+
+
+def _is_own(frame: FrameType) -> bool:
+    """Tell whether a frame is of Weft's code, or of a method that its dataclasses have without source."""
+    file = frame.f_code.co_filename
+    return file.startswith(_OWN) or (file == "<string>" and frame.f_globals.get("__name__", "").startswith("weft."))
