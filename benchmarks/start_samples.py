@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from functools import cache
 from types import FrameType
 
 FOLDER = "START_SAMPLES"
@@ -80,6 +81,13 @@ def _ends(path: str) -> str:
     return "/".join(path.rsplit("/", 2)[-2:])
 
 
+@cache
+def _in_weft(file: str) -> str:
+    """Return where a file lies in the package; "" if it is another's, such as a test in a clone that is called weft."""
+    folder = file[: file.rfind("/weft/") + len("/weft/")]
+    return file[len(folder) :] if "/weft/" in file and os.path.exists(f"{folder}__init__.py") else ""
+
+
 def phase(frame: FrameType | None) -> tuple[str, str]:
     """Return what a thread at this frame does, and the kernel or the kind that it does it with, if that is known."""
     found, detail, inside, waits = "", "", "", True
@@ -87,7 +95,7 @@ def phase(frame: FrameType | None) -> tuple[str, str]:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
         if file.startswith("<frozen importlib"):
             found = found or "import"
-        own = file.rpartition("/weft/")[2] if "/weft/" in file else ""
+        own = _in_weft(file)
         folder = next((FOLDERS[each] for each in own.split("/")[:2] if each in FOLDERS), "")
         found = found or PHASES.get((_ends(file), name), "") or folder
         inside = inside or (own and f"{own}: {name}")
