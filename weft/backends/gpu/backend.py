@@ -160,8 +160,9 @@ class GpuBackend(Engine):
         """
         caps = self.device.caps
         try:
-            lowered = self._planned_in_a_hurry(graph) if self._hurries else None
-            lowered = lowered or lower(graph, self._target)
+            with self._builds.ended_by_errors():
+                lowered = self._planned_in_a_hurry(graph) if self._hurries else None
+                lowered = lowered or lower(graph, self._target)
             if self.tests_kernels and self.runtime.verdicts.untested:
                 self._test_before_use(lowered)
         except WrongKernel as e:

@@ -240,7 +240,14 @@ class Builds:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Cancel builds that have not started at the end of the block, and wait for those that have.
+        """Cancel builds that have not started at the end of the block, and wait for those that have."""
+        with self.ended_by_errors():
+            yield
+        self._end(wait=True)
+
+    @contextmanager
+    def ended_by_errors(self) -> Iterator[None]:
+        """Do the same if the block fails.
 
         After an interrupt, such as Ctrl-C, they go on by themselves: no compiler can be interrupted.
         """
@@ -249,7 +256,6 @@ class Builds:
         except BaseException as e:
             self._end(wait=is_error(e))
             raise
-        self._end(wait=True)
 
     def drop(self) -> None:
         """Cancel builds that have not started, and leave those that have."""
