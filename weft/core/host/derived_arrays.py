@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from weft.core.graph.layout import Array
 from weft.core.host.shared_arrays import SHARED_FROM, is_lasting
 
@@ -69,8 +67,7 @@ class DerivedArrays:
         if found is not None:
             return found
         made = make()
-        if all(isinstance(each, np.ndarray) for each in made):
-            self.note(what, sources, made)
+        self.note(what, sources, made)
         return made
 
     def _forget_gone(self) -> None:

@@ -9,42 +9,31 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf, isinf
 from time import monotonic
-from typing import Generic, Protocol, TypeVar
 
 from weft.core.contract.error_context import is_error
 from weft.core.host import cancelled, shutdown
 from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.pipeline import Progress
+from weft.core.session.planner import Planner
 
 log = logging.getLogger("weft.session")
 QUIET = 0.3
 """Seconds after a load before a thread begins to plan: the first word follows a prompt at once."""
 
 
-class Closes(Protocol):
-    """What is made: what plans for a session."""
+class Later:
+    """A thread in which a planner plans and loads for a session, `why` that takes long, and how it ended.
 
-    def close(self) -> None:
-        """Free what it has loaded."""
-        ...
-
-
-Made = TypeVar("Made", bound=Closes)
-
-
-class Later(Generic[Made]):
-    """What a thread prepares for a session, `why` it takes long, and how it ended.
-
-    The thread ends once the session has taken what it made, and then closes what the session had until then.
+    The thread ends once the session has taken the planner, and then closes the one that the session had until then.
     """
 
     def __init__(
-        self, made: Made, task: Callable[[Made], None], choices: Sequence[DeviceChoice], why: str
+        self, planner: Planner, task: Callable[[Planner], None], choices: Sequence[DeviceChoice], why: str
     ) -> None:
-        """Call `task` with `made` in a thread, for a session on these devices."""
+        """Call `task` with the planner in a thread, for a session on these devices."""
         self.choices, self.why = choices, why
-        self._held: Made | None = made
-        """What it makes; once that was taken, what the session had until then; None if it failed."""
+        self._planner: Planner | None = planner
+        """The planner; once it was taken, the one that the session had until then; None if it failed."""
         self.error: Exception | None = None
         """Why there is none."""
         self._tasks = deque([task])
@@ -57,11 +46,11 @@ class Later(Generic[Made]):
 
     @property
     def is_made(self) -> bool:
-        """Tell whether the thread has made it, or failed."""
+        """Tell whether the thread has done all its tasks, or failed."""
         return self._made.is_set()
 
-    def also(self, task: Callable[[Made], None]) -> bool:
-        """Have the thread do more with what it makes; False if it has ended, and nothing is done."""
+    def also(self, task: Callable[[Planner], None]) -> bool:
+        """Give the thread another task; False if it has done the others, and does no more."""
         with self._changed:
             if not self.is_made:
                 self._tasks.append(task)
@@ -85,22 +74,22 @@ class Later(Generic[Made]):
                 self._changed.notify_all()
 
     def wait(self) -> None:
-        """Wait until the thread has made it, or failed."""
+        """Wait until the thread has done all its tasks, or failed."""
         with self._changed:
             self._is_awaited = True
             self._changed.notify_all()
         self._made.wait()
 
-    def take(self, swap: Callable[[Made], Made]) -> None:
-        """Give what it made to `swap`, and close what that returns in the thread; nothing if it failed."""
+    def take(self, swap: Callable[[Planner], Planner]) -> None:
+        """Give the planner to `swap`, and close the one that it returns, in the thread; nothing if it failed."""
         try:
-            if self._held is not None:
-                self._held = swap(self._held)
+            if self._planner is not None:
+                self._planner = swap(self._planner)
         finally:
             self._taken.set()
 
     def give_up(self) -> None:
-        """Have the thread stop, and close what it made."""
+        """Have the thread stop, and close its planner."""
         self._stop.set()
         self._taken.set()
         with self._changed:
@@ -113,15 +102,15 @@ class Later(Generic[Made]):
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        made = self._held
-        assert made is not None
+        planner = self._planner
+        assert planner is not None
         try:
             with cancelled.until(self._stop):
                 while (task := self._next()) is not None:
-                    task(made)
+                    task(planner)
         except BaseException as e:
-            self._held = None
-            made.close()
+            self._planner = None
+            planner.close()
             if isinstance(e, cancelled.Cancelled):
                 pass
             elif not isinstance(e, Exception) or not is_error(e):
@@ -130,16 +119,16 @@ class Later(Generic[Made]):
                 self.error = e
                 log.warning("better kernels for a network could not be prepared: %s", e)
         finally:
-            del made
+            del planner
             task = None  # it holds the network
             with self._changed:
                 self._made.set()
         self._taken.wait()
-        if self._held is not None:
-            self._held.close()
+        if self._planner is not None:
+            self._planner.close()
 
-    def _next(self) -> Callable[[Made], None] | None:
-        """Return the next task once nothing else is planned; None, and all is made, if there is none."""
+    def _next(self) -> Callable[[Planner], None] | None:
+        """Return the next task, once the session plans nothing itself; None if there is none."""
         with self._changed:
             while (left := self._still()) > 0:
                 self._changed.wait(None if isinf(left) else left)

@@ -231,12 +231,8 @@ class Planner:
             anew()
             self._check_may_refuse(refusal)
 
-        place = partial(until_taken, attempt, hear, anew)
-        try:
-            place()
-        except TakesLong as late:
-            self._place_sooner(late.why, place)
-        self.loader.wait, self._prepared, self.bound = Wait.ALL, None, bound
+        self._place(partial(until_taken, attempt, hear, anew))
+        self._prepared, self.bound = None, bound
 
     def _why(
         self, bound: Graph, values: Mapping[str, Array], alike: NetworkPlan | None, before: Assignment
@@ -258,7 +254,7 @@ class Planner:
         return f"made for {', '.join(sizes) or 'the sizes of the model'}, because {why}"
 
     def _lowered(self, narrow: OptimizedNetwork, *, may_wait: bool) -> OptimizedNetwork:
-        """Return the network with its parts lowered; TakesLong if that is better done later, unless it may wait."""
+        """Return the network with its parts lowered: whatever it takes if it `may_wait`, else TakesLong may come up."""
         while True:
             try:
                 return lower_network(narrow, self.loader.asked(p.device for p in narrow.parts))
@@ -315,7 +311,7 @@ class Planner:
             prepared = replace(roomy.prepared, graph=graph)
             divided = divide_first(graph, backends, self.options, host=self._host, before=before, prepared=prepared)
             divided_by = perf_counter()
-            # What is loaded has backends, which are asked: they plan as they are, whatever a second plan takes.
+            # Only the first plan may turn to general kernels. Later ones are planned by the backends that are loaded.
             network = self._lowered(divided, may_wait=self.now.executable.is_loaded)
             if store is not None and not store.fits(network, graph):
                 self.loader.drop()  # what is loaded uses the memory of the state
@@ -326,12 +322,7 @@ class Planner:
                 store.leave([*plan.executable.unaliased])
             self._warn(divided)
 
-        place = partial(until_taken, attempt, self._check_may_refuse)
-        try:
-            place()
-        except TakesLong as late:
-            self._place_sooner(late.why, place)
-        self.loader.wait = Wait.ALL
+        self._place(partial(until_taken, attempt, self._check_may_refuse))
 
     # -- dividing --------------------------------------------------------------------------------------
 
@@ -458,6 +449,14 @@ class Planner:
 
     def _empty_store(self, pairs: StatePairs) -> StateStore:
         return StateStore(pairs, partial(_state_backend, weakref.ref(self)), {i: self.graph.specs[i] for i in pairs})
+
+    def _place(self, place: Callable[[], None]) -> None:
+        """Load a network; the first one with what is there sooner, if the usual way takes long."""
+        try:
+            place()
+        except TakesLong as late:
+            self._place_sooner(late.why, place)
+        self.loader.wait = Wait.ALL
 
     def _place_sooner(self, why: str, place: Callable[[], None]) -> None:
         """Load the network with the options with which it runs sooner, and note what is to be prepared later.

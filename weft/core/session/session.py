@@ -186,7 +186,7 @@ class Session(NotCopied):
             make_room=partial(_make_room, weakref.ref(self)), fixed=fixed, prefetch=prefetch, progress=progress,
             state=state or None,
         )
-        self._later: Later[Planner] | None = None
+        self._later: Later | None = None
         """Prepares what takes the place of what is loaded."""
         self._general = ""
         """Why kernels that were there soon stay: others could not be prepared."""
@@ -212,7 +212,7 @@ class Session(NotCopied):
         self._process = os.getpid()
         if fixed is None:
             check_hints(graph, self.options.hints, [c.device for c in choices])
-        self._ends: list[Loader | Later[Planner]] = [loader]
+        self._ends: list[Loader | Later] = [loader]
         """What ends with the session if it is dropped without a close."""
         weakref.finalize(self, _forget_all, self._ends).atexit = False
         with self._lock:  # the end of the process waits for the lock
@@ -985,7 +985,7 @@ class Session(NotCopied):
         log.info("network %r runs with all of its kernels from now on", self.graph.name)
         return before
 
-    def _load_in_place(self, later: Later[Planner]) -> None:
+    def _load_in_place(self, later: Later) -> None:
         """Load the network anew where there is no memory for it twice; with general kernels again if that fails."""
         planner = self._planner
         general, bound, roomy = planner.choices, planner.bound, planner.now.roomy
@@ -1108,7 +1108,7 @@ class Session(NotCopied):
         return half_outputs(self.graph, outputs) & plan.narrowable == plan.half_outputs
 
 
-def _forget_all(ends: Sequence[Loader | Later[Planner]]) -> None:
+def _forget_all(ends: Sequence[Loader | Later]) -> None:
     """Leave what a session had that was dropped to the next one, which closes it and stops what was prepared for it."""
     for each in ends:
         forget(each.give_up if isinstance(each, Later) else each.close_unheard)
