@@ -219,9 +219,9 @@ def test_the_folders_of_the_gpu_door_build_on_each_other() -> None:
 
 
 SESSION = [
-    "load_gate", "arguments", "notices", "overflow", "pipeline", "report", "executable", "loader", "plans",
-    "left_weights", "prefetch", "later", "state", "capacities", "stage_loader", "rests", "program", "stages_ahead",
-    "planner", "session", "load_options", "runtime",
+    "load_gate", "arguments", "notices", "overflow", "pipeline", "report", "executable", "open_devices",
+    "loader", "plans", "left_weights", "prefetch", "state", "capacities", "stage_loader", "rests", "program",
+    "stages_ahead", "planner", "later", "session", "load_options", "runtime",
 ]
 """The modules that run a network, lowest first: a runtime calls its sessions, and these what they own."""
 

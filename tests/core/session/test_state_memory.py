@@ -27,6 +27,7 @@ from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.registry.backend_registry import registry
 from weft.core.session.loader import Loader
+from weft.core.session.open_devices import OpenDevices
 from weft.core.session.overflow import OverflowWatch
 from weft.core.session.plans import Plan, Plans
 from weft.errors import BackendError, InputError
@@ -55,7 +56,7 @@ def loaded(
 ) -> Iterator[tuple[Loader, DeviceMemory]]:
     """Yield what loads networks on a device, and memory for state there."""
     (choice,), config = registry.choose([device]), BackendConfig(memory_mode, precision)
-    memory, made = DeviceMemory(choice.open(config)), Loader([choice], config)
+    memory, made = DeviceMemory(choice.open(config)), Loader(OpenDevices([choice], config))
     try:
         yield made, memory
     finally:
@@ -251,7 +252,7 @@ def test_another_device_reads_what_was_written() -> None:
     network = weft.optimize(decoder(1), ["opencl", "cpu"], hints=hints)
     choices = registry.choose(["opencl", "cpu"])
     assert [part.device for part in network.parts] == ["opencl:0", "cpu:0"]
-    memory, runs = DeviceMemory(choices[0].open(BackendConfig())), Loader(choices, BackendConfig())
+    memory, runs = DeviceMemory(choices[0].open(BackendConfig())), Loader(OpenDevices(choices, BackendConfig()))
     cache, fed = memory.make("past", network.state["past"].spec), np.zeros((1, ROWS, WIDTH), np.float32)
     runs.load(network, state={"past": cache})
     with weft.load(decoder(1, aliased=False), "cpu") as alone:

@@ -249,7 +249,7 @@ def test_the_next_session_stops_what_is_prepared_for_a_dropped_one(monkeypatch: 
     """Not the collection, which may be at any time: this thread may hold the locks that a stop takes."""
     gave_up, stops = later.Later.give_up, list[str]()
 
-    def give_up(self: later.Later[Any]) -> None:
+    def give_up(self: later.Later) -> None:
         stops.append(self.why)
         gave_up(self)
 

@@ -8,7 +8,9 @@
 | `Plans` | the plans of the last sizes and stages, by key, and which of them stay loaded |
 | `Program`, `Run` | what follows what is loaded for a plan; the values of one run, and what ran in it |
 | `Rests` | what waits for values of runs, and which of its plans serves how many rows |
-| `Loader` | the backends that are asked, memory managers and notices; whether the network is closed |
+| `Later` | a thread in which a second planner works, and what it still has to do |
+| `Loader` | the backends that are asked, and notices; whether the network is closed |
+| `OpenDevices` | the choices of devices, and their memory managers |
 | `Executable` | what is loaded for a plan: its pipelines, copies and report, and the run under way |
 | `Pipeline` | one backend object, its executions, tensors and constants, whether it is running |
 | `Notifier`, `Notices` | the contexts of a runtime and the next id; the id of one network, and which contexts know it |

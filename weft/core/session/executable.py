@@ -212,6 +212,7 @@ class Executable:
         its events. A `watch` sees what the run stores; `arrays` must be the same until `finish`.
         """
         self.abandon()
+        self._transfers.runs += first
         self._acquire(self.pipelines)
         self._wait()
         if self._used:
@@ -242,7 +243,6 @@ class Executable:
     ) -> None:
         assert self.network is not None
         graph, transfers = self.network.graph, self._transfers
-        transfers.runs += 1
         wanted = zip(self.results, targets, strict=True) if targets else ()
         given: dict[str, Given] = {
             o: t for o, t in wanted

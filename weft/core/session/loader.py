@@ -10,11 +10,8 @@ from contextlib import contextmanager
 from functools import partial
 
 from weft.core.buffers.buffer import ends_runs
-from weft.core.contract import check_answers
 from weft.core.contract.backend import Backend, BackendConfig, MemoryMode, SameNodes, Wait
-from weft.core.contract.contexts import MemoryManager
-from weft.core.contract.error_context import blame, callback_of, caught, do_all
-from weft.core.contract.profile import Profile, ProfilingContext
+from weft.core.contract.error_context import caught, do_all
 from weft.core.graph.graph import Node
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.graph.validate import misdeclared
@@ -26,6 +23,7 @@ from weft.core.placement.optimized_network import OptimizedNetwork, Part
 from weft.core.registry.device_choice import DeviceChoice
 from weft.core.session.executable import Executable, close_all
 from weft.core.session.notices import Notices
+from weft.core.session.open_devices import OpenDevices
 from weft.core.session.pipeline import Pipeline, Progress, open_pipeline
 from weft.core.session.report import CopyRecord, Report, Transfers, make_report
 from weft.errors import BackendError, Refusal
@@ -39,47 +37,40 @@ class Loader:
 
     It outlives a session that was dropped without a close, so it does not refer to the session.
 
-    `choices` are the devices that parts may be on; the user's come first, in order of preference. `same_nodes` is what
-    its networks have in common: the same nodes for other sizes. `wait` says how soon the next network is to run.
+    `devices` are those that parts may be on. `same_nodes` is what its networks have in common: the same nodes for other
+    sizes. `wait` says how soon the next network is to run. `parent` loads other nodes for the same session: it frees
+    what both make, and counts what both copy.
     """
 
     def __init__(
         self,
-        choices: Sequence[DeviceChoice],
-        config: BackendConfig,
+        devices: OpenDevices,
         *,
         progress: Progress | None = None,
-        profile: Profile | None = None,
         same_nodes: SameNodes | None = None,
         wait: Wait = Wait.ALL,
+        parent: Loader | None = None,
     ) -> None:
-        self.config, self.profile, self._same_nodes = config, profile, same_nodes
+        self._devices, self._same_nodes, self._progress = devices, same_nodes, progress
+        self.config, self.profile = devices.config, devices.profile
         self.wait = wait
         """How soon the next network is to run."""
         self.notices: Notices | None = None
         """The id and the notices to contexts; None before the first load."""
         self.is_closed = False
-        self._choices = {c.device: c for c in choices}
-        self._progress = progress
-        self._managers: dict[str, MemoryManager | None] = {}
-        self._acquired: dict[str, bool] = {}
-        """Whether the memory manager of each device has acquired its memory; only devices that have one."""
         self._spare: dict[str, Backend] = {}
         self._warned = set[str]()
         """The outputs of which it was said that they are declared with another shape."""
-        self._made: list[Executable] = []
+        self._made: list[Executable] = [] if parent is None else parent._made
         """All that has pipelines, the latest last."""
-        self.transfers = Transfers()
+        self.transfers: Transfers = Transfers() if parent is None else parent.transfers
         """What runs copied to and from devices."""
         self.now = Executable()
         """What was loaded or run last: its backends are asked, and the next network takes its place."""
 
     def beside(self, same_nodes: SameNodes, progress: Progress | None) -> Loader:
-        """Return what loads other nodes for the same session, whose loader frees what it makes."""
-        made = Loader([], self.config, progress=progress, profile=self.profile, same_nodes=same_nodes)
-        made._choices, made._managers, made._acquired = self._choices, self._managers, self._acquired
-        made._made = self._made
-        return made
+        """Return what loads other nodes for the same session."""
+        return Loader(self._devices, progress=progress, same_nodes=same_nodes, parent=self)
 
     # -- backends --------------------------------------------------------------------------------------
 
@@ -89,28 +80,19 @@ class Loader:
             if pipeline.device == device:
                 return pipeline.backend
         if device not in self._spare:
-            self._spare[device] = self._open(device)
+            self._spare[device] = self._opened(device)
         return self._spare[device]
 
     def asked(self, devices: Iterable[str]) -> Backends:
         """Return a backend of each device for questions of support."""
         return {device: self.ask(device) for device in devices}
 
-    def _open(self, device: str) -> Backend:
-        choice = self._choices[device]
-        if device not in self._managers:
-            manager = self._managers[device] = _memory_manager(choice)
-            if manager is not None:
-                self._acquired[device] = False
-        profiling = ProfilingContext(device, self.profile) if self.profile is not None else None
-        return choice.open(
-            self.config, self._managers[device], profiling, loads=True, wait=self.wait,
-            same_nodes=self._same_nodes,
-        )
+    def _opened(self, device: str) -> Backend:
+        return self._devices.open(device, wait=self.wait, same_nodes=self._same_nodes)
 
     def turn_to_choices(self, choices: Sequence[DeviceChoice]) -> None:
         """Load on the same devices with these options from now on, and wait for everything; nothing is loaded yet."""
-        self._choices |= {c.device: c for c in choices}
+        self._devices.choices |= {c.device: c for c in choices}
         self.wait = Wait.ALL
         self.close_spare()
 
@@ -155,7 +137,8 @@ class Loader:
                 now.pipelines.append(self._pipeline(part, copies, old, fetched, imported))
         finally:
             do_all([partial(close_all, [p for left in old.values() for p in left]), self.close_spare])
-        user = [self._choices[d] for d in network.devices if d in self._choices]
+        choices = self._devices.choices
+        user = [choices[d] for d in network.devices if d in choices]
         network = network.without_constants() if thrifty else network
         now.complete(network, partial(self._report, user, network))
         if self.profile is not None and not beside:
@@ -231,7 +214,7 @@ class Loader:
         if waiting:
             pipeline = waiting.popleft()
         else:
-            backend = self._spare.pop(part.device, None) or self._open(part.device)
+            backend = self._spare.pop(part.device, None) or self._opened(part.device)
             thrifty = self.config.memory is MemoryMode.LIMIT
             pipeline = open_pipeline(part, backend, thrifty=thrifty, progress=self._progress)
         try:
@@ -255,31 +238,7 @@ class Loader:
         self.now = executable
 
     def _acquire(self, pipelines: Sequence[Pipeline]) -> None:
-        """Have the memory managers of the pipelines' devices acquire their memory, once each (A11)."""
-        if not self._acquired or all(self._acquired.values()):  # few devices have one, and each run asks
-            return
-        for device in dict.fromkeys(p.device for p in pipelines):
-            manager = self._managers.get(device)
-            if manager is not None and not self._acquired[device]:
-                what = "the backend's memory manager could not acquire its memory"
-                with blame(device, what, callback=callback_of(manager, "acquire")):
-                    answer: object = manager.acquire()
-                    check_answers.done(answer, f"{device}: {callback_of(manager, 'acquire')}", what)
-                self._acquired[device] = True
-
-    def _release(self) -> None:
-        """Have the memory managers release their memory; if one fails, log the error and go on."""
-        managers, self._managers = self._managers, {}
-        acquired, self._acquired = [device for device, done in self._acquired.items() if done], {}
-
-        def release(device: str) -> None:
-            manager = managers[device]
-            assert manager is not None
-            with caught(partial(log.warning, "the memory manager of %s could not release its memory: %s", device)):
-                answer: object = manager.release()
-                check_answers.done(answer, callback_of(manager, "release"), "it failed")
-
-        do_all(partial(release, device) for device in acquired)
+        self._devices.acquire(p.device for p in pipelines)
 
     # -- end -------------------------------------------------------------------------------------------
 
@@ -331,7 +290,7 @@ class Loader:
 
     def _free(self) -> None:
         self.is_closed = True
-        do_all([self.drop, self._release, *([self.notices.after_unload] if self.notices else [])])
+        do_all([self.drop, self._devices.release, *([self.notices.after_unload] if self.notices else [])])
 
 
 class _Forgotten:
@@ -370,13 +329,6 @@ _forgotten = _Forgotten()
 shutdown.note(_forgotten)
 forget, close_forgotten = _forgotten.add, _forgotten.close
 ends_runs(close_forgotten)
-
-
-def _memory_manager(choice: DeviceChoice) -> MemoryManager | None:
-    callback = callback_of(choice.creator, "create_memory_manager")
-    with blame(choice.device, "the backend could not make its memory manager", callback=callback):
-        made = choice.creator.create_memory_manager(choice.index)
-    return check_answers.optional(made, MemoryManager, f"{choice.device}: {callback}", "a MemoryManager")  # type: ignore[type-abstract]
 
 
 def _lies_there(part: Part, source: str) -> bool:

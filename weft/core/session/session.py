@@ -57,6 +57,7 @@ from weft.core.session.capacities import Capacities, RoomyPlan, sizes_of
 from weft.core.session.later import Later, in_turn
 from weft.core.session.left_weights import LeftWeights
 from weft.core.session.loader import Loader, close_forgotten, forget
+from weft.core.session.open_devices import OpenDevices
 from weft.core.session.overflow import (
     MOST_IN_VAIN,
     ROUNDS,
@@ -226,10 +227,8 @@ class Session(NotCopied):
         self._planner.loaded()
 
     def _made_loader(self, choices: Sequence[DeviceChoice], wait: Wait) -> Loader:
-        return Loader(
-            [*self._hosts, *choices], self.config, progress=self._progress, profile=self._profile,
-            same_nodes=SameNodes(), wait=wait,
-        )
+        devices = OpenDevices([*self._hosts, *choices], self.config, self._profile)
+        return Loader(devices, progress=self._progress, same_nodes=SameNodes(), wait=wait)
 
     # -- what a user sees ------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from weft.core.placement.prepare import PreparedNetwork
 from weft.core.placement.replan import until_taken
 from weft.core.placement.stage_split import Corner
 from weft.core.session.loader import Loader
+from weft.core.session.open_devices import OpenDevices
 from weft.core.session.pipeline import Progress
 from weft.core.session.plans import Plans
 from weft.core.session.rests import Rest, Rests, Rows, Unforeseen, corners_of, lasting_captures
@@ -61,7 +62,7 @@ def optimize_stages(
     if first.tail is None:
         return first
     found, unforeseen = dict[str, LaterStage](), dict[str, None]()
-    rests = Rests(CollectedStages(backends, options, host, found), Plans(Loader([], options.config)))
+    rests = Rests(CollectedStages(backends, options, host, found), Plans(Loader(OpenDevices([], options.config))))
     foresee(rests, first.tail, first.graph, lambda text: unforeseen.update({text: None}))
     tail = replace(first.tail, stages=tuple(found.values()), unforeseen=tuple(unforeseen))
     return replace(first, tail=tail)
