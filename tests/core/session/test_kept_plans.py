@@ -186,12 +186,12 @@ def test_a_pipeline_whose_node_becomes_another_op_computes_that(other: str, firs
 def test_after_a_resize_that_failed_there_is_a_new_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     usual, full = CpuBackend._allocate, [False]
 
-    def allocate(backend: CpuBackend, nbytes: int) -> Array:
+    def allocate(device: str, nbytes: int) -> Array:
         if full[0]:
             raise OutOfMemory(f"{nbytes} bytes cannot be allocated")
-        return usual(backend, nbytes)
+        return usual(device, nbytes)
 
-    monkeypatch.setattr(CpuBackend, "_allocate", allocate)
+    monkeypatch.setattr(CpuBackend, "_allocate", staticmethod(allocate))
     shapes = [cached(rows) for rows in (40, 41, 42)]
     pipeline = CpuPipeline(Part("cpu", shapes[0]), CpuBackend(BackendInfo("cpu", 0)))
     for k, graph in enumerate(shapes[:2]):
@@ -217,13 +217,13 @@ def test_a_buffer_is_freed_before_the_one_in_its_place_is_allocated(
     held: list[int] = []
     usual = CpuBackend._allocate
 
-    def allocate(backend: CpuBackend, nbytes: int) -> Array:
+    def allocate(device: str, nbytes: int) -> Array:
         held.append(sum(buffer() is not None for buffer in buffers))
-        array = usual(backend, nbytes)
+        array = usual(device, nbytes)
         buffers.append(ref(array))
         return array
 
-    monkeypatch.setattr(CpuBackend, "_allocate", allocate)
+    monkeypatch.setattr(CpuBackend, "_allocate", staticmethod(allocate))
     net = Net()
     x = net.input("x", "N", 4, 6)
     flat = net.add("Flatten", x, axis=1)  # lies where the input does

@@ -45,6 +45,10 @@ class ReshapeExecution(Recorded):
             run = self._rest if backend.info.profiling is not None else super().onExecute
         self.onExecute = run  # type: ignore[method-assign]
 
+    def close(self) -> None:
+        """Forget what runs call: it holds this object, which would stay until a collection."""
+        self.__dict__.pop("onExecute", None)
+
     def _rest(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Do nothing, as a node that is timed."""
 

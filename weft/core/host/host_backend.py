@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from math import inf, isinf
 
 import numpy as np
@@ -28,7 +28,7 @@ class HostBackend(Backend):
 
     def __init__(self, info: BackendInfo) -> None:
         super().__init__(info)
-        self._memory = BufferManager(self._allocate, lambda _: None)
+        self._memory = BufferManager(partial(self._allocate, info.id), lambda _: None)
         self._slots: dict[Tensor, Slot] = {}
 
     def onAcquireBuffer(self, tensor: Tensor, storage_type: StorageType) -> bool:
@@ -99,7 +99,8 @@ class HostBackend(Backend):
         self._memory.close()
         self._slots.clear()
 
-    def _allocate(self, nbytes: int) -> Array:
+    @staticmethod
+    def _allocate(device: str, nbytes: int) -> Array:
         try:
             if nbytes > _whole_memory():
                 # Many systems would grant it, and kill the process when it writes there.
@@ -108,10 +109,11 @@ class HostBackend(Backend):
         except (MemoryError, ValueError) as e:
             raise OutOfMemory(
                 f"{nbytes:,} bytes cannot be allocated",
-                where=self.info.id,
+                where=device,
                 why=f"{_free_memory()}; {e}",
                 fix=LESS_MEMORY,
             ) from e
+
 
 
 def _free_memory() -> str:

@@ -84,8 +84,9 @@ def store_as_float16(graph: Graph, context: PassContext) -> Graph:
 def narrowing_casts(graph: Graph) -> frozenset[str]:
     """Return the names of casts to float16 and bfloat16 that may change numbers which something in the graph reads.
 
-    One that only an output needs is not among them: the output has that type. Nor is one that undoes casts to wider
-    types, or that a softmax makes for a product: what computes the attention that they are part of keeps these numbers.
+    A cast whose result only leaves the network does not count: its output has that type anyway. Nor does a cast that
+    undoes casts to wider types, or that stands between a softmax and a product: the attention that they are part of is
+    computed as a whole, and keeps these numbers.
     """
     makers = graph.producers()
     readers: dict[str, list[Node]] = {}

@@ -24,8 +24,8 @@ from weft.errors import BackendError, listing
 def lower_network(network: OptimizedNetwork, backends: Mapping[str, Backend]) -> OptimizedNetwork:
     """Return the network with each part lowered by a backend of its device.
 
-    A part whose device has no backend here stays as it is: debug nodes on the host. If the network was lowered to other
-    launches before, a note says so; so does one if outputs are declared otherwise.
+    A part whose device has no backend here stays as it is: debug nodes on the host. A note is added if the network was
+    lowered to other launches before, and one for each output whose declared shape is wrong.
     """
     parts = tuple(
         lower_part(part, backends[part.device]) if part.device in backends else part for part in network.parts

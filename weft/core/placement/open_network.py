@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -152,9 +153,7 @@ class _OpenGraph:
     def __init__(self, sizes: OpenSizes, made: Graph) -> None:
         terms: dict[Terms, int] = {}
 
-        def at(value: Any) -> Any:
-            return Placed(terms.setdefault(value.terms, len(terms))) if type(value) is SymbolicInt else value
-
+        at = partial(placed, places=terms)
         forms: dict[object, tuple[list[str], TensorSpec]] = {}
         for name, spec in made.specs.items():
             if has_open_size(spec.shape):
@@ -171,7 +170,7 @@ class _OpenGraph:
         ]
         self._last: dict[str, tuple[tuple[int, ...], Array]] = {}
         """The integers that were filled in last, with their array."""
-        self._later = LaterConstants(at)
+        self._later = LaterConstants(terms)
         for name, value in made.constants.items():
             if isinstance(value, LaterConstant):
                 self._later.add(name, value)
@@ -346,6 +345,11 @@ class Placed(int):
     """The place of a number among those that are computed for certain sizes."""
 
 
+def placed(value: Any, places: dict[Terms, int]) -> Any:
+    """Return the place of an open size among numbers, behind the last if it has none; anything else as it is."""
+    return Placed(places.setdefault(value.terms, len(places))) if type(value) is SymbolicInt else value
+
+
 def _filled(values: Sequence[Any], numbers: Sequence[int]) -> tuple[int, ...]:
     return tuple([numbers[v] if type(v) is Placed else v for v in values])
 
@@ -373,8 +377,9 @@ def _op_key(op: Op) -> object:
 class LaterConstants:
     """The constants that are computed for certain sizes, each op once, in order."""
 
-    def __init__(self, at: Callable[[Any], Any]) -> None:
-        self._at = at
+    def __init__(self, places: dict[Terms, int]) -> None:
+        """Read open sizes where they are in `places`, which gets those that are not there."""
+        self._at = partial(placed, places=places)
         self._steps: list[tuple[Any, list[Callable[[list[tuple[Array, ...]], Sequence[int]], Array | None]]]] = []
         self._place: dict[object, int] = {}
         self._named: list[tuple[str, int, int]] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -59,7 +59,7 @@ class Executable:
     """What is loaded for certain sizes: a pipeline for each part, the copies between them, and the run under way.
 
     `Loader.load` fills it, and may give its pipelines to another one later. `profile` gets the times of runs,
-    `transfers` counts what they copy. `acquire` is called before each run, with the pipelines.
+    `transfers` counts what they copy. `acquire` is called before each run, with the devices.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Executable:
         *,
         thrifty: bool = False,
         profile: Profile | None = None,
-        acquire: Callable[[Sequence[Pipeline]], None] = lambda pipelines: None,
+        acquire: Callable[[Iterable[str]], None] = lambda devices: None,
         transfers: Transfers | None = None,
     ) -> None:
         self.profile, self._acquire = profile, acquire
@@ -213,7 +213,7 @@ class Executable:
         """
         self.abandon()
         self._transfers.runs += first
-        self._acquire(self.pipelines)
+        self._acquire(p.device for p in self.pipelines)
         self._wait()
         if self._used:
             self.leave_buffers()

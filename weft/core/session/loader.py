@@ -125,7 +125,7 @@ class Loader:
             old.setdefault(pipeline.device, deque()).append(pipeline)
         thrifty = self.config.memory is MemoryMode.LIMIT
         now = self.now = Executable(
-            thrifty=thrifty, profile=self.profile, acquire=self._acquire, transfers=self.transfers
+            thrifty=thrifty, profile=self.profile, acquire=self._devices.acquire, transfers=self.transfers
         )
         self._made[:] = [*(each for each in self._made if each.pipelines), now]
         now.unaliased = unaliased
@@ -236,9 +236,6 @@ class Loader:
         """Let another executable be `now`, once the last run is done."""
         self.now.settle()
         self.now = executable
-
-    def _acquire(self, pipelines: Sequence[Pipeline]) -> None:
-        self._devices.acquire(p.device for p in pipelines)
 
     # -- end -------------------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ class RunLaunches:
 
     @property
     def one_by_one(self) -> list[BoundLaunch]:
-        """Return the launches of a run on the whole batch as if none shared one."""
+        """Return the launches of a run on the whole batch, none of them joined into chains."""
         return [*(self.undivided or self._divided), *self.rest]
 
     @property

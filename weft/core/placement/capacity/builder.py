@@ -19,7 +19,7 @@ from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.capacity.axes import Axes, Axis, NoCapacity, Part, is_padded, padded_to, regrouped
 from weft.core.placement.capacity.network import CapacityNetwork, Fed
 from weft.core.placement.capacity.rules import RESHAPES, ROWS, RULES
-from weft.core.placement.open_network import LaterConstants, Placed
+from weft.core.placement.open_network import LaterConstants, Placed, placed
 from weft.errors import WeftError
 
 
@@ -83,7 +83,7 @@ class Builder:
         self._caps: dict[Terms, int] = {}
         self._places: dict[Terms, int] = {}
         self._fed: dict[object, Fed] = {}
-        self._later = LaterConstants(self.at)
+        self._later = LaterConstants(self._places)
         self._made_later: dict[tuple[int, int], str] = {}
         self.appends = 0
 
@@ -126,7 +126,7 @@ class Builder:
 
     def at(self, value: Any) -> Any:
         """Return the place of a number among those that runs compute, if it is open."""
-        return Placed(self._place_of(value.terms)) if type(value) is SymbolicInt else value
+        return placed(value, self._places)
 
     def _place_of(self, terms: Terms) -> int:
         return self._places.setdefault(terms, len(self._places))
