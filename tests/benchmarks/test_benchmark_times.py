@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import pyopencl as cl
 import pytest
 
-from benchmarks import cores, measure
+import weft
+from benchmarks import cores, host_time, measure
 from benchmarks.measure import Counts, Row
 from weft.backends.opencl.queue_timer import MOST_ROUNDS, QueueTimer
 
@@ -112,3 +113,11 @@ def test_a_host_that_was_too_slow_once_is_asked_again() -> None:
     timer = QueueTimer(context, context.devices[0])
     timer._rounds = MOST_ROUNDS + 1
     assert [timer.seconds(lambda queue: None) is None for _ in range(2)] == [True, False]
+
+
+def test_the_host_time_of_a_run_is_taken_of_each_way_to_run() -> None:
+    with weft.load(host_time.chain(weft, 2), "cpu") as session:
+        runs = dict(host_time.ways(session, weft))
+        assert list(runs) == ["arrays", "into", "session's", "submit", "buffers", "new buffer"]
+        for run in runs.values():
+            assert host_time.calls(run) > 20 and host_time.sampled(run) > 0

@@ -39,7 +39,10 @@ Progress = Callable[[int], None]
 
 def copy_into(target: Array, source: Array, progress: Progress | None = None) -> None:
     """Do what `target[...] = source` does; large contiguous targets are written by several threads."""
-    _copier.copy(target, source, progress)
+    if target.nbytes < SMALLEST and progress is None:  # most copies of a run: each call more takes as long as the copy
+        target[...] = source
+    else:
+        _copier.copy(target, source, progress)
 
 
 def copy_converted(target: Array, source: Array) -> None:
@@ -76,7 +79,8 @@ class Copier:
 
     def copy(self, target: Array, source: Array, progress: Progress | None = None) -> None:
         """Do what `target[...] = source` does."""
-        threads, pieces = self.threads, list[tuple[Array, Array]]()
+        threads = self.threads
+        pieces: list[tuple[Array, Array]] = []
         if _divisible(target, source):
             threads = min(threads, max(target.nbytes // SHARE, 2))
             pieces += _pieces(target, source, threads)

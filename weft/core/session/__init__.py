@@ -6,7 +6,7 @@
 | `Session` | what is checked of arguments and results, and whose turn it is |
 | `Planner` | the model as it was given, its shapes, the plan that runs use, and what plans are made from |
 | `Plans` | the plans of the last sizes and stages, by key, and which of them stay loaded |
-| `Program`, `Run` | what follows what is loaded for a plan; the values of one run, and what ran in it |
+| `Run` | what one run was given, its values, the steps behind what is loaded, and what ran in it |
 | `Rests` | what waits for values of runs, and which of its plans serves how many rows |
 | `Later` | a thread in which a second planner works, and what it still has to do |
 | `Loader` | the backends that are asked, and notices; whether the network is closed |

@@ -15,8 +15,7 @@ from weft.core.buffers.buffer import Buffer, on_host
 from weft.core.contract.backend import Backend
 from weft.core.contract.error_context import blame, caught, do_all, is_error
 from weft.core.contract.profile import Event, Profile, ProfilingContext
-from weft.core.graph.graph import Graph
-from weft.core.graph.layout import Array
+from weft.core.graph.layout import Array, Shape
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.host.parallel_copy import copy_converted
 from weft.core.host.result_memory import KEPT, ResultMemory, is_large
@@ -95,6 +94,12 @@ class Executable:
         """Why inputs for which there is STATE memory do not use it."""
         self.told: set[ProfilingContext] = set()
         """Receives the reports of the backends, in a profiled session."""
+        self._devices: Sequence[str] = ()
+        """The devices of the pipelines."""
+        self._forms: Mapping[str, tuple[Shape, np.dtype[Any]]] = {}
+        """The shapes and types of the outputs."""
+        self._passes: Sequence[str] = ()
+        """The inputs that are outputs too."""
         self._large: dict[str, Pipeline] = {}
         """The pipelines of the outputs for which there may be result memory that backends reach."""
         self._watched: tuple[OverflowWatch, Mapping[str, Array]] | None = None
@@ -153,7 +158,11 @@ class Executable:
         records = [copy.record for copies in self.copies.values() for copy in copies]
         self._reported = partial(reported, self.pipelines, records)
         self.report = self._reported()
-        self.results = [o for o in network.graph.outputs if o not in self.aliased]
+        graph = network.graph
+        self.results = [o for o in graph.outputs if o not in self.aliased]
+        self._devices = [p.device for p in self.pipelines]
+        self._forms = {o: (graph.specs[o].dims, graph.specs[o].dtype.numpy) for o in graph.outputs}
+        self._passes = [o for o in graph.outputs if o in graph.inputs]
         self.network = network
 
     def given_up(self) -> list[Pipeline]:
@@ -211,9 +220,9 @@ class Executable:
         reaches, if any is free. `first` says whether the session's run begins here. In a later stage, the profile keeps
         its events. A `watch` sees what the run stores; `arrays` must be the same until `finish`.
         """
-        self.abandon()
+        self._passed = None
         self._transfers.runs += first
-        self._acquire(p.device for p in self.pipelines)
+        self._acquire(self._devices)
         self._wait()
         if self._used:
             self.leave_buffers()
@@ -235,19 +244,16 @@ class Executable:
             if is_error(e):
                 self._quiet()
             raise
-        assert self.network is not None
-        self._passed = {i: _copied(arrays[i]) for i in self.network.graph.outputs if i in arrays}
+        self._passed = {i: _copied(arrays[i]) for i in self._passes if i in arrays}
 
     def _execute(
         self, arrays: Mapping[str, Given], targets: Sequence[Given | None], watch: OverflowWatch | None
     ) -> None:
-        assert self.network is not None
-        graph, transfers = self.network.graph, self._transfers
-        wanted = zip(self.results, targets, strict=True) if targets else ()
-        given: dict[str, Given] = {
-            o: t for o, t in wanted
-            if t is not None and t.size and o not in self.kept and t.dtype == graph.specs[o].dtype.numpy
-        }
+        transfers = self._transfers
+        given: dict[str, Given] = {}
+        for name, target in zip(self.results, targets, strict=True) if targets else ():
+            if target is not None and target.size and name not in self.kept and target.dtype == self._forms[name][1]:
+                given[name] = target
         for name in self._large:
             if name not in given:
                 pipeline = self._large[name]
@@ -279,7 +285,8 @@ class Executable:
         """Wait for all pipelines, then raise the first error: no error is left for the next run."""
         try:
             for pipeline in self.pipelines:
-                pipeline.wait()
+                if pipeline.running:
+                    pipeline.wait()
         except Exception as e:
             if is_error(e):
                 self._quiet()
@@ -309,24 +316,23 @@ class Executable:
         """
         try:
             passed, self._passed = self._passed, None
-            assert passed is not None and self.network is not None
+            assert passed is not None
             self._wait()
             for target in given:
                 if target.__class__ is Buffer:
                     self._use(target, writes=True)
             if self.profile is not None:
                 self.profile.end(p.device for p in self.pipelines if p.tasks)
-            graph = self.network.graph
             stored, self._stored = self._stored, {}
             if not given and not stored:
-                results = [self._fetch(graph, name, None, passed) for name in self.results]
+                results = [self._fetch(name, None, passed) for name in self.results]
             else:
                 results = []
                 names = self.results
                 for name, target in zip(names, given or [None] * len(names), strict=True):
                     left = stored.get(name)
                     if left is None:
-                        results.append(self._fetch(graph, name, target, passed))
+                        results.append(self._fetch(name, target, passed))
                     elif target is None or target is left:
                         results.append(left)
                     else:  # the array came after the run had begun
@@ -355,13 +361,13 @@ class Executable:
                     pipeline.give(name, Tensor.from_numpy(arrays[name], name=name))
             pipeline.repeat(watch, suspect=watch.thorough or not are_finite([on_host(result) for result in results]))
 
-    def _fetch(self, graph: Graph, name: str, target: Given | None, passed: Mapping[str, Array]) -> Given:
+    def _fetch(self, name: str, target: Given | None, passed: Mapping[str, Array]) -> Given:
         pipeline, result = self.made.get(name), target
         if result is None:
-            spec = graph.specs[name]
-            result = self._memory.array(name, spec.dims, spec.dtype.numpy)
+            result = self._memory.array(name, *self._forms[name])
         if pipeline is None:
-            known = graph.constants.get(name)
+            assert self.network is not None
+            known = self.network.graph.constants.get(name)
             _put(result, known if known is not None else passed[name])
         else:
             self._transfers.from_devices += pipeline.fetch(name, result)

@@ -33,8 +33,8 @@ from weft.core.session.loader import NO_STATE, Loader
 from weft.core.session.pipeline import Progress
 from weft.core.session.plans import Plan, Plans
 from weft.core.session.prefetch import Prefetch
-from weft.core.session.program import Program, program_of, roomy_program
 from weft.core.session.rests import Rest, Rests
+from weft.core.session.run import Corners, GoOn, Live, Step
 from weft.core.session.stage_loader import LoadedStages
 from weft.core.session.stages_ahead import foresee
 from weft.core.session.state import StatePairs, StateStore
@@ -53,8 +53,8 @@ class NetworkPlan(Plan):
     """The network before backends lower their parts; None if it is for capacities."""
     bound: Graph | None = None
     """The model with these sizes; None if they change from run to run."""
-    program: Program = field(init=False)
-    """What a run does."""
+    steps: Sequence[Step] = ()
+    """What a run does behind what is loaded."""
     rest: Rest | None = None
     """What waits for values of a run, if the network is a first stage."""
     narrowable: frozenset[str] = frozenset()
@@ -210,8 +210,8 @@ class Planner:
                     half_outputs=half & {*self.graph.outputs}, values=values,
                     reads_late=rest is not None or len(divided.parts) > 1,
                 )
-                corners = {} if after is None else after.corners
-                plan.program = program_of(corners, rest, self.rests)
+                if after is not None and rest is not None:
+                    plan.steps = [Corners(after.corners), GoOn(rest, self.rests)]
                 narrow = with_narrow_edges(divided, half)
                 divided_by = perf_counter()
                 network = self._lowered(narrow, may_wait=rest is not None)
@@ -297,8 +297,7 @@ class Planner:
         """Let runs use the plan for capacities, which is made and loaded if there is none."""
         graph = roomy.network.graph
         sizes = ", ".join(f"{name} {'' if name in roomy.fixed else 'up to '}{size}" for name, size in roomy.key)
-        made = NetworkPlan(roomy.key, f"made for {sizes}, because {why}", roomy=roomy)
-        made.program = roomy_program(roomy)
+        made = NetworkPlan(roomy.key, f"made for {sizes}, because {why}", roomy=roomy, steps=[Live(roomy)])
         plan = self.plans.find(NetworkPlan, roomy.key) or made
 
         def attempt(before: Assignment) -> None:

@@ -2,7 +2,7 @@
 
 A rest is a graph whose inputs have no specs before a run. `Rests` splits off what can be planned for the values at hand
 (`weft.core.placement.stage_split.split`), plans and loads it: that stage is one of the session's plans, by the shapes,
-and the few values, that it was planned for. `weft.core.session.program` runs it.
+and the few values, that it was planned for. `weft.core.session.run` runs it.
 
 What can be foreseen of later stages is planned and loaded before the first run (`weft.core.session.stages_ahead`), for
 the most rows that there can be. A size class that comes up for the first time is computed there, and gets a plan of its

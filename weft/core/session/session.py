@@ -72,8 +72,8 @@ from weft.core.session.overflow import (
 from weft.core.session.pipeline import Pipeline, Progress
 from weft.core.session.planner import NetworkPlan, Planner, Sooner
 from weft.core.session.prefetch import Prefetch
-from weft.core.session.program import Run
 from weft.core.session.report import Report, Transfers, joined
+from weft.core.session.run import Run
 from weft.core.session.state import State, StateStore
 from weft.errors import (
     ClosedError,
@@ -550,16 +550,19 @@ class Session(NotCopied):
         lasting: bool = False,
     ) -> None:
         """Start a run; `lasting` copies what it reads later, which the caller may change."""
-        plan, watch, store = self._planner.now, self._watch, self._store
-        self._planner.plans.begin(plan)
+        planner, watch = self._planner, self._watch
+        plan, store = planner.now, planner.store
+        planner.plans.begin(plan)
         if watch is not None or plan.rest is not None:
             arrays = hosted(arrays)
         if watch is not None:
             assert plan.executable.network is not None
             own = () if plan.roomy is None else plan.roomy.network.masks
             watch.masks = masks_of(plan.executable.network.graph, own)
-        self._run = Run(self._asked, given, outputs, watch, store, self._numbers)
-        plan.program.start(plan.executable, self._run, arrays, lasting=lasting)
+        run = self._run = Run(self._asked, given, outputs, watch, store, self._numbers)
+        plan.executable.start(arrays, given, watch=watch)
+        if plan.steps:
+            run.keep(plan.steps, arrays, lasting=lasting)
         if store is not None and plan.roomy is not None:
             store.rows = plan.roomy.network.rows(self._numbers)
             store.length += store.rows
@@ -568,10 +571,15 @@ class Session(NotCopied):
         """Return the outputs of the run that was started; if it fails, the state is as it was before."""
         plan = self._planner.now
         try:
-            return plan.program.finish(plan.executable, run, self._new_output)
+            results = plan.executable.finish(run.given)
+            if plan.steps:
+                made = dict(zip(plan.executable.results, results, strict=True))
+                results = run.go_on(plan.steps, made, self._new_output)
         except BaseException:
             self._undo_run()
             raise
+        run.given, run.outputs = (), None
+        return results
 
     @_alone
     def submit(self, *inputs: Input | Mapping[str, Input], outputs: Outputs | None = None) -> None:
@@ -1020,21 +1028,23 @@ class Session(NotCopied):
 
     def _accept(self, inputs: Sequence[Input | Mapping[str, Input]], outputs: Outputs | None) -> dict[str, Any]:
         """Check the arrays, prepare the session for their shapes and types if it must be, and return them by name."""
-        if self._planner.loader.is_closed:
+        planner = self._planner
+        if planner.loader.is_closed:
             self._check_open()
         if self._later is not None and self._later.is_made:
-            self._planner.now.executable.abandon()
+            planner.now.executable.abandon()
             self._take_later()
+            planner = self._planner
         self._unpadded = None
-        if self._store is not None:
+        if planner.store is not None:
             if self._planner.now.executable.started:  # its outputs are lost, but not what it made of the state
                 self._finish(self._run)
             with nullcontext() if self._later is None else self._later.paused():
                 return self._take_state(hosted(take_inputs(self._asked, inputs)))
-        plan = self._planner.now
+        plan = planner.now
         # What most runs get, with as few calls as can be.
         is_loaded = plan.executable.network is not None
-        if plan.forms is not None and is_loaded and not (plan.rest or self._planner.deciding):
+        if plan.forms is not None and is_loaded and not (plan.rest or planner.deciding):
             planned = take_planned(plan.forms, inputs)
             if planned is not None and (not plan.half_outputs if outputs is None else self._are_planned(plan, outputs)):
                 return planned

@@ -420,7 +420,7 @@ class PipelineRecording:
         """Start the run."""
         chosen, self._chosen = self._chosen, {}
         fork_guard.check(*self._place)
-        streams = list[Stream]()
+        streams: list[Stream] = []  # without a call of list[Stream], which takes as long as a small copy
         try:
             if self._streamed:
                 early = [name for name in self._streamed if self._is_streamed(name, chosen.get(name))]

@@ -1,8 +1,8 @@
-"""Running a network: a program is what is loaded for certain sizes, and the steps that follow.
+"""Runs: what one knows, and the steps that follow what is loaded for its sizes.
 
-A network whose sizes follow from its inputs alone is a program without steps. Where sizes, or which nodes run, follow
-from values, the last step goes on: it looks at the values, chooses the steps for them, and so on until the outputs are
-there. See "A run" in docs/internals/running.md.
+A network whose sizes follow from its inputs alone has no steps. Where sizes, or which nodes run, follow from values,
+the last step goes on: it looks at the values, chooses the steps for them, and so on until the outputs are there. See
+"A run" in docs/internals/running.md.
 """
 
 from __future__ import annotations
@@ -88,6 +88,23 @@ class Run:
         made.values, made.used, made.own = values, self.used, self.own
         return made
 
+    def keep(self, steps: Sequence[Step], inputs: Mapping[str, Given], *, lasting: bool) -> None:
+        """Keep what steps will read of the inputs; copies, if `lasting`, since the caller may change them."""
+        reads = [i for step in steps for i in step.reads if i in inputs]
+        self.values = {i: copy.deepcopy(inputs[i]) if lasting else inputs[i] for i in reads}
+
+    def go_on(self, steps: Sequence[Step], made: Mapping[str, Any], make: MakeBuffer) -> list[Any]:
+        """Run the steps behind what is loaded, which `made` values, and return the outputs.
+
+        `make` makes the buffers that are asked for.
+        """
+        self.values.update(made)
+        try:
+            for step in steps:
+                step.run(self)
+            return self.results(make)
+        finally:
+            self.values = {}
 
     def results(self, make: MakeBuffer) -> list[Any]:
         """Return the outputs, in the caller's arrays, in new buffers, or in arrays that nobody else has."""
@@ -112,46 +129,14 @@ class Run:
 class Step(ABC):
     """A part of a run that needs values of what ran before."""
 
+    @property
+    def reads(self) -> Collection[str]:
+        """Return the inputs of the network that it reads; none, as by default."""
+        return ()
+
     @abstractmethod
     def run(self, run: Run) -> None:
         """Read values of the run, and add those that it makes."""
-
-
-@dataclass(frozen=True, eq=False)
-class Program:
-    """What a run does for certain sizes: first what is loaded for a plan, then steps in order."""
-
-    steps: Sequence[Step] = ()
-    reads: Collection[str] = ()
-    """The inputs that steps read."""
-
-    def start(
-        self, executable: Executable, run: Run, inputs: Mapping[str, Given], *, lasting: bool = False
-    ) -> None:
-        """Start a run, whose last part on a device may go on; `lasting` copies what steps will read of the inputs."""
-        executable.start(inputs, run.given, watch=run.watch)
-        if self.steps:
-            run.values = {i: copy.deepcopy(inputs[i]) if lasting else inputs[i] for i in self.reads if i in inputs}
-
-    def finish(self, executable: Executable, run: Run, make: MakeBuffer) -> list[Any]:
-        """Wait for what is loaded, run the steps, and return the outputs; `make` makes the buffers that are asked for.
-
-        What is loaded makes none: those that it fills were made before.
-        """
-        results = executable.finish(run.given)
-        if self.steps:
-            run.values.update(zip(executable.results, results, strict=True))
-            try:
-                for step in self.steps:
-                    step.run(run)
-                results = run.results(make)
-            finally:
-                run.values = {}
-        run.given, run.outputs = (), None
-        return results
-
-
-# -- steps -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,6 +231,11 @@ class GoOn(Step):
     rest: Rest
     rests: Rests
 
+    @property
+    def reads(self) -> Collection[str]:
+        """Return what waits reads, and what it passes on."""
+        return {*self.rest.graph.inputs, *self.rest.graph.outputs}
+
     def run(self, run: Run) -> None:
         """Run them; the outputs remain."""
         rest: Rest | None = self.rest
@@ -286,15 +276,3 @@ def _tensor(name: str, value: Value) -> Array:
     kind = "an optional that holds nothing" if value is None else f"a sequence of {len(value)}"
     fix = "have the network give tensors: ConcatFromSequence, SequenceAt"
     raise ExecutionError(f"output {name!r} is {kind}", fix=fix)
-
-
-def program_of(corners: Mapping[str, Corner], rest: Rest | None, rests: Rests) -> Program:
-    """Return the program of a plan for certain sizes; `rest` is what waits for values of its network."""
-    if rest is None:
-        return Program()
-    return Program([Corners(corners), GoOn(rest, rests)], reads={*rest.graph.inputs, *rest.graph.outputs})
-
-
-def roomy_program(roomy: RoomyPlan) -> Program:
-    """Return the program of a plan for capacities."""
-    return Program([Live(roomy)])
