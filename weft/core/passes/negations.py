@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.graph.graph import Graph, Node, infer_node
+from weft.core.graph.graph import Node, infer_node
 from weft.core.graph.layout import Array
 from weft.core.graph.op import new_op
 from weft.core.passes.constants import fold_node
-from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.reader import Reader
+from weft.core.passes.manager import PassContext
+from weft.core.passes.reader import Reader, reader_pass
 
 
-@graph_pass(rounds=2)
-def fold_negations(graph: Graph, context: PassContext) -> Graph:
+@reader_pass("Neg", rounds=2)
+def fold_negations(reader: Reader, context: PassContext) -> None:
     """Replace Concat(-b, a) * c by Concat(b, a) * d, where d is c with the signs of its first part changed.
 
     Exporters write rotary embeddings so. A Concat of slices moves elements alone, and takes no launch on a GPU; with a
@@ -25,9 +25,6 @@ def fold_negations(graph: Graph, context: PassContext) -> Graph:
     if one of them repeats it. A Reshape may follow the Concat, and another one the Neg: the parts are
     interleaved then. There is a second round for a c that is such a Concat as well.
     """
-    if not Reader.has(graph, "Neg"):
-        return graph
-    reader = Reader(graph)
     places = [_found(reader, product, value) for product in reader.nodes("Mul") for value in product.inputs]
     found = [each for each in places if each is not None]
     signs = _Signs(reader, context, found)
@@ -35,7 +32,6 @@ def fold_negations(graph: Graph, context: PassContext) -> Graph:
         factor = signs.factor(each) if each.product.name not in reader.replaced else None
         if factor is not None:
             reader.put(each.product, *_without_negations(reader, each, factor))
-    return reader.finish()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import wraps
 from math import isclose
 from typing import Any
 
@@ -14,6 +15,7 @@ from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.dead import without_dead_nodes
+from weft.core.passes.manager import Pass, PassContext, graph_pass
 
 DEEPEST = 6
 """Exporters write no pattern with products nested deeper than this, or with more scalings in a row."""
@@ -225,3 +227,23 @@ class Reader:
         out = self.graph.copy()
         out.nodes = [new for n in self.graph.nodes for new in self.replaced.get(n.name, [n])]
         return without_dead_nodes(out)
+
+
+def reader_pass(*kinds: str, rounds: int = 1) -> Callable[[Callable[[Reader, PassContext], None]], Pass]:
+    """Return a decorator that makes a pass of what a function puts in place of nodes; see `graph_pass`.
+
+    Without nodes of these types there is nothing to find, so the function is not called.
+    """
+
+    def decorated(function: Callable[[Reader, PassContext], None]) -> Pass:
+        @wraps(function)
+        def rewrite(graph: Graph, context: PassContext) -> Graph:
+            if not Reader.has(graph, *kinds):
+                return graph
+            reader = Reader(graph)
+            function(reader, context)
+            return reader.finish()
+
+        return graph_pass(rounds=rounds)(rewrite)
+
+    return decorated

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from weft.core.passes.patterns.attention import fuse_attention
-from weft.core.passes.patterns.channel_norms import fuse_channel_norms
 from weft.core.passes.patterns.compare_select import fuse_compare_select
 from weft.core.passes.patterns.gelu import fuse_gelu
-from weft.core.passes.patterns.group_deviation import fuse_group_deviation
-from weft.core.passes.patterns.group_norm import fuse_group_norm
 from weft.core.passes.patterns.heads import attend_in_place, share_keys
-from weft.core.passes.patterns.l2_norm import fuse_l2_norm
-from weft.core.passes.patterns.layer_norm import fuse_layer_norm
-from weft.core.passes.patterns.rms_norm import fuse_rms_norm
-from weft.core.passes.patterns.sum_norm import fuse_sum_norm
+from weft.core.passes.patterns.norms import (
+    fuse_channel_norms,
+    fuse_group_deviation,
+    fuse_group_norm,
+    fuse_l2_norm,
+    fuse_layer_norm,
+    fuse_rms_norm,
+    fuse_sum_norm,
+)
 
 __all__ = [
     "attend_in_place",

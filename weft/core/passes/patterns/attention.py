@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from weft.core.graph.graph import Graph, Node
+from weft.core.graph.graph import Node
 from weft.core.graph.layout import Shape
 from weft.core.graph.masks import LOWEST
 from weft.core.graph.op import new_op
 from weft.core.graph.symbolic import is_symbolic
-from weft.core.passes.manager import PassContext, graph_pass
+from weft.core.passes.manager import PassContext
 from weft.core.passes.moves import RESHAPES, Order, compose, is_identity, keeps_elements, order_of, reshape
 from weft.core.passes.patterns.operands import (
     Operand,
@@ -27,13 +27,13 @@ from weft.core.passes.patterns.operands import (
     turned_over,
 )
 from weft.core.passes.patterns.scores import Scores, read_scores
-from weft.core.passes.reader import DEEPEST, Reader
+from weft.core.passes.reader import DEEPEST, Reader, reader_pass
 
 ATTENTION = "weft::Attention"
 
 
-@graph_pass()
-def fuse_attention(graph: Graph, context: PassContext) -> Graph:
+@reader_pass("Softmax")
+def fuse_attention(reader: Reader, context: PassContext) -> None:
     """Replace softmax(scale * Q K^T + mask) V by one op, if only the product with V reads the softmax.
 
     The scale may be applied to Q, to K, or to their product; a constant factor for each row of the product, or for each
@@ -44,9 +44,6 @@ def fuse_attention(graph: Graph, context: PassContext) -> Graph:
     column for each pixel in place of a row, as in images; then they are transposed. There are no more nodes than
     before, if an Einsum counts as its product and moves.
     """
-    if not Reader.has(graph, "Softmax"):
-        return graph
-    reader = Reader(graph)
     for softmax in reader.nodes("Softmax"):
         op: Any = softmax.op
         given = reader.dims(softmax.outputs[0])
@@ -58,7 +55,6 @@ def fuse_attention(graph: Graph, context: PassContext) -> Graph:
         lead = scores.place(reader, leads, softmax.name, context)
         if lead is not None:
             _replace(reader, scores, mixed, lead)
-    return reader.finish()
 
 
 @dataclass(frozen=True, slots=True)

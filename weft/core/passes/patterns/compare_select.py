@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from weft.core.graph.graph import Graph, Node, infer_node, inferred
+from weft.core.graph.graph import Node, infer_node, inferred
 from weft.core.graph.later_constants import only_element
 from weft.core.graph.op import new_op
 from weft.core.graph.tensor import TensorSpec
-from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.reader import DEEPEST, Reader
+from weft.core.passes.manager import PassContext
+from weft.core.passes.reader import DEEPEST, Reader, reader_pass
 
 COMPARE_SELECT = "weft::CompareSelect"
 COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
@@ -25,16 +25,13 @@ class _Choice:
     opposite: bool
 
 
-@graph_pass()
-def fuse_compare_select(graph: Graph, context: PassContext) -> Graph:
+@reader_pass("Where")
+def fuse_compare_select(reader: Reader, context: PassContext) -> None:
     """Replace Where(a > b, x, y), and other comparisons of floats, by one op if only such Wheres read the comparison.
 
     a, b, x and y must have one type. Conditions may be joined by And and Or, and reversed by Not. A constant that is
     one number in any shape becomes a scalar.
     """
-    if not Reader.has(graph, "Where"):
-        return graph
-    reader = Reader(graph)
     for kind in (*COMPARISONS, "And", "Or"):
         for node in reader.nodes(kind):
             condition = node.outputs[0]
@@ -45,7 +42,6 @@ def fuse_compare_select(graph: Graph, context: PassContext) -> Graph:
                 for choice in choices:
                     x, y = choice.where.inputs[1:]
                     reader.put(choice.where, *_Spelling(reader, choice.where).of(condition, x, y, choice.opposite))
-    return reader.finish()
 
 
 def _choices(reader: Reader, condition: str, depth: int = 0) -> list[_Choice]:

@@ -5,28 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import pi, sqrt
 
-from weft.core.graph.graph import Graph, Node
+from weft.core.graph.graph import Node
 from weft.core.graph.op import new_op
-from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.reader import DEEPEST, Reader, is_about
+from weft.core.passes.manager import PassContext
+from weft.core.passes.reader import DEEPEST, Reader, is_about, reader_pass
 
 
-@graph_pass()
-def fuse_gelu(graph: Graph, context: PassContext) -> Graph:
+@reader_pass("Erf", "Tanh")
+def fuse_gelu(reader: Reader, context: PassContext) -> None:
     """Replace x * 0.5 * (1 + erf(x / sqrt 2)), or its tanh approximation, by a Gelu.
 
     The approximation is x * 0.5 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))). Factors may come in any order.
     """
-    if not Reader.has(graph, "Erf", "Tanh"):
-        return graph
-    reader = Reader(graph)
     for kind, inside, form in (("Erf", _of_erf, "none"), ("Tanh", _of_tanh, "tanh")):
         for node in reader.nodes(kind):
             for x in inside(reader, node.inputs[0]):
                 root = _root(reader, node.outputs[0], x)
                 if root is not None:
                     reader.put(root, Node(root.name, new_op("Gelu", approximate=form), (x,), root.outputs))
-    return reader.finish()
 
 
 def _of_erf(reader: Reader, value: str) -> Iterator[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from weft.core.graph.graph import Graph, Node
+from weft.core.graph.graph import Node
 from weft.core.graph.layout import Shape
-from weft.core.passes.manager import PassContext, graph_pass
+from weft.core.passes.manager import PassContext
 from weft.core.passes.moves import RESHAPES, order_of, reshape
 from weft.core.passes.patterns.attention import ATTENTION
-from weft.core.passes.reader import Reader
+from weft.core.passes.reader import Reader, reader_pass
 
 HEADS_APART = (0, 2, 1, 3)
 """The order that takes (batch, rows, heads, elements) to (batch, heads, rows, elements), and back."""
@@ -19,15 +19,12 @@ HEADS_APART = (0, 2, 1, 3)
 # -- keys that heads share -------------------------------------------------------------------------------
 
 
-@graph_pass()
-def share_keys(graph: Graph, context: PassContext) -> Graph:
+@reader_pass(ATTENTION)
+def share_keys(reader: Reader, context: PassContext) -> None:
     """Let heads of attention share keys and values that were repeated for them.
 
     It applies where K and V of (batch, heads, rows, elements) are expanded, and reshaped to as many heads as Q has.
     """
-    if not Reader.has(graph, ATTENTION) or not Reader.has(graph, "Expand"):
-        return graph
-    reader = Reader(graph)
     for node in reader.nodes(ATTENTION):
         op: Any = node.op
         if op.heads or len(reader.dims(node.outputs[0])) != 4:
@@ -37,7 +34,6 @@ def share_keys(graph: Graph, context: PassContext) -> Graph:
             nodes = (*keys.nodes(reader), *values.nodes(reader))
             inputs = (node.inputs[0], keys.name, values.name, *node.inputs[3:])
             reader.put(node, *nodes, replace(node, inputs=inputs))
-    return reader.finish()
 
 
 @dataclass(slots=True)
@@ -78,15 +74,12 @@ def _before_repeats(reader: Reader, value: str) -> _Repeated | None:
 # -- heads where they lie --------------------------------------------------------------------------------
 
 
-@graph_pass()
-def attend_in_place(graph: Graph, context: PassContext) -> Graph:
+@reader_pass(ATTENTION)
+def attend_in_place(reader: Reader, context: PassContext) -> None:
     """Let attention read heads that lie side by side, without transposes.
 
     It applies where Q, K and V are reshaped from (batch, rows, heads * elements), and the result is reshaped back.
     """
-    if not Reader.has(graph, ATTENTION):
-        return graph
-    reader = Reader(graph)
     for node in reader.nodes(ATTENTION):
         op: Any = node.op
         sources = [_side_by_side(reader, i) for i in node.inputs[:3]]
@@ -99,7 +92,6 @@ def attend_in_place(graph: Graph, context: PassContext) -> Graph:
         if whole and order_of(reader.graph, turned) == HEADS_APART:
             inputs = (*(s for s in sources if s is not None), *node.inputs[3:])
             reader.put(flat, replace(node, op=replace(op, heads=heads), inputs=inputs, outputs=flat.outputs))
-    return reader.finish()
 
 
 def _side_by_side(reader: Reader, value: str) -> str | None:

@@ -22,8 +22,7 @@ Two files hold what these passes share:
 from __future__ import annotations
 
 from weft.core.passes.siblings.convolutions import PARALLEL_CONVOLUTIONS_JOINED, join_parallel_convolutions
-from weft.core.passes.siblings.products import join_sibling_products
-from weft.core.passes.siblings.projections import join_projections
+from weft.core.passes.siblings.products import join_projections, join_sibling_products
 from weft.core.passes.siblings.steps import join_sibling_steps
 
 __all__ = [

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from weft.core.graph.graph import Graph, Node
-from weft.core.graph.layout import PACK
-from weft.core.passes.manager import PassContext, graph_pass
+import numpy as np
+
+from weft.core.graph.graph import Node
+from weft.core.graph.layout import PACK, Array
+from weft.core.graph.op import new_op
+from weft.core.passes.manager import PassContext
 from weft.core.passes.moves import RESHAPES, is_move, keeps_elements, order_of
 from weft.core.passes.parts import split
 from weft.core.passes.patterns.attention import ATTENTION
-from weft.core.passes.reader import Reader
-from weft.core.passes.siblings.joint_product import Projection, join_within_budget, read_projection
+from weft.core.passes.reader import Reader, reader_pass
 
 HEAVY = ("MatMul", "Gemm", "Conv", "Einsum", ATTENTION)
 """Ops that begin another step of a network, if they do not read the value that siblings read."""
@@ -22,8 +26,8 @@ READ_PARTS = (
 """Ops that read a part of a value as they read a whole one."""
 
 
-@graph_pass()
-def join_sibling_products(graph: Graph, context: PassContext) -> Graph:
+@reader_pass("MatMul")
+def join_sibling_products(reader: Reader, context: PassContext) -> None:
     """Compute products of one value with constant matrices by one product, and split its result.
 
     So it is with Q, K and V in decoders, where K and V are narrower than Q, or heads are rotated or normalized before
@@ -31,14 +35,10 @@ def join_sibling_products(graph: Graph, context: PassContext) -> Graph:
     and not by element-wise nodes alone, which the kernel of the product computes as it stores. Columns are joined
     within the budget.
     """
-    if not Reader.has(graph, "MatMul"):
-        return graph
-    reader = Reader(graph)
     for parts in _siblings(reader):
         made = join_within_budget(reader, context, parts[0].nodes[0].name, parts)
         if made:
             _replace(reader, parts, made)
-    return reader.finish()
 
 
 def _siblings(reader: Reader) -> Iterator[list[Projection]]:
@@ -110,3 +110,100 @@ def _replace(reader: Reader, parts: Sequence[Projection], made: Sequence[Node]) 
     for node in (node for part in parts for node in part.nodes):
         reader.put(node)
     reader.put(first, *made, parted)
+
+
+# -- one product in place of several ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A value x times a constant matrix, plus a bias on each row ("": none); `nodes` compute it, and only it."""
+
+    value: str
+    x: str
+    weight: str
+    bias: str
+    width: int
+    nodes: tuple[Node, ...]
+
+
+def read_projection(reader: Reader, value: str) -> Projection | None:
+    """Return the projection that is this value."""
+    total = reader.maker(value, "Add")
+    bias, inner = "", value
+    if total is not None:
+        bias = next((i for i in total.inputs if i in reader.graph.constants), "")
+        inner = reader.other(total, bias)
+        if not bias or not reader.is_read_once(inner) or reader.dims(value) != reader.dims(inner):
+            return None
+    product = reader.maker(inner, "MatMul")
+    if product is None:
+        return None
+    x, weight = product.inputs
+    if weight not in reader.graph.constants or len(reader.dims(weight)) != 2:
+        return None
+    if bias and reader.dims(bias) != reader.dims(weight)[1:]:
+        return None
+    nodes = (product,) if total is None else (product, total)
+    return Projection(value, x, weight, bias, reader.dims(weight)[1], nodes)
+
+
+def join_within_budget(
+    reader: Reader, context: PassContext, name: str, parts: Sequence[Projection]
+) -> tuple[Node, ...]:
+    """Return the nodes of the joint product for a node of that name; () if the budget does not allow its weights."""
+    budget = context.budget
+    nbytes = sum(reader.graph.constants[p.weight].nbytes for p in parts)
+    if not context.allows(name, nbytes, "joined weights"):
+        return ()
+    began = budget.clock()
+    made = _join(reader, name, parts)
+    budget.spend(nbytes, began)
+    return made
+
+
+def _join(reader: Reader, name: str, parts: Sequence[Projection]) -> tuple[Node, ...]:
+    """Return the node of the joint product of one x, and that of the sum with the biases if there are any.
+
+    The columns are side by side. Parts without a bias get zeros where others have one.
+    """
+    x, held = parts[0].x, reader.graph.constants
+    dtype = reader.graph.specs[x].dtype
+    shape = (*reader.dims(x)[:-1], sum(p.width for p in parts))
+
+    def value(tag: str) -> str:
+        return reader.new_value(f"{name}.{tag}", shape, x)
+
+    def constant(tag: str, arrays: Sequence[Array]) -> str:
+        return reader.add(f"{name}.{tag}", np.concatenate(arrays, axis=-1))
+
+    product = value("joint")
+    weights = constant("weights", [held[p.weight] for p in parts])
+    nodes = (Node(product, new_op("MatMul"), (x, weights), (product,)),)
+    if not any(p.bias for p in parts):
+        return nodes
+    total = value("joint_biased")
+    biases = constant("biases", [held[p.bias] if p.bias else np.zeros(p.width, dtype.numpy) for p in parts])
+    return (*nodes, Node(total, new_op("Add"), (product, biases), (total,)))
+
+
+# -- what makes Q, K and V --------------------------------------------------------------------------------
+
+
+@reader_pass(ATTENTION)
+def join_projections(reader: Reader, context: PassContext) -> None:
+    """Compute an attention's Q, K and V by one matrix product where three products read one value.
+
+    Weights and biases must be constants. Where only some have a bias, as in BEiT, the others get zeros. Their columns
+    are joined side by side, within the budget.
+    """
+    for node in reader.nodes(ATTENTION):
+        op: Any = node.op
+        if not op.heads or op.packed:
+            continue
+        parts = [p for i in node.inputs[:3] if reader.is_read_once(i) and (p := read_projection(reader, i)) is not None]
+        equal = len({(p.x, reader.dims(p.weight)) for p in parts}) == 1
+        made = join_within_budget(reader, context, node.name, parts) if len(parts) == 3 and equal else ()
+        if made:
+            packed = replace(op, packed=1)
+            reader.put(node, *made, replace(node, op=packed, inputs=(made[-1].outputs[0], *node.inputs[3:])))

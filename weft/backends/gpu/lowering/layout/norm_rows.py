@@ -7,7 +7,7 @@ from weft.backends.gpu.lowering.support import why_not
 from weft.core.graph.described import described
 from weft.core.graph.graph import Graph
 from weft.core.passes.patterns import fuse_channel_norms
-from weft.core.passes.patterns.channel_norms import with_l2_norms_of_rows
+from weft.core.passes.patterns.norms import with_l2_norms_of_rows
 from weft.core.passes.transposes import move_transposes_down
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import WantedLayout, find_gpu_op
