@@ -388,14 +388,14 @@ def test_the_kit_is_of_the_version_of_weft_that_it_needs() -> None:
 
 
 def test_any_newer_python_will_do_for_pip_the_scripts_and_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.cli import checks
+    from weft.cli import doctor
 
     assert re.search(r'^requires-python = ">=3\.10"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
     monkeypatch.setattr(sys, "version_info", (3, 99, 0, "final", 0))
-    found = checks.python_check()
-    assert (found.status, found.fix) == (checks.PASS, "")
+    found = doctor.python_check()
+    assert (found.status, found.fix) == (doctor.PASS, "")
     monkeypatch.setattr(sys, "version_info", (3, 9, 0, "final", 0))
-    assert checks.python_check().fix == "use Python 3.10 or newer"
+    assert doctor.python_check().fix == "use Python 3.10 or newer"
 
 
 # -- the README ----------------------------------------------------------------------------------------------

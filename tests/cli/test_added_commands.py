@@ -60,7 +60,7 @@ def test_what_is_no_command_is_skipped_with_the_reason(
 def test_the_command_of_a_package_that_is_missing_says_how_to_get_it(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.plugins.entry_points.entry_points", lambda group: [])
+    monkeypatch.setattr("weft.plugins.packages.entry_points", lambda group: [])
     said = cli("conformance", "cpu", status=2).err
     assert "the command conformance is not installed" in said
     assert "pip install ./packages/conformance" in said

@@ -14,7 +14,7 @@ from tests.helpers.cli import Cli, double, try_only_others, write_model
 from tests.helpers.fakes import Creator, registered
 from tests.helpers.plugins import c_source, needs_compiler, py_source, write
 from weft.backends.gpu.tuning import probe
-from weft.cli import checks as checks_module
+from weft.cli import doctor
 from weft.cli.console import PlainFormatter, plain
 from weft.core.contract.backend import Backend, DeviceInfo, Execution
 from weft.core.registry.backend_registry import registry
@@ -211,6 +211,6 @@ def test_probe_prints_and_keeps_what_a_device_does(
     told = checks[f"{gpu.id}:{gpu.index} rates"]
     assert (told["status"], told["found"]) == ("absent", "not used: WEFT_MEASURE says so")
     monkeypatch.setenv("WEFT_MEASURE", "auto")
-    (told,) = checks_module._rates(gpu)
+    (told,) = doctor._rates(gpu)
     assert told.status == "PASS" and "products in fp32: " in told.found and "G/s" in told.found
     assert "cpu is no GPU" in cli("probe", "-d", "cpu", status=2).err

@@ -23,7 +23,7 @@ from weft import OptimizationViews, SubgraphView, models
 from weft.backends.cpu.backend import CpuBackend
 from weft.backends.opencl import pip_driver
 from weft.backends.vulkan.spirv import ShippedSet
-from weft.cli import checks, trial_run
+from weft.cli import doctor, trial_run
 from weft.cli.app import app_of, main
 from weft.core.host.disk_cache import DiskCache
 from weft.core.registry.backend_registry import registry
@@ -157,7 +157,7 @@ def test_doctor_finds_nothing_wrong(cli: Cli) -> None:
 def test_doctor_says_what_to_do(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = Reason("no platform was found (asked: the loader): none", "install a driver: any")
     monkeypatch.setattr(registry.find("opencl"), "absent", lambda: absent)
-    monkeypatch.setattr(checks, "trial_run", lambda device: 0.5 if device == "cpu:0" else 0.0)
+    monkeypatch.setattr(doctor, "trial_run", lambda device: 0.5 if device == "cpu:0" else 0.0)
     done = cli("doctor", status=1)
     assert re.search(r"^opencl\s+FAIL\s+no platform was found \(asked: the loader\): none *$", done.out, re.M)
     assert re.search(r"^opencl: install a driver: any$", done.out, re.M)
@@ -166,10 +166,10 @@ def test_doctor_says_what_to_do(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_is_not_installed_is_no_failure(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = checks._installed
-    monkeypatch.setattr(checks, "_installed", lambda p: None if p in ("pyopencl", "pillow") else real(p))
+    real = doctor._installed
+    monkeypatch.setattr(doctor, "_installed", lambda p: None if p in ("pyopencl", "pillow") else real(p))
     monkeypatch.setitem(sys.modules, "pyopencl", None)
-    monkeypatch.setattr(checks, "trial_run", lambda device: 0.0)
+    monkeypatch.setattr(doctor, "trial_run", lambda device: 0.0)
     done = cli("doctor")
     assert re.search(r"^opencl\s+absent\s+pyopencl cannot be imported \(import of pyopencl halted", done.out, re.M)
     assert re.search(r"^opencl: pip install pyopencl$", done.out, re.M)
@@ -179,17 +179,17 @@ def test_what_is_not_installed_is_no_failure(cli: Cli, monkeypatch: pytest.Monke
 def test_a_missing_compiler_matters_only_without_shipped_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_NO_COMPILER", "1")
     monkeypatch.setattr(ShippedSet, "count", lambda self: 0)
-    assert checks.compiler_check(needed=True).status == "FAIL"
-    assert checks.compiler_check(needed=False).status == "absent"
+    assert doctor.compiler_check(needed=True).status == "FAIL"
+    assert doctor.compiler_check(needed=False).status == "absent"
     monkeypatch.setattr(ShippedSet, "count", lambda self: 17)
-    check = checks.compiler_check(needed=True)
+    check = doctor.compiler_check(needed=True)
     assert check.status == "absent" and "17 compiled kernels" in check.found and "slangpy" in check.fix
 
 
 def test_a_cache_that_cannot_be_written_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    check = checks.cache_check()
+    check = doctor.cache_check()
     assert check.status == "FAIL" and "WEFT_CACHE_DIR" in check.fix
 
 
@@ -476,7 +476,7 @@ def test_variables_that_make_no_sense_are_an_error_of_every_command(
 def test_an_unusable_device_is_shown_as_such_with_what_to_do(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     why = "a small kernel does not run: unknown CPU; install another driver: apt install x"
     monkeypatch.setattr(registry.find("opencl"), "unusable", lambda index: why)
-    monkeypatch.setattr(checks, "trial_run", lambda device: 0.0)
+    monkeypatch.setattr(doctor, "trial_run", lambda device: 0.0)
     done = cli("devices")
     assert re.search(r"^opencl:0 .* unusable\b", done.out, re.M) and f"opencl:0 is unusable: {why}" in done.out
     assert "opencl is absent" not in done.out
@@ -490,7 +490,7 @@ def test_an_unusable_device_is_shown_as_such_with_what_to_do(cli: Cli, monkeypat
 def test_doctor_says_which_driver_pip_installed_in_vain(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Reason("it cannot be loaded (libimf.so): no such file", "pip install more")
     monkeypatch.setattr(pip_driver, "problem", lambda: problem)
-    monkeypatch.setattr(checks, "trial_run", lambda device: 0.0)
+    monkeypatch.setattr(doctor, "trial_run", lambda device: 0.0)
     done = cli("doctor", status=1)
     assert re.search(r"^OpenCL from pip\s+FAIL\s+it cannot be loaded \(libimf.so\): no such file *$", done.out, re.M)
     assert "OpenCL from pip: pip install more" in done.out

@@ -85,7 +85,7 @@ def test_each_command_prints_one_document_with_the_fields_of_the_page(
 
 
 def test_doctor(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.cli.checks.trial_run", lambda device: 0.0)
+    monkeypatch.setattr("weft.cli.doctor.trial_run", lambda device: 0.0)
     agrees("doctor", json.loads(cli("doctor", "--json").out))
 
 

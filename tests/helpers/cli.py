@@ -45,7 +45,7 @@ class Cli:
 def try_only_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have `weft doctor` try no device of Weft in a child process: `test_doctor_finds_nothing_wrong` lets it."""
     ours = ("cpu:", "opencl:", "vulkan:")
-    patched = "weft.cli.checks.trial_run"
+    patched = "weft.cli.doctor.trial_run"
     monkeypatch.setattr(patched, lambda device: 0.0 if device.startswith(ours) else trial_run(device))
 
 

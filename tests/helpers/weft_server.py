@@ -138,7 +138,7 @@ def become(arguments: list[str]) -> None:
 WANTED = (
     "mako.lookup", "numpy.random", "platformdirs", "typer.main",
     "weft.backends.gpu.backend", "weft.backends.gpu.selftest.child", "weft.cli.app", "weft_conformance.native.child",
-    "weft.core.passes.fuse", "weft.frontends.onnx", "weft.ops", "weft.plugins.entry_points",
+    "weft.core.passes.fuse", "weft.frontends.onnx", "weft.ops", "weft.plugins.packages",
 )
 """What commands, pages and Weft's own child processes import, and what that imports."""
 

@@ -8,8 +8,8 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from weft.errors import ConfigError
-from weft.plugins.entry_points import insert_each
 from weft.plugins.interface import MalformedError
+from weft.plugins.packages import insert_each
 
 GROUP = "weft.commands"
 SEPARATE = {"conformance": "weft-conformance"}

@@ -6,7 +6,7 @@ import math
 import platform
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,10 +76,11 @@ def bench(
     arrays, remarks = collect(*shaped(graph, shape), files, Preparation())
     for remark in remarks:
         note(remark)
+    work = _Work(model, arrays, iterations, warmup, options)
     order = [(names, each) for names in device_orders(device) for each in parse_precisions(precision)]
     rows: list[dict[str, Any]] = []
     try:
-        for row in _rows(model, order, arrays, (iterations, warmup), profile, options):
+        for row in work.rows(order, profile=profile):
             rows.append(row)
     except KeyboardInterrupt:
         if rows:
@@ -88,124 +89,101 @@ def bench(
     _answer(model, rows, as_json)
 
 
-def _rows(
-    model: Path,
-    order: list[tuple[list[str], Precision]],
-    arrays: Mapping[str, Array],
-    times: tuple[int, int],
-    profile: bool,
-    options: Mapping[str, Any],
-) -> Iterator[dict[str, Any]]:
-    """Measure one device and precision after the other, and yield the row of each."""
-    reference: list[Array] | None = None
-    known = dict[tuple[str, Precision], Rates]()
-    for names, each in order:
-        row, outputs = _time(model, names, each, arrays, times, options, profile=profile)
-        reference = outputs if reference is None else reference
-        row |= _apart(outputs, reference)
-        if profile:
-            row["events"], spans, row["untimed"] = _events(model, names, each, arrays, times[1], options)
-            row["verdict"] = _verdict(row, spans, known, each, options)
-        yield row
+@dataclass(frozen=True)
+class _Work:
+    """A network with its inputs, and how it is loaded and timed."""
 
+    model: Path
+    arrays: Mapping[str, Array]
+    iterations: int
+    warmup: int
+    options: Mapping[str, Any]
+    known: dict[tuple[str, Precision], Rates] = field(default_factory=dict)
+    """What devices reach: each is measured once."""
 
-def _verdict(
-    row: Mapping[str, Any],
-    spans: Mapping[str, float],
-    known: dict[tuple[str, Precision], Rates],
-    precision: Precision,
-    options: Mapping[str, Any],
-) -> TimeVerdict:
-    """Return what a row's network is bound by; each device's rates are measured once."""
-    software = {f"{d.id}:{d.index}": d.software for d in weft.devices()}
-    devices = dict.fromkeys(e["device"] for e in row["events"] if "node" in e)
-    for device in devices:
-        if (device, precision) not in known:
-            with working(f"measuring what {device} reaches"):
-                found = measured(device, precision, options, software=software.get(device, True))
-            known[device, precision] = found
-    return judge(
-        row["events"],
-        {device: known[device, precision] for device in devices},
-        run_us=row["median_ms"] * 1e3,
-        saved_us=row["saved_by_arrays_us"],
-        spans_us={device: seconds * 1e6 for device, seconds in spans.items()},
-        software=[device for device in devices if software.get(device)],
-    )
+    def _load(self, names: list[str], precision: Precision, **more: Any) -> Session:
+        shapes = {name: a.shape for name, a in self.arrays.items()}
+        return load(self.model, names, precision=precision, shapes=shapes, **more, **self.options)
 
+    def rows(self, order: list[tuple[list[str], Precision]], *, profile: bool) -> Iterator[dict[str, Any]]:
+        """Measure one device and precision after the other, and yield the row of each."""
+        reference: list[Array] | None = None
+        for names, each in order:
+            row, outputs = self._time(names, each, profile=profile)
+            reference = outputs if reference is None else reference
+            row |= _apart(outputs, reference)
+            if profile:
+                row["events"], spans, row["untimed"] = self._events(names, each)
+                row["verdict"] = self._verdict(row, spans, each)
+            yield row
 
-def _time(
-    model: Path,
-    names: list[str],
-    precision: Precision,
-    arrays: Mapping[str, Array],
-    times: tuple[int, int],
-    options: Mapping[str, Any],
-    *,
-    profile: bool,
-) -> tuple[dict[str, Any], list[Array]]:
-    label = "+".join(names)
-    shapes = {name: a.shape for name, a in arrays.items()}
-    start = time.perf_counter()
-    with working(f"preparing for {label}") as progress:
-        session = load(model, names, precision=precision, shapes=shapes, progress=progress, wait="all", **options)
-    loaded = milliseconds(time.perf_counter() - start)
-    with session:
-        outputs, timing = measure(session, arrays, *times)
-        if profile:
-            how = {"precision": precision, **options}
-            timing = replace(timing, saved=_saved(model, names, session, arrays, max(times[0], 1), how))
-        report = session.report
-    facts = {"nodes": dict(report.nodes_by_device), "notes": list(report.notes), "load_ms": loaded}
-    row = {"device": label, "precision": precision.value, **facts, **timing.as_json()}
-    return row, [*tensors(session.outputs, outputs).values()]
+    def _verdict(self, row: Mapping[str, Any], spans: Mapping[str, float], precision: Precision) -> TimeVerdict:
+        """Return what a row's network is bound by."""
+        software = {f"{d.id}:{d.index}": d.software for d in weft.devices()}
+        devices = dict.fromkeys(e["device"] for e in row["events"] if "node" in e)
+        for device in devices:
+            if (device, precision) not in self.known:
+                with working(f"measuring what {device} reaches"):
+                    found = measured(device, precision, self.options, software=software.get(device, True))
+                self.known[device, precision] = found
+        return judge(
+            row["events"],
+            {device: self.known[device, precision] for device in devices},
+            run_us=row["median_ms"] * 1e3,
+            saved_us=row["saved_by_arrays_us"],
+            spans_us={device: seconds * 1e6 for device, seconds in spans.items()},
+            software=[device for device in devices if software.get(device)],
+        )
 
+    def _time(
+        self, names: list[str], precision: Precision, *, profile: bool
+    ) -> tuple[dict[str, Any], list[Array]]:
+        label = "+".join(names)
+        start = time.perf_counter()
+        with working(f"preparing for {label}") as progress:
+            session = self._load(names, precision, progress=progress, wait="all")
+        loaded = milliseconds(time.perf_counter() - start)
+        with session:
+            outputs, timing = measure(session, self.arrays, self.iterations, self.warmup)
+            if profile:
+                timing = replace(timing, saved=self._saved(names, precision, session))
+            report = session.report
+        facts = {"nodes": dict(report.nodes_by_device), "notes": list(report.notes), "load_ms": loaded}
+        row = {"device": label, "precision": precision.value, **facts, **timing.as_json()}
+        return row, [*tensors(session.outputs, outputs).values()]
 
-def _saved(
-    model: Path, names: list[str], session: Session, arrays: Mapping[str, Array], runs: int, how: Mapping[str, Any]
-) -> float:
-    """Return the microseconds that a session's own arrays save in a run; 0 where that is not above the noise.
+    def _saved(self, names: list[str], precision: Precision, session: Session) -> float:
+        """Return the microseconds that a session's own arrays save in a run; 0 where that is not above the noise.
 
-    A second session has them, and the two take turns, so that both see the same machine.
-    """
-    shapes = {name: a.shape for name, a in arrays.items()}
-    with load(model, names, shapes=shapes, wait="all", **how) as other:
-        given = other.input_arrays()
-        for name, array in given.items():
-            array[...] = arrays[name]
-        try:
-            outputs = other.output_arrays()
-        except InputError:  # their shapes follow from values
-            outputs = None
-        apart = list[float]()
-        for _ in range(runs + 1):
-            usual = measure(session, arrays, 1, 0)[1].best
-            apart.append(usual - measure(other, {**arrays, **given}, 1, 0, outputs=outputs)[1].best)
-    saved = float(np.median(apart[1:]))
-    noise = 2 * float(np.median(np.abs(np.subtract(apart[1:], saved)))) / len(apart[1:]) ** 0.5
-    return saved * 1e3 if saved > noise else 0.0
+        A second session has them, and the two take turns, so that both see the same machine.
+        """
+        with self._load(names, precision, wait="all") as other:
+            given = other.input_arrays()
+            for name, array in given.items():
+                array[...] = self.arrays[name]
+            try:
+                outputs = other.output_arrays()
+            except InputError:  # their shapes follow from values
+                outputs = None
+            apart = list[float]()
+            for _ in range(max(self.iterations, 1) + 1):
+                usual = measure(session, self.arrays, 1, 0)[1].best
+                apart.append(usual - measure(other, {**self.arrays, **given}, 1, 0, outputs=outputs)[1].best)
+        saved = float(np.median(apart[1:]))
+        noise = 2 * float(np.median(np.abs(np.subtract(apart[1:], saved)))) / len(apart[1:]) ** 0.5
+        return saved * 1e3 if saved > noise else 0.0
 
+    def _events(
+        self, names: list[str], precision: Precision
+    ) -> tuple[list[dict[str, Any]], dict[str, float], list[str]]:
+        """Return the events of one run, each device's span, and the devices that tell no times.
 
-def _events(
-    model: Path,
-    names: list[str],
-    precision: Precision,
-    arrays: Mapping[str, Array],
-    warmup: int,
-    options: Mapping[str, Any],
-) -> tuple[list[dict[str, Any]], dict[str, float], list[str]]:
-    """Return the events of one run, each device's span, and the devices that tell no times.
-
-    This takes a separate session, because taking times makes a run slower.
-    """
-    shapes = {name: a.shape for name, a in arrays.items()}
-    with load(model, names, precision=precision, shapes=shapes, profile=True, **options) as session:
-        for _ in range(warmup + 1):
-            session.run(arrays)
-            if session.keeps_state:
-                session.state.reset()
-        spans = {device: value for (device, name), value in session.profile.counters.items() if name == SPAN}
-        return analysed(session.profile.events, _peaks(), precision), spans, session.profile.untimed
+        This takes a separate session, because taking times makes a run slower.
+        """
+        with self._load(names, precision, profile=True) as session:
+            measure(session, self.arrays, 1, self.warmup)
+            spans = {device: value for (device, name), value in session.profile.counters.items() if name == SPAN}
+            return analysed(session.profile.events, _peaks(), precision), spans, session.profile.untimed
 
 
 def _peaks() -> dict[str, Peaks]:
@@ -232,26 +210,18 @@ def _answer(model: Path, rows: list[dict[str, Any]], as_json: JsonTarget | None)
 def _print(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         _print_events(row)
-    columns = ("load_ms", "first_ms", "median_ms", "p90_ms", "min_ms")
-    table(
-        ("device", "precision", "nodes", *NUMBERS),
-        [
-            (
-                row["device"],
-                row["precision"],
-                ", ".join(f"{d} {n}" for d, n in row["nodes"].items()),
-                *(f"{row[c]:.3f}" for c in columns),
-                Difference(
-                    row["difference"] or 0.0, row["not_finite"], row["not_finite_unlike"], row["other_shapes"]
-                ).text(".1e"),
-            )
-            for row in rows
-        ],
-        numbers=NUMBERS,
-    )
+    table(("device", "precision", "nodes", *NUMBERS), map(_cells, rows), numbers=NUMBERS)
     said = [text for row in rows for text in precision_notes(row["device"], row["precision"], row["notes"])]
     for text in dict.fromkeys(said):
         line(f"note: {text}")
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a row of the table."""
+    nodes = ", ".join(f"{device} {count}" for device, count in row["nodes"].items())
+    times = (f"{row[name]:.3f}" for name in ("load_ms", "first_ms", "median_ms", "p90_ms", "min_ms"))
+    apart = Difference(row["difference"] or 0.0, row["not_finite"], row["not_finite_unlike"], row["other_shapes"])
+    return row["device"], row["precision"], nodes, *times, apart.text(".1e")
 
 
 def _print_events(row: dict[str, Any]) -> None:

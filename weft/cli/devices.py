@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
 
+from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.tuning import rate_store
 from weft.cli.console import line, plain, table
 from weft.cli.json_output import JsonOption, answer
 from weft.cli.options import BackendPathOption
+from weft.cli.parsing import device_orders, parse_backend_options
 from weft.core.contract.backend import DeviceInfo
+from weft.core.contract.backend_options import Options, taken
 from weft.core.registry.backend_registry import registry
+from weft.core.registry.device_choice import DeviceChoice
 from weft.core.registry.entries import WEFT
+from weft.errors import ConfigError
 
 
 def devices(
@@ -97,6 +103,17 @@ def _list_options() -> None:
 def device_name(info: DeviceInfo) -> str:
     """Return the name to use for a device: "vulkan", and "vulkan:1" for the second."""
     return f"{info.id}:{info.index}" if info.index else info.id
+
+
+def gpus(device: str, backend_option: Sequence[str] | None) -> Iterator[tuple[DeviceChoice, GpuCreator, Options]]:
+    """Yield each GPU that a `GpusOption` names, its creator and the options of its backend; ConfigError for no GPU."""
+    given = parse_backend_options(backend_option)
+    for [name] in device_orders(device):
+        choice = registry.choose(name)[0]
+        if isinstance(choice.creator, GpuCreator):
+            yield choice, choice.creator, Options(taken(choice.creator, given.get(choice.creator.id, {})))
+        elif device != "all":
+            raise ConfigError(f"{name} is no GPU", why="its kernels are not Weft's", fix="name a GPU, or use `all`")
 
 
 def as_dict(info: DeviceInfo) -> dict[str, object]:

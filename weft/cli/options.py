@@ -129,6 +129,9 @@ def _flag_of(name: str) -> Any:
 
 
 BackendOptionOption = Annotated[list[str] | None, _flag_of("backend_options")]
+GpusOption = Annotated[
+    str, typer.Option("--device", "-d", help='GPU devices with commas: "vulkan,opencl:1"; "all" is every one.')
+]
 PrecisionOption = Annotated[Precision, _flag_of("precision")]
 ShapeOption = Annotated[
     list[str] | None, typer.Option(*options()["shapes"].flags, help=options()["shapes"].help + SHAPES["inputs"])

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.tuning import rate_store
 from weft.backends.gpu.tuning.probe import measure
 from weft.cli.console import line, plain, table, working
+from weft.cli.devices import gpus
 from weft.cli.json_output import JsonOption, answer
-from weft.cli.options import BackendOptionOption, BackendPathOption
-from weft.cli.parsing import device_orders, parse_backend_options
-from weft.core.contract.backend_options import Options, taken
-from weft.core.registry.backend_registry import registry
-from weft.errors import ConfigError
+from weft.cli.options import BackendOptionOption, BackendPathOption, GpusOption
 from weft.kernels.rates import Rates
 
 WORDS = {
@@ -40,9 +34,7 @@ WORDS = {
 
 
 def probe(
-    device: Annotated[
-        str, typer.Option("--device", "-d", help='GPU devices with commas: "vulkan,opencl:1"; "all" is every one.')
-    ] = "all",
+    device: GpusOption = "all",
     backend_path: BackendPathOption = None,
     backend_option: BackendOptionOption = None,
     as_json: JsonOption = None,
@@ -52,16 +44,9 @@ def probe(
     Weft measures a new device by itself, while it is idle (WEFT_MEASURE). Measure again on a quiet machine if something
     else kept the device busy then. Sessions that are open, in other processes too, keep their kernels.
     """
-    given = parse_backend_options(backend_option)
     found: list[dict[str, Any]] = []
-    for [name] in device_orders(device):
-        choice = registry.choose(name)[0]
-        if not isinstance(choice.creator, GpuCreator):
-            if device == "all":
-                continue
-            raise ConfigError(f"{name} is no GPU", why="its kernels are not Weft's", fix="name a GPU, or use `all`")
-        options = Options(taken(choice.creator, given.get(choice.creator.id, {})))
-        with choice.creator.held(choice.index, options) as runtime, working(f"measuring {choice.device}"):
+    for choice, creator, options in gpus(device, backend_option):
+        with creator.held(choice.index, options) as runtime, working(f"measuring {choice.device}"):
             begun, info = time.perf_counter(), runtime.device.info
             rates = measure(runtime)
             assert rates is not None, "nothing stops it"

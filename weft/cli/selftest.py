@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from weft import config
-from weft.backends.gpu.creator import GpuCreator
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.selftest import verdict_store
 from weft.cli.command import FOUND_WRONG
 from weft.cli.console import line, plain, table, working
+from weft.cli.devices import gpus
 from weft.cli.json_output import JsonOption, answer
-from weft.cli.options import BackendOptionOption, BackendPathOption
-from weft.cli.parsing import device_orders, parse_backend_options
-from weft.core.contract.backend_options import Options, taken
-from weft.core.registry.backend_registry import registry
+from weft.cli.options import BackendOptionOption, BackendPathOption, GpusOption
 from weft.errors import ConfigError
 from weft.kernels.verdict import told
 
 
 def selftest(
-    device: Annotated[
-        str, typer.Option("--device", "-d", help='GPU devices with commas: "vulkan,opencl:1"; "all" is every one.')
-    ] = "all",
+    device: GpusOption = "all",
     backend_path: BackendPathOption = None,
     backend_option: BackendOptionOption = None,
     as_json: JsonOption = None,
@@ -38,16 +33,9 @@ def selftest(
     """
     if config.selftest() == "off":
         raise ConfigError("WEFT_SELFTEST=off leaves nothing to test", fix="unset it, or set it to child or process")
-    given = parse_backend_options(backend_option)
     rows: list[dict[str, Any]] = []
-    for [name] in device_orders(device):
-        choice = registry.choose(name)[0]
-        if not isinstance(choice.creator, GpuCreator):
-            if device == "all":
-                continue
-            raise ConfigError(f"{name} is no GPU", why="its kernels are not Weft's", fix="name a GPU, or use `all`")
-        options = Options(taken(choice.creator, given.get(choice.creator.id, {})))
-        runtime = choice.creator.runtime(choice.index, options)
+    for choice, creator, options in gpus(device, backend_option):
+        runtime = creator.runtime(choice.index, options)
         with working(f"testing {choice.device}"):
             rows += _rows(choice.device, runtime)
     answer(as_json, lambda: {"kernels": rows}, lambda: _print(rows))
@@ -57,24 +45,17 @@ def selftest(
 
 def _rows(device: str, runtime: GpuRuntime) -> list[dict[str, Any]]:
     """Return the verdicts on one device as facts, and at last the seconds that they took in all."""
-    begun = time.perf_counter()
-    info = runtime.device.info
+    begun, info = time.perf_counter(), runtime.device.info
+    of_device = {"device": device, "name": info.name, "driver": info.driver}
     rows = [
         {
-            "device": device,
-            "name": info.name,
-            "driver": info.driver,
-            "kernels": kind.name,
-            "title": kind.title,
-            "verdict": verdict.word,
-            "why": verdict.why,
-            "told": told(kind, verdict) if verdict.why else "",
-            "seconds": round(verdict.seconds, 3),
+            **of_device, "kernels": kind.name, "title": kind.title, "verdict": verdict.word, "why": verdict.why,
+            "told": told(kind, verdict) if verdict.why else "", "seconds": round(verdict.seconds, 3),
         }
         for kind, verdict in verdict_store.examine(runtime, families=True, again=True)
     ]
-    took = {"device": device, "name": info.name, "driver": info.driver, "kernels": "all", "title": "all kernels"}
-    return [*rows, {**took, "verdict": "", "why": None, "told": "", "seconds": round(time.perf_counter() - begun, 3)}]
+    took = {"verdict": "", "why": None, "told": "", "seconds": round(time.perf_counter() - begun, 3)}
+    return [*rows, {**of_device, "kernels": "all", "title": "all kernels", **took}]
 
 
 def _print(rows: list[dict[str, Any]]) -> None:

@@ -26,7 +26,7 @@ class PluginFinder:
         """Insert the backends that installed packages announce."""
         from weft.plugins import packages
 
-        packages.insert_all(registry)
+        packages.insert_backends(registry)
 
     def insert_from(self, registry: BackendRegistry, paths: Sequence[Folder]) -> None:
         """Insert the backends in folders, in the order of the folders and, in each, of the file names."""
@@ -41,9 +41,9 @@ class PackagedFrontEnds:
 
     def insert_installed(self, registry: FrontEndRegistry) -> None:
         """Insert the front ends that installed packages announce."""
-        from weft.plugins import front_ends
+        from weft.plugins import packages
 
-        front_ends.insert_all(registry)
+        packages.insert_front_ends(registry)
 
 
 def include_dir() -> Path:

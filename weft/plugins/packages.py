@@ -1,18 +1,54 @@
-"""Backends of installed packages: the entry points of the group `weft.backends`."""
+"""What installed packages announce by entry points: backends and front ends, and for `weft.cli` commands."""
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
 
 from weft.core.contract.backend import Backend, BackendCreator
 from weft.core.registry.backend_registry import BackendRegistry
-from weft.plugins.entry_points import insert_each
-from weft.plugins.interface import FUNCTIONS, Announced, MalformedError, checked_creator, read
+from weft.core.registry.front_ends import FrontEnd, FrontEndRegistry
+from weft.plugins.interface import FUNCTIONS, Announced, MalformedError, checked_creator, guarded, read
 
-GROUP = "weft.backends"
+BACKENDS, FRONT_ENDS = "weft.backends", "weft.front_ends"
+"""The groups of the entry points."""
 
 
-def insert_all(registry: BackendRegistry) -> None:
+def insert_each(
+    group: str, insert: Callable[[EntryPoint, object, str], None], skip: Callable[[str, str], None]
+) -> None:
+    """Import every entry point of a group, in the order of their names, and call `insert(entry_point, object, origin)`.
+
+    Where one cannot be imported, or `insert` raises MalformedError, `skip(origin, reason)` is called instead.
+    """
+    try:
+        found = sorted(entry_points(group=group), key=lambda e: (e.name, e.value))
+    except Exception as e:
+        skip("entry points", f"the installed packages cannot be read: {type(e).__name__}: {e}")
+        return
+    for each in found:
+        origin = origin_of(each)
+        try:
+            insert(each, _imported(each), origin)
+        except MalformedError as e:
+            skip(origin, str(e))
+
+
+def origin_of(entry_point: EntryPoint) -> str:
+    """Return the entry point's name and its package: "entry point acme (package acme-npu 1.2)"."""
+    package = entry_point.dist
+    named = f" (package {package.name} {package.version})" if package is not None else ""
+    return f"entry point {entry_point.name}{named}"
+
+
+def _imported(entry_point: EntryPoint) -> object:
+    value = entry_point.value
+    if not EntryPoint.pattern.match(value):
+        raise MalformedError(f"its value {value!r} names no module and nothing in one; write package.module:name")
+    return guarded(entry_point.load, f"{value} cannot be imported")
+
+
+def insert_backends(registry: BackendRegistry) -> None:
     """Import and insert every announced backend, in the order of their names; report the wrong ones."""
 
     def insert(entry_point: EntryPoint, what: object, origin: str) -> None:
@@ -21,7 +57,7 @@ def insert_all(registry: BackendRegistry) -> None:
         version = f"{package.name} {package.version}" if package is not None else ""
         registry.insert_dynamic(announced.creator, origin, id=announced.id, version=version)
 
-    insert_each(GROUP, insert, registry.skip)
+    insert_each(BACKENDS, insert, registry.skip)
 
 
 def _announced(entry_point: EntryPoint, what: object) -> Announced:
@@ -42,3 +78,14 @@ def _announced(entry_point: EntryPoint, what: object) -> Announced:
     if not isinstance(id_, str):
         raise MalformedError(f"its id is {id_!r}, which is not a string")
     return Announced(id_, creator)
+
+
+def insert_front_ends(registry: FrontEndRegistry) -> None:
+    """Import and insert every announced front end, in the order of their names; report the wrong ones."""
+
+    def insert(entry_point: EntryPoint, what: object, origin: str) -> None:
+        if not isinstance(what, FrontEnd):
+            raise MalformedError(f"{entry_point.value} is {what!r}, which is no weft.extend.FrontEnd")
+        registry.insert_found(what, origin)
+
+    insert_each(FRONT_ENDS, insert, registry.skip)

@@ -123,7 +123,7 @@ def test_doctor_tells_it_beside_the_software_device_that_is_listed(
     cli: Cli, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(".dockerenv", "dev/nvidiactl")
-    monkeypatch.setattr("weft.cli.checks.trial_run", lambda device: 0.0)
+    monkeypatch.setattr("weft.cli.doctor.trial_run", lambda device: 0.0)
     checks = {c["name"]: c for c in json.loads(cli("doctor", "--json", status=1).out)["checks"]}
     assert checks["vulkan"]["status"] == "PASS"
     assert checks["NVIDIA in vulkan"]["status"] == "FAIL" and checks["NVIDIA in vulkan"]["fix"] == RUN

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.plugins import COMPILER, needs_compiler
-from weft.backends.opencl import ptx_assembler
-from weft.backends.opencl.ptx import as_cuda
-from weft.backends.opencl.ptx_assembler import assembled
+from weft.backends.opencl import ptx
+from weft.backends.opencl.ptx import as_cuda, assembled
 
 PTX = """.version 9.0
 .target sm_90a, texmode_independent
@@ -69,8 +68,8 @@ def test_the_drivers_library_assembles_for_the_device_that_the_text_names(
     (tmp_path / "library.c").write_text(LIBRARY)
     built = tmp_path / "library.so"
     subprocess.run([COMPILER, "-shared", "-fPIC", "-w", "-o", built, tmp_path / "library.c"], check=True)
-    monkeypatch.setattr(ptx_assembler, "LIBRARY", str(built))
-    monkeypatch.setattr(ptx_assembler, "_library", ptx_assembler._library.__wrapped__)
+    monkeypatch.setattr(ptx, "LIBRARY", str(built))
+    monkeypatch.setattr(ptx, "_library", ptx._library.__wrapped__)
     text = as_cuda(PTX).encode()
     assert assembled(text) == b"\x7fELF--gpu-name=sm_90a"
     assert assembled(text + b"// refused") is None, "then the other API's driver gets the text"
@@ -78,6 +77,6 @@ def test_the_drivers_library_assembles_for_the_device_that_the_text_names(
 
 
 def test_without_the_library_nothing_is_assembled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ptx_assembler, "LIBRARY", "no such library")
-    monkeypatch.setattr(ptx_assembler, "_library", ptx_assembler._library.__wrapped__)
+    monkeypatch.setattr(ptx, "LIBRARY", "no such library")
+    monkeypatch.setattr(ptx, "_library", ptx._library.__wrapped__)
     assert assembled(as_cuda(PTX).encode()) is None

@@ -200,8 +200,8 @@ def test_the_limits_hold_for_what_other_front_ends_read(tmp_path: Path) -> None:
 
 UNTRIED = """
 import sys
-from weft.cli import checks, main
-checks.trial_run = lambda device: 0.0  # takes seconds; tests/cli/test_commands.py lets it
+from weft.cli import doctor, main
+doctor.trial_run = lambda device: 0.0  # takes seconds; tests/cli/test_commands.py lets it
 main(sys.argv[1:])
 """
 

@@ -22,13 +22,12 @@ from weft.backends.opencl.build_options import given_to_compiler, language_optio
 from weft.backends.opencl.cl_errors import words
 from weft.backends.opencl.compilers import Compilers
 from weft.backends.opencl.constants import as_arguments, header, late_constants
-from weft.backends.opencl.joining import joined, may_join, name_of
 from weft.backends.opencl.known_drivers import driver_named
 from weft.core.host.background import aside
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError
 from weft.kernels.compile_error import kernel_refused
-from weft.kernels.source import ConstantKind, KernelSource
+from weft.kernels.source import ConstantKind, KernelSource, defined, undefined
 
 log = logging.getLogger("weft.opencl")
 
@@ -457,3 +456,30 @@ def build_options(platform: str, source: KernelSource, local: Size3) -> tuple[st
         return options
     most = registers // items // _REGISTERS_AT_ONCE * _REGISTERS_AT_ONCE
     return (*options, f"-cl-nv-maxrregcount={most}")
+
+
+# -- one program of several kernels -----------------------------------------------------------------------
+
+
+def may_join(source: KernelSource) -> bool:
+    """Tell whether a program of several kernels can hold a kernel; else it is compiled alone."""
+    return source.code.in_pieces and not source.has("covered")
+
+
+def name_of(source: KernelSource, place: int) -> str:
+    """Return the name of a kernel in a program in which it is at `place`."""
+    return f"{source.entry}_of_{place}"
+
+
+def joined(kernels: Sequence[tuple[KernelSource, str]]) -> str:
+    """Return the program of kernels of one prelude and launch, given with what defines their constants."""
+    first = kernels[0][0].code
+    pieces, functions = [first.launch, first.prelude], set[str]()
+    for place, (source, defined_before) in enumerate(kernels):
+        code = source.code
+        pieces += [text for text in code.functions if text not in functions]
+        functions.update(code.functions)
+        pieces += [defined_before, defined([(source.entry, name_of(source, place))]), code.head, code.body, code.end]
+        constants = (name for name, _ in source.constants)
+        pieces.append(undefined([source.entry, "LATE_CONSTANTS", *constants, *code.macros]))
+    return "".join(pieces)

@@ -7,7 +7,10 @@ assembly behind `//@`. The compiler takes that for a comment and copies it into 
 
 from __future__ import annotations
 
+import ctypes
+import logging
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import takewhile
 
 MARK = "//@"
@@ -77,3 +80,46 @@ def as_cuda(text: str) -> str:
         pieces.append(_WRITTEN_OUT[number] + piece[len(number) :])
     target = tuple(word for word in found.target if word != _TEXTURES)
     return replace(found, target=target, after="".join(pieces)).text
+
+
+# -- assembled by the library of NVIDIA's driver ----------------------------------------------------------
+
+
+log = logging.getLogger("weft.opencl")
+
+LIBRARY = "libnvidia-ptxjitcompiler.so.1"
+
+
+def assembled(text: bytes) -> bytes | None:
+    """Return PTX as a cubin for the device that it names; None if the library is missing or refuses the text.
+
+    Several threads may call it at once.
+    """
+    library, module = _library(), Ptx.read(text.decode("latin-1"))
+    if library is None or module is None:
+        return None
+    target = module.target[0]
+    handle = ctypes.c_void_p()
+    if library.nvPTXCompilerCreate(ctypes.byref(handle), ctypes.c_size_t(len(text)), ctypes.c_char_p(text)):
+        return None
+    try:
+        options = (ctypes.c_char_p * 1)(f"--gpu-name={target}".encode())
+        size = ctypes.c_size_t()
+        if library.nvPTXCompilerCompile(handle, ctypes.c_int(1), options):
+            log.info("the driver's library does not assemble a kernel for %s", target)
+            return None
+        if library.nvPTXCompilerGetCompiledProgramSize(handle, ctypes.byref(size)):
+            return None
+        code = ctypes.create_string_buffer(size.value)
+        return None if library.nvPTXCompilerGetCompiledProgram(handle, code) else code.raw
+    finally:
+        library.nvPTXCompilerDestroy(ctypes.byref(handle))
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL(LIBRARY)
+    except OSError:
+        return None
+    return library if hasattr(library, "nvPTXCompilerCreate") else None

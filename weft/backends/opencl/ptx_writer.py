@@ -19,8 +19,7 @@ from weft.backends.opencl.capabilities import capability, caps_of
 from weft.backends.opencl.compilers import Compilers, process_count
 from weft.backends.opencl.discovery import describe, raw_devices
 from weft.backends.opencl.programs import Programs
-from weft.backends.opencl.ptx import as_cuda
-from weft.backends.opencl.ptx_assembler import assembled
+from weft.backends.opencl.ptx import as_cuda, assembled
 from weft.backends.opencl.ptx_cache import CACHE, key_of
 from weft.core.host.disk_cache import DiskCache
 from weft.errors import CompileError

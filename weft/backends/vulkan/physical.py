@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from weft.backends.gpu.device.cards import Card, Visible, pci_text, uuid_text, vendor_of, visible
 from weft.backends.gpu.device.device import DeviceCaps, Size3
+from weft.backends.gpu.device.known_drivers import best_match, read_table
 from weft.backends.vulkan import workgroup_matrices
 from weft.backends.vulkan._vk import NULL, Arena, enumerate_all, ffi, lib, string, vk
 from weft.backends.vulkan.instance import instance
-from weft.backends.vulkan.known_drivers import KnownDriver, driver_named
 from weft.core.contract.backend import DeviceInfo
 from weft.kernels.matrix_shapes import HALVES, MatrixShape
 
@@ -340,3 +341,25 @@ def listed_devices() -> tuple[list[Physical], Visible]:
     found = [device for device in map(Physical, handles) if device.usable]
     found = sorted(found, key=lambda d: _RANK.get(d.kind, len(_RANK)))
     return found, visible([device.card for device in found])
+
+
+# -- what is known of drivers -----------------------------------------------------------------------------
+
+
+TABLE = Path(__file__).with_name("known_drivers.json")
+
+
+@dataclass(frozen=True)
+class KnownDriver:
+    """A driver, by a part of its devices' names."""
+
+    name: str = ""
+    compiles_late: bool = False
+    """Whether it compiles a pipeline at its first dispatch, and not when it is created."""
+    max_rounds: int = 0
+    """Rounds of all loops of an item after which it skips the rest (Mesa's LP_MAX_TGSI_LOOP_ITERATIONS); 0: none."""
+
+
+def driver_named(device: str) -> KnownDriver:
+    """Return what is known of the driver of a device."""
+    return best_match([KnownDriver(**each) for each in read_table(TABLE)["drivers"]], device) or KnownDriver()

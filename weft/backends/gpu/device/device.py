@@ -7,17 +7,18 @@ record, release, submit and wait. Everything else (memory plan, launches, levels
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import wraps
 from typing import Any
 
-from weft.backends.gpu.device.device_lost import note_losses
 from weft.backends.gpu.device.profiles import DeviceProfile
 from weft.core.contract.backend import DeviceInfo
 from weft.core.contract.profile import Profiled
 from weft.core.graph.layout import Array
+from weft.errors import DeviceLost
 from weft.kernels.device_caps import DeviceCaps, Size3
 from weft.kernels.dialect import Dialect
 from weft.kernels.source import KernelSource
@@ -313,3 +314,33 @@ class GpuDevice(ABC):
     def close(self) -> None:
         """Free what the device still holds: kernels, caches, and the device itself."""
         return None
+
+
+# -- lost devices -----------------------------------------------------------------------------------------
+
+
+CALLS = (
+    "allocate", "adopt", "upload", "upload_beside", "download", "compile", "compile_for_shapes", "compile_together",
+    "record", "submit", "send", "wait", "queued_seconds", "timings", "span",
+)
+"""The methods of a device in which its driver may give up."""
+
+
+def note_losses(kind: type) -> None:
+    """Have a class of devices mark a device as `gone` when one of its methods raises DeviceLost."""
+    for name in CALLS:
+        method = vars(kind).get(name)
+        if method is not None:
+            setattr(kind, name, _noting(method))
+
+
+def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(device: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            return method(device, *arguments, **named)
+        except DeviceLost:
+            device.gone = True
+            raise
+
+    return call

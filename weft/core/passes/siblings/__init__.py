@@ -1,22 +1,10 @@
 """Passes that join siblings: nodes that read one value, or parts of one, and do the same with it.
 
-Three passes join nodes that read one value and have constant weights:
-
-    projections     the products that make an attention's Q, K and V, which the attention then reads as one value
-    products        other products: the joint result is split
+    products        products of one value with constant matrices: those that make an attention's Q, K and V, which the
+                    attention then reads as one value, and others, whose joint result is split
     convolutions    convolutions whose results are summed: one convolution has the sum of their weights
-
-A fourth joins what comes next:
-
     steps           what is done alike with parts of one value, as those that `products` splits: it is done once, with
                     these parts together
-
-Two files hold what these passes share:
-
-    joint_product   a product with a constant matrix and its bias, and one product in place of several (`projections`,
-                    `products`)
-    rows            values that lie side by side in another one: which nodes do the same with each, and how their
-                    results lie (`steps`)
 """
 
 from __future__ import annotations
