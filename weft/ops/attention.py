@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.masks import LOWEST_HALF, replaces_from
-from weft.core.graph.op import Constants, Op, OpClass, standard_op
+from weft.core.graph.op import Constants, Op, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import FLOATS, broadcast, check_type, misfit, take_inputs, widen
 
@@ -40,7 +39,10 @@ class Extents:
         return (*self.lead, self.queries, self.keys)
 
 
-@standard_op
+@standard_op(
+    type="weft::Attention", op_class="reduction",
+    flags=("packed", "zero_hidden", "zero_nan", "lowest_hides", "low_replaces"),
+)
 class Attention(Op):
     """Compute softmax(scale * Q K^T + mask) V for every head; the mask is optional.
 
@@ -58,9 +60,6 @@ class Attention(Op):
     A `softcap` keeps scores between two numbers before the mask is added: they are softcap * tanh(score / softcap).
     """
 
-    type: ClassVar[str] = "weft::Attention"
-    op_class: ClassVar[OpClass] = "reduction"
-    flags: ClassVar[tuple[str, ...]] = ("packed", "zero_hidden", "zero_nan", "lowest_hides", "low_replaces")
     scale: float = 1.0
     heads: int = 0
     packed: int = 0

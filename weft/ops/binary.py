@@ -12,7 +12,7 @@ from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import OpClass, standard_op
+from weft.core.graph.op import standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.conversion import convert
@@ -23,7 +23,6 @@ from weft.ops.elementwise import (
     NUMERIC,
     WIDE,
     Elementwise,
-    Types,
     check_type,
     elementwise,
     misfit,
@@ -100,14 +99,11 @@ BitwiseOr = bits("BitwiseOr", "the disjunction of every bit", None, np.bitwise_o
 BitwiseXor = bits("BitwiseXor", "the exclusive-or of every bit", None, np.bitwise_xor)
 
 
-@standard_op
+@standard_op(op_class="exact", arity=2, types=INTEGERS)
 class BitShift(Elementwise):
     """Shift the bits of the first input by the second; a distance out of range shifts everything out."""
 
     direction: str = "LEFT"
-    arity: ClassVar[int] = 2
-    types: ClassVar[Types] = INTEGERS
-    op_class: ClassVar[OpClass] = "exact"
 
     def compute(self, x: Array, distance: Array) -> Array:
         """Return integers."""
@@ -125,14 +121,11 @@ class BitShift(Elementwise):
             raise misfit(self, f"direction is {self.direction!r}; allowed: LEFT, RIGHT")
 
 
-@standard_op
+@standard_op(flags=("fmod",), arity=2, types=NUMERIC)
 class Mod(Elementwise):
     """Compute the remainder of a / b with the sign of b, or that of a where fmod is set."""
 
-    flags: ClassVar[tuple[str, ...]] = ("fmod",)
     fmod: int = 0
-    arity: ClassVar[int] = 2
-    types: ClassVar[Types] = NUMERIC
 
     def scalar(self, present: tuple[bool, ...]) -> str:
         """Return C's fmod, shifted by b where the result must have the other sign."""
@@ -147,13 +140,11 @@ class Mod(Elementwise):
         return np.asarray(np.fmod(a, b) if self.fmod else np.mod(a, b))
 
 
-@standard_op
+@standard_op(op_class="transcendental", arity=2)
 class Pow(Elementwise):
     """Compute the first input to the power of the second, in the type of the first."""
 
-    arity: ClassVar[int] = 2
     expr: ClassVar[str] = "pow({0}, {1})"
-    op_class: ClassVar[OpClass] = "transcendental"
 
     def compute(self, base: Array, exponent: Array) -> Array:
         """Return the type of the base."""
@@ -165,15 +156,13 @@ class Pow(Elementwise):
         check_type(self, specs[1], NUMERIC, "the exponent")
 
 
-@standard_op
+@standard_op(arity=2, types=WIDE)
 class PRelu(Elementwise):
     """Compute x where it is not negative, else slope * x.
 
     A slope of one number a channel that does not broadcast is of its channel, as before opset 7.
     """
 
-    arity: ClassVar[int] = 2
-    types: ClassVar[Types] = WIDE
     expr: ClassVar[str] = "{0} < 0.0 ? {1} * {0} : {0}"
 
     def compute(self, x: Array, slope: Array) -> Array:
@@ -196,14 +185,12 @@ class PRelu(Elementwise):
         return specs[0].dims
 
 
-@standard_op
+@standard_op(op_class="transcendental", arity=2)
 class SwiGLU(Elementwise):
     """Compute a * sigmoid(alpha * a) * b for inputs of one shape."""
 
     alpha: float = 1.0
-    arity: ClassVar[int] = 2
     expr: ClassVar[str] = "{0} / (1.0 + exp(-{alpha} * {0})) * {1}"
-    op_class: ClassVar[OpClass] = "transcendental"
 
     def compute(self, a: Array, b: Array) -> Array:
         return np.asarray(a * sigmoid(self.alpha * a) * b)
@@ -215,12 +202,9 @@ class SwiGLU(Elementwise):
         return specs[0].dims
 
 
-@standard_op
+@standard_op(op_class="exact", arity=3)
 class Where(Elementwise):
     """Choose from the second input where the first is true, else from the third."""
-
-    arity: ClassVar[int] = 3
-    op_class: ClassVar[OpClass] = "exact"
 
     def compute(self, condition: Array, x: Array, y: Array) -> Array:
         """Return the type of x."""
@@ -237,7 +221,7 @@ class Where(Elementwise):
             raise misfit(self, f"the choices must have one type, got {specs[1]} and {specs[2]}")
 
 
-@standard_op
+@standard_op(type="weft::CompareSelect", op_class="exact", arity=4)
 class CompareSelect(Elementwise):
     """Choose from the third input where the comparison of the first two holds, else from the fourth.
 
@@ -245,10 +229,7 @@ class CompareSelect(Elementwise):
     of two types, this one has an expression, so that it fuses.
     """
 
-    type: ClassVar[str] = "weft::CompareSelect"
     comparison: Literal["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"]
-    arity: ClassVar[int] = 4
-    op_class: ClassVar[OpClass] = "exact"
 
     def scalar(self, present: tuple[bool, ...]) -> str:
         """Return C's comparison, false for NaN as numpy's is."""
@@ -265,16 +246,13 @@ class CompareSelect(Elementwise):
             raise misfit(self, f"comparison is {self.comparison!r}; allowed: {', '.join(COMPARISONS)}")
 
 
-@standard_op
+@standard_op(op_class="exact", types=NUMERIC)
 class Clip(Elementwise):
     """Keep x between the scalars min and max, either of which may be missing; max wins over min.
 
     Without a limit, infinities stay on that side, as in onnx's evaluator and in ONNX's definition by other ops; ONNX
     Runtime has the largest number there. Before opset 11 the limits are the largest numbers of float32 unless given.
     """
-
-    types: ClassVar[Types] = NUMERIC
-    op_class: ClassVar[OpClass] = "exact"
 
     def given(self, inputs: Sequence[TensorSpec | None]) -> list[TensorSpec]:
         """Return x and the limits that are present."""
@@ -318,24 +296,20 @@ class _Variadic(Elementwise):
         return np.asarray(reduce(type(self).function, inputs))
 
 
-@standard_op
+@standard_op(op_class="exact", types=NUMERIC)
 class Max(_Variadic):
     """Compute the largest of the inputs."""
 
-    types: ClassVar[Types] = NUMERIC
     fold: ClassVar[str] = "fmax({}, {})"
     function: ClassVar[Callable[..., Any]] = np.maximum
-    op_class: ClassVar[OpClass] = "exact"
 
 
-@standard_op
+@standard_op(op_class="exact", types=NUMERIC)
 class Min(_Variadic):
     """Compute the smallest of the inputs."""
 
-    types: ClassVar[Types] = NUMERIC
     fold: ClassVar[str] = "fmin({}, {})"
     function: ClassVar[Callable[..., Any]] = np.minimum
-    op_class: ClassVar[OpClass] = "exact"
 
 
 @standard_op

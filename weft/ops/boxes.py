@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from weft.core.graph.tensor import TensorSpec
 from weft.ops.shape import given, one_type, optional, sized, unfit
 
 
-@standard_op
+@standard_op(most_inputs=5, wide_inputs=(0, 1, 3, 4), flags=("center_point_box",))
 class NonMaxSuppression(RunSized):
     """Boxes in the order of their scores without those that overlap a better one too much; rows (image, class, box).
 
@@ -26,9 +26,6 @@ class NonMaxSuppression(RunSized):
     (x, y, width, height). Only a score above its threshold counts, where that is given. A score of NaN ranks last.
     """
 
-    most_inputs: ClassVar[int | None] = 5
-    wide_inputs: ClassVar[tuple[int, ...]] = (0, 1, 3, 4)
-    flags: ClassVar[tuple[str, ...]] = ("center_point_box",)
     center_point_box: int = 0
     most: int | None = None
     """Boxes, at most, for each class and image, where that was known when the network was planned."""
@@ -118,7 +115,7 @@ def suppress(low: Array, high: Array, scores: Array, most: int, overlap: float, 
     return kept
 
 
-@standard_op
+@standard_op(most_inputs=3)
 class RoiAlign(Op):
     """What a feature map holds in each of a list of boxes, resampled to one size; inputs X, rois, batch_indices.
 
@@ -128,7 +125,6 @@ class RoiAlign(Op):
     """
 
     op_class = "arithmetic"
-    most_inputs: ClassVar[int | None] = 3
     coordinate_transformation_mode: str = "half_pixel"
     mode: str = "avg"
     output_height: int = 1

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from weft.core.graph.composite import Body, Composite
-from weft.core.graph.op import OpClass, standard_op
+from weft.core.graph.op import standard_op
 from weft.ops.elementwise import FLOATS, misfit
 
 
-@standard_op
+@standard_op(op_class="reduction", most_inputs=4)
 class CausalConvWithState(Composite):
     """Each channel convolved with its own taps; inputs input, weight, bias, past_state; outputs output, present_state.
 
@@ -18,8 +17,6 @@ class CausalConvWithState(Composite):
     activation is "none", or "silu" alias "swish".
     """
 
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 4
     activation: str = "none"
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import ClassVar
 
 import numpy as np
 
@@ -38,14 +37,13 @@ class Concat(MovingOp):
         return np.concatenate([x for x in inputs if x is not None], axis=self.axis)
 
 
-@standard_op
+@standard_op(most_inputs=2)
 class Split(MovingOp):
     """Parts of the input along `axis`, of the given or of equal sizes; inputs input, split.
 
     `outputs` is the number of outputs of the node; it stands in for `num_outputs` before opset 18.
     """
 
-    most_inputs: ClassVar[int | None] = 2
     axis: int = 0
     num_outputs: int = 0
     outputs: int = 0

@@ -78,7 +78,7 @@ class _PaddedAttention(Composite):
         return heads_joined(make, attend(make, q, k, v, mask, scale=scale)[0])
 
 
-@standard_op
+@standard_op(type="com.microsoft::MultiHeadAttention", most_inputs=10, flags=("unidirectional",))
 class MultiHeadAttention(_PaddedAttention):
     """Attention of heads; inputs query, key, value, bias, key_padding_mask, attention_bias, past_key, past_value.
 
@@ -86,10 +86,6 @@ class MultiHeadAttention(_PaddedAttention):
     and value in one (batch, keys, heads, 2, depth), or all three in one (batch, rows, heads, 3, depth).
     Outputs output, present_key, present_value.
     """
-
-    type: ClassVar[str] = "com.microsoft::MultiHeadAttention"
-    most_inputs: ClassVar[int | None] = 10
-    flags: ClassVar[tuple[str, ...]] = ("unidirectional",)
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Bring heads apart, add the bias, append to the past, and attend."""
@@ -182,15 +178,12 @@ class _WeightedAttention(_PaddedAttention):
         return make.add("Concat", make.reshape(before, *make.dims(past)[1:]), new, axis=2)
 
 
-@standard_op
+@standard_op(type="com.microsoft::Attention", most_inputs=7)
 class ContribAttention(_WeightedAttention):
     """Attention with the product of its weights; inputs input, weights, bias, mask_index, past, attention_bias.
 
     The past and the second output, present, hold keys and values in one (2, batch, heads, rows, depth).
     """
-
-    type: ClassVar[str] = "com.microsoft::Attention"
-    most_inputs: ClassVar[int | None] = 7
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Multiply, and attend."""
@@ -202,16 +195,12 @@ class ContribAttention(_WeightedAttention):
         return self.of_product(make, whole, padding, past, added, shared)
 
 
-@standard_op
+@standard_op(type="com.microsoft::QAttention", most_inputs=9, keeps_types=True)
 class QAttention(_WeightedAttention):
     """Attention of quantised numbers with quantised weights; results are floats.
 
     Inputs input, weights, bias, the scales of both, mask_index, their zero points, past.
     """
-
-    type: ClassVar[str] = "com.microsoft::QAttention"
-    most_inputs: ClassVar[int | None] = 9
-    keeps_types: ClassVar[bool] = True
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Multiply integers, scale, and attend."""
@@ -222,7 +211,10 @@ class QAttention(_WeightedAttention):
         return self.of_product(make, whole, padding, past, "")
 
 
-@standard_op
+@standard_op(
+    type="com.microsoft::GroupQueryAttention", op_class="reduction", most_inputs=12,
+    flags=("do_rotary", "rotary_interleaved", "smooth_softmax", "shares_buffer"), shaped_by=(6,),
+)
 class GroupQueryAttention(Composite):
     """Causal attention of heads that share keys, with a cache; the form of most exported language models.
 
@@ -233,11 +225,6 @@ class GroupQueryAttention(Composite):
     key and value, query has Q, K and V side by side. Outputs output, present_key, present_value.
     """
 
-    type: ClassVar[str] = "com.microsoft::GroupQueryAttention"
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 12
-    flags: ClassVar[tuple[str, ...]] = ("do_rotary", "rotary_interleaved", "smooth_softmax", "shares_buffer")
-    shaped_by: ClassVar[tuple[int, ...]] = (6,)
     num_heads: int
     kv_num_heads: int
     do_rotary: int = 0
@@ -354,18 +341,16 @@ MOST_REACH = 1 << 20
 """The largest `max_distance`: a table has a bucket for each distance up to it."""
 
 
-@standard_op
+@standard_op(
+    type="com.microsoft::RelativePositionBias", op_class="exact", most_inputs=3, flags=("is_bidirectional",),
+    shaped_by=(1, 2),
+)
 class RelativePositionBias(Composite):
     """What T5 adds to scores: a row of a table for the bucket of each distance; inputs table, queries, keys.
 
     The table is (buckets, heads), the result (1, heads, queries, keys).
     """
 
-    type: ClassVar[str] = "com.microsoft::RelativePositionBias"
-    op_class: ClassVar[OpClass] = "exact"
-    most_inputs: ClassVar[int | None] = 3
-    flags: ClassVar[tuple[str, ...]] = ("is_bidirectional",)
-    shaped_by: ClassVar[tuple[int, ...]] = (1, 2)
     max_distance: int
     is_bidirectional: int = 0
 

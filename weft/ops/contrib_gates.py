@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import ClassVar
 
 from weft.core.graph.composite import Body, Composite, padded
 from weft.core.graph.dtypes import DType
-from weft.core.graph.op import OpClass, standard_op
+from weft.core.graph.op import standard_op
 from weft.ops.elementwise import misfit
 
 
@@ -17,14 +16,10 @@ def _wide(make: Body, *values: str) -> list[str]:
     return [make.cast(each, DType.FLOAT32) for each in values]
 
 
-@standard_op
+@standard_op(type="com.microsoft::ScaledSiLU", op_class="transcendental", most_inputs=2, least_inputs=1)
 class ScaledSiLU(Composite):
     """SiLU of a scaled input; inputs X and, in place of `alpha`, a scalar."""
 
-    type: ClassVar[str] = "com.microsoft::ScaledSiLU"
-    op_class: ClassVar[OpClass] = "transcendental"
-    most_inputs: ClassVar[int | None] = 2
-    least_inputs: ClassVar[int] = 1
     alpha: float = 1.0
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
@@ -37,14 +32,9 @@ class ScaledSiLU(Composite):
         return [make.add("Mul", z, make.add("Sigmoid", z))]
 
 
-@standard_op
+@standard_op(type="com.microsoft::GatedAdd", op_class="reduction", most_inputs=3, least_inputs=3)
 class GatedAdd(Composite):
     """X plus Y times a gate for each row; inputs X, Y, gate. ONNX Runtime projects gates on CUDA alone."""
-
-    type: ClassVar[str] = "com.microsoft::GatedAdd"
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 3
-    least_inputs: ClassVar[int] = 3
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Multiply and add."""
@@ -56,14 +46,10 @@ class GatedAdd(Composite):
         return [make.add("Add", x, make.add("Mul", y, gate))]
 
 
-@standard_op
+@standard_op(type="com.microsoft::GatedRMSNorm", op_class="reduction", most_inputs=3, least_inputs=3)
 class GatedRMSNorm(Composite):
     """RMSNormalization of each C elements, times an activation of a gate; inputs X, scale of C elements, gate."""
 
-    type: ClassVar[str] = "com.microsoft::GatedRMSNorm"
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 3
-    least_inputs: ClassVar[int] = 3
     activation: str = "silu"
     epsilon: float = 1e-5
 
@@ -87,14 +73,10 @@ class GatedRMSNorm(Composite):
         return [make.cast(make.add("Mul", normed, opened), make.dtype(x))]
 
 
-@standard_op
+@standard_op(type="com.microsoft::BranchwiseRMSNorm", op_class="reduction", most_inputs=2, least_inputs=1)
 class BranchwiseRMSNorm(Composite):
     """RMSNormalization of each branch; inputs X (..., branches, H) or (..., branches * H), and a scale."""
 
-    type: ClassVar[str] = "com.microsoft::BranchwiseRMSNorm"
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 2
-    least_inputs: ClassVar[int] = 1
     num_branches: int = 0
     epsilon: float = 1e-5
 
@@ -117,14 +99,11 @@ class BranchwiseRMSNorm(Composite):
         return [make.cast(make.reshape(y, *shape), make.dtype(x))]
 
 
-@standard_op
+@standard_op(
+    type="com.microsoft::LinearAttentionGate", op_class="transcendental", most_inputs=4, least_inputs=3,
+)
 class LinearAttentionGate(Composite):
     """The gates of LinearAttention; inputs a, dt_bias, decay_scale, b; outputs the decay and the rate of updates."""
-
-    type: ClassVar[str] = "com.microsoft::LinearAttentionGate"
-    op_class: ClassVar[OpClass] = "transcendental"
-    most_inputs: ClassVar[int | None] = 4
-    least_inputs: ClassVar[int] = 3
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Compute both in float32."""

@@ -33,27 +33,21 @@ class _GroupNorm(Composite):
         return channels_last(make, y) if self.channels_last else y
 
 
-@standard_op
+@standard_op(type="com.microsoft::GroupNorm", most_inputs=3)
 class GroupNorm(_GroupNorm):
     """Normalization of groups of channels; inputs X, gamma, beta."""
-
-    type: ClassVar[str] = "com.microsoft::GroupNorm"
-    most_inputs: ClassVar[int | None] = 3
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Normalize."""
         return [self.normed(make, *inputs)]
 
 
-@standard_op
+@standard_op(type="com.microsoft::SkipGroupNorm", most_inputs=5)
 class SkipGroupNorm(_GroupNorm):
     """GroupNorm of a sum; inputs X, gamma, beta, skip, bias; outputs the norm and the sum.
 
     The skip connection is like X, or has one number a channel and image.
     """
-
-    type: ClassVar[str] = "com.microsoft::SkipGroupNorm"
-    most_inputs: ClassVar[int | None] = 5
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Add, and normalize."""
@@ -69,13 +63,9 @@ class SkipGroupNorm(_GroupNorm):
         return [self.normed(make, total, gamma, beta), total]
 
 
-@standard_op
+@standard_op(type="com.microsoft::NhwcConv", op_class="reduction", most_inputs=3)
 class NhwcConv(OwnConv):
     """A convolution of images and with weights whose channels lie last; inputs X, W, B."""
-
-    type: ClassVar[str] = "com.microsoft::NhwcConv"
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 3
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Convolve with channels second."""

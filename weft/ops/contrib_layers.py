@@ -15,12 +15,10 @@ from weft.ops.shape import one_axis
 INT_TYPES = (DType.INT32, DType.INT64)
 
 
-@standard_op
+@standard_op(op_class="reduction", most_inputs=2)
 class SimplifiedLayerNormalization(Composite):
     """RMSNormalization under ONNX Runtime's name, which lies in ONNX's domain; inputs X, scale."""
 
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 2
     axis: int = -1
     epsilon: float = 1e-5
     stash_type: int = 1
@@ -65,12 +63,9 @@ class _SkipNorm(Composite):
         return total
 
 
-@standard_op
+@standard_op(type="com.microsoft::SkipLayerNormalization", most_inputs=5)
 class SkipLayerNormalization(_SkipNorm):
     """LayerNormalization of a sum over the last axis; inputs input, skip, gamma, beta, bias."""
-
-    type: ClassVar[str] = "com.microsoft::SkipLayerNormalization"
-    most_inputs: ClassVar[int | None] = 5
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Add and normalize."""
@@ -86,12 +81,9 @@ class SkipLayerNormalization(_SkipNorm):
         return [normed, mean, _factor(make, make.add("Sub", wide, mean), -1, self.epsilon), total]
 
 
-@standard_op
+@standard_op(type="com.microsoft::SkipSimplifiedLayerNormalization", most_inputs=4)
 class SkipSimplifiedLayerNormalization(_SkipNorm):
     """RMSNormalization of a sum over the last axis; inputs input, skip, gamma, bias. Its mean is 0."""
-
-    type: ClassVar[str] = "com.microsoft::SkipSimplifiedLayerNormalization"
-    most_inputs: ClassVar[int | None] = 4
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Add and normalize."""
@@ -105,7 +97,7 @@ class SkipSimplifiedLayerNormalization(_SkipNorm):
         return [normed, mean, _factor(make, wide, -1, self.epsilon), total]
 
 
-@standard_op
+@standard_op(type="com.microsoft::EmbedLayerNormalization", op_class="reduction", most_inputs=9)
 class EmbedLayerNormalization(Composite):
     """Embeddings of words, positions and segments, added and normalized; outputs the norm, mask_index, the sum.
 
@@ -113,9 +105,6 @@ class EmbedLayerNormalization(Composite):
     position_ids. mask_index has the number of ones in each row of the mask.
     """
 
-    type: ClassVar[str] = "com.microsoft::EmbedLayerNormalization"
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 9
     epsilon: float = 1e-12
     mask_index_type: int = 0
 
@@ -139,17 +128,15 @@ class EmbedLayerNormalization(Composite):
         return [normed, index, total]
 
 
-@standard_op
+@standard_op(
+    type="com.microsoft::QEmbedLayerNormalization", op_class="reduction", most_inputs=18, keeps_types=True,
+)
 class QEmbedLayerNormalization(Composite):
     """EmbedLayerNormalization with quantised tables; inputs as there up to the mask, then scales and zero points.
 
     Those are of words, positions, segments, gamma and beta: five scales, then five zero points.
     """
 
-    type: ClassVar[str] = "com.microsoft::QEmbedLayerNormalization"
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 18
-    keeps_types: ClassVar[bool] = True
     epsilon: float = 1e-12
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
@@ -169,36 +156,27 @@ class _Activation(Composite):
     op_class: ClassVar[OpClass] = "transcendental"
 
 
-@standard_op
+@standard_op(type="com.microsoft::BiasGelu", most_inputs=2)
 class BiasGelu(_Activation):
     """Gelu of A plus a bias; inputs A, B."""
-
-    type: ClassVar[str] = "com.microsoft::BiasGelu"
-    most_inputs: ClassVar[int | None] = 2
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Add the bias and the activation."""
         return [make.add("Gelu", make.add("Add", *inputs))]
 
 
-@standard_op
+@standard_op(type="com.microsoft::Gelu", most_inputs=1)
 class ContribGelu(_Activation):
     """Gelu with the error function."""
-
-    type: ClassVar[str] = "com.microsoft::Gelu"
-    most_inputs: ClassVar[int | None] = 1
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Add the activation."""
         return [make.add("Gelu", *inputs)]
 
 
-@standard_op
+@standard_op(type="com.microsoft::FastGelu", most_inputs=2)
 class FastGelu(_Activation):
     """Gelu with tanh of X plus a bias; inputs X, bias."""
-
-    type: ClassVar[str] = "com.microsoft::FastGelu"
-    most_inputs: ClassVar[int | None] = 2
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Add the bias, if there is one, and the activation."""
@@ -206,13 +184,9 @@ class FastGelu(_Activation):
         return [make.add("Gelu", make.add("Add", x, bias) if bias else x, approximate="tanh")]
 
 
-@standard_op
+@standard_op(type="com.microsoft::GemmFastGelu", op_class="reduction", most_inputs=3)
 class GemmFastGelu(_Activation):
     """Gelu with tanh of a matrix product plus a bias; inputs X, W, bias."""
-
-    type: ClassVar[str] = "com.microsoft::GemmFastGelu"
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 3
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Multiply, add the bias, if there is one, and the activation."""
@@ -221,12 +195,10 @@ class GemmFastGelu(_Activation):
         return [make.add("Gelu", make.add("Add", y, bias) if bias else y, approximate="tanh")]
 
 
-@standard_op
+@standard_op(type="com.microsoft::QuickGelu", most_inputs=1)
 class QuickGelu(_Activation):
     """x * sigmoid(alpha * x)."""
 
-    type: ClassVar[str] = "com.microsoft::QuickGelu"
-    most_inputs: ClassVar[int | None] = 1
     alpha: float = 1.702
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
@@ -234,12 +206,9 @@ class QuickGelu(_Activation):
         return [make.add("Swish", *inputs, alpha=self.alpha)]
 
 
-@standard_op
+@standard_op(type="com.microsoft::BiasSplitGelu", most_inputs=2)
 class BiasSplitGelu(_Activation):
     """The first half of X plus a bias, times Gelu of the second half, along the last axis; inputs X, bias."""
-
-    type: ClassVar[str] = "com.microsoft::BiasSplitGelu"
-    most_inputs: ClassVar[int | None] = 2
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Add the bias, divide, and multiply."""
@@ -251,13 +220,9 @@ class BiasSplitGelu(_Activation):
         return [make.add("Mul", first, make.add("Gelu", second))]
 
 
-@standard_op
+@standard_op(type="com.microsoft::BiasAdd", op_class="arithmetic", most_inputs=3)
 class BiasAdd(Composite):
     """X plus a bias plus a skip connection; inputs X, bias, skip."""
-
-    type: ClassVar[str] = "com.microsoft::BiasAdd"
-    op_class: ClassVar[OpClass] = "arithmetic"
-    most_inputs: ClassVar[int | None] = 3
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Add both."""
@@ -265,17 +230,16 @@ class BiasAdd(Composite):
         return [make.add("Add", make.add("Add", x, bias), skip)]
 
 
-@standard_op
+@standard_op(
+    type="com.microsoft::FusedMatMul", op_class="reduction", most_inputs=2,
+    flags=("transA", "transB", "transBatchA", "transBatchB"),
+)
 class FusedMatMul(Composite):
     """alpha times a matrix product, with matrices transposed on request; inputs A, B.
 
     `transBatchA` and `transBatchB` say that the rows of a matrix lie before the axes of the batch.
     """
 
-    type: ClassVar[str] = "com.microsoft::FusedMatMul"
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 2
-    flags: ClassVar[tuple[str, ...]] = ("transA", "transB", "transBatchA", "transBatchB")
     alpha: float = 1.0
     transA: int = 0
     transB: int = 0
@@ -300,11 +264,9 @@ class FusedMatMul(Composite):
         return value if order == [*range(rank)] else make.add("Transpose", value, perm=tuple(order))
 
 
-@standard_op
+@standard_op(type="com.microsoft::TransposeMatMul")
 class TransposeMatMul(FusedMatMul):
     """The older name of FusedMatMul."""
-
-    type: ClassVar[str] = "com.microsoft::TransposeMatMul"
 
 
 __all__ = [

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from weft.core.graph.composite import Body, Composite, padded
 from weft.core.graph.dtypes import DType
-from weft.core.graph.op import OpClass, standard_op
+from weft.core.graph.op import standard_op
 from weft.errors import ValueNeeded
 from weft.ops.elementwise import misfit
 
 
-@standard_op
+@standard_op(type="com.microsoft::CDist", op_class="reduction", most_inputs=2, least_inputs=2)
 class CDist(Composite):
     """The distance of each row of A to each of B; `metric` is "euclidean" or its square, "sqeuclidean"."""
 
-    type: ClassVar[str] = "com.microsoft::CDist"
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 2
-    least_inputs: ClassVar[int] = 2
     metric: str = "sqeuclidean"
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
@@ -38,15 +34,9 @@ class CDist(Composite):
         return [make.add("Sqrt", found) if self.metric == "euclidean" else found]
 
 
-@standard_op
+@standard_op(type="com.microsoft::ExpandDims", op_class="exact", most_inputs=2, least_inputs=2, shaped_by=(1,))
 class ExpandDims(Composite):
     """X with an axis more, of size 1, before the axis that a scalar gives; inputs X, axis."""
-
-    type: ClassVar[str] = "com.microsoft::ExpandDims"
-    op_class: ClassVar[OpClass] = "exact"
-    most_inputs: ClassVar[int | None] = 2
-    least_inputs: ClassVar[int] = 2
-    shaped_by: ClassVar[tuple[int, ...]] = (1,)
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Give it the other shape."""
@@ -63,14 +53,9 @@ class ExpandDims(Composite):
         return [make.reshape(x, *make.dims(x)[:at], 1, *make.dims(x)[at:])]
 
 
-@standard_op
+@standard_op(type="com.microsoft::MatMulInteger16", op_class="exact", most_inputs=2, least_inputs=2)
 class MatMulInteger16(Composite):
     """The product of matrices of int16, in int32; inputs A, B."""
-
-    type: ClassVar[str] = "com.microsoft::MatMulInteger16"
-    op_class: ClassVar[OpClass] = "exact"
-    most_inputs: ClassVar[int | None] = 2
-    least_inputs: ClassVar[int] = 2
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Multiply in int32."""
@@ -79,15 +64,13 @@ class MatMulInteger16(Composite):
         return [make.add("MatMul", *(make.cast(each, DType.INT32) for each in inputs))]
 
 
-@standard_op
+@standard_op(
+    type="com.microsoft::ConvTransposeWithDynamicPads", op_class="reduction", most_inputs=4, least_inputs=2,
+    shaped_by=(2,),
+)
 class ConvTransposeWithDynamicPads(Composite):
     """A transposed convolution whose pads are an input; inputs X, W, Pads, B."""
 
-    type: ClassVar[str] = "com.microsoft::ConvTransposeWithDynamicPads"
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 4
-    least_inputs: ClassVar[int] = 2
-    shaped_by: ClassVar[tuple[int, ...]] = (2,)
     auto_pad: str = "NOTSET"
     dilations: tuple[int, ...] = ()
     group: int = 1
@@ -107,15 +90,10 @@ class ConvTransposeWithDynamicPads(Composite):
         return [make.add("ConvTranspose", x, w, *([b] if b else []), pads=given, **how)]
 
 
-@standard_op
+@standard_op(type="com.microsoft::Pad", op_class="exact", most_inputs=3, least_inputs=2, shaped_by=(1,))
 class ContribPad(Composite):
     """ONNX's Pad, whose pads may also be a row, of shape (1, 2 * rank); inputs data, pads, constant_value."""
 
-    type: ClassVar[str] = "com.microsoft::Pad"
-    op_class: ClassVar[OpClass] = "exact"
-    most_inputs: ClassVar[int | None] = 3
-    least_inputs: ClassVar[int] = 2
-    shaped_by: ClassVar[tuple[int, ...]] = (1,)
     mode: str = "constant"
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
@@ -127,18 +105,14 @@ class ContribPad(Composite):
         return [make.add("Pad", x, make.reshape(pads, shape[-1]), *([value] if value else []), mode=self.mode)]
 
 
-@standard_op
+@standard_op(
+    type="com.microsoft::Range", op_class="exact", most_inputs=3, keeps_types=True, wide_inputs=(0, 1, 2),
+    least_inputs=2, shaped_by=(0, 1, 2),
+)
 class ContribRange(Composite):
     """ONNX's Range, in steps of 1 where no delta is given; inputs start, limit, delta."""
 
-    type: ClassVar[str] = "com.microsoft::Range"
-    op_class: ClassVar[OpClass] = "exact"
-    most_inputs: ClassVar[int | None] = 3
-    least_inputs: ClassVar[int] = 2
-    shaped_by: ClassVar[tuple[int, ...]] = (0, 1, 2)
     # As of ONNX's Range: how many numbers there are follows from all bits of the inputs.
-    keeps_types: ClassVar[bool] = True
-    wide_inputs: ClassVar[tuple[int, ...]] = (0, 1, 2)
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Count in ONNX's way."""

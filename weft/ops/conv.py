@@ -74,11 +74,9 @@ class Conv(Convolution):
     """The sum over a sliding window of inputs times weights; inputs X, W (out, in / group, ...), B."""
 
 
-@standard_op
+@standard_op(type="weft::PlanarConv")
 class PlanarConv(Convolution):
     """Conv in NCHW: what takes the place of one of float64, which devices do not run packed."""
-
-    type: ClassVar[str] = "weft::PlanarConv"
 
 
 @decomposition("Conv")
@@ -90,13 +88,10 @@ def _planar(op: Conv, make: Body, node: Node) -> Sequence[str]:
     return make.all(PlanarConv.type, *node.inputs, made=1, **op.attributes())
 
 
-@standard_op
+@standard_op(op_class="reduction", by_image=True, most_inputs=3)
 class ConvTranspose(Op):
     """The gradient of Conv with respect to its input; inputs X, W (in, out / group, ...), B."""
 
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 3
-    by_image: ClassVar[bool] = True
     auto_pad: str = "NOTSET"
     dilations: tuple[int, ...] = ()
     group: int = 1
@@ -152,11 +147,9 @@ class ConvTranspose(Op):
         return 2 * prod(inputs[0] or ()) * prod((inputs[1] or ())[1:])
 
 
-@standard_op
+@standard_op(type="weft::PlanarConvTranspose")
 class PlanarConvTranspose(ConvTranspose):
     """ConvTranspose in NCHW: what takes the place of one of float64, which devices do not run packed."""
-
-    type: ClassVar[str] = "weft::PlanarConvTranspose"
 
 
 @decomposition("ConvTranspose")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil, isfinite
-from typing import ClassVar
 
 import numpy as np
 
@@ -15,11 +14,10 @@ from weft.core.graph.tensor import TensorSpec
 from weft.ops.shape import MAX_ELEMENTS, given, ints, known, known_ints, one_axis, one_type, sized, unfit
 
 
-@standard_op
+@standard_op(most_inputs=1)
 class ConstantOfShape(Op):
     """A tensor of the given shape with one value everywhere; input shape."""
 
-    most_inputs: ClassVar[int | None] = 1
     value: float | int | bool = 0.0
     dtype: DType = DType.FLOAT32
 
@@ -31,14 +29,11 @@ class ConstantOfShape(Op):
         return np.full(ints(given(inputs, 0)), self.value, self.dtype.numpy)
 
 
-@standard_op
+@standard_op(most_inputs=3, keeps_types=True, wide_inputs=(0, 1, 2))
 class Range(Op):
     """The numbers from `start` to before `limit` in steps of `delta`; inputs start, limit, delta."""
 
-    most_inputs: ClassVar[int | None] = 3
     # How many numbers there are follows from all bits of the inputs.
-    keeps_types: ClassVar[bool] = True
-    wide_inputs: ClassVar[tuple[int, ...]] = (0, 1, 2)
     stash_type: int = 1
     """Short floats are computed in float32, whatever is asked for."""
 
@@ -72,11 +67,10 @@ class Range(Op):
         return np.asarray(start.astype(wide) + steps * delta.astype(wide)).astype(start.dtype)
 
 
-@standard_op
+@standard_op(most_inputs=3)
 class OneHot(Op):
     """For each index a vector with one entry on, the rest off; inputs indices, depth, values (off, on)."""
 
-    most_inputs: ClassVar[int | None] = 3
     axis: int = -1
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -96,12 +90,10 @@ class OneHot(Op):
         return np.asarray(np.where(places == row, values[1], values[0]))
 
 
-@standard_op
+@standard_op(reads_shape=True, most_inputs=1)
 class EyeLike(Op):
     """A matrix of the input's shape with ones on its `k`-th diagonal; `dtype` None means the input's."""
 
-    most_inputs: ClassVar[int | None] = 1
-    reads_shape: ClassVar[bool] = True
     dtype: DType | None = None
     k: int = 0
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import ClassVar
 
 import numpy as np
 
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, standard_op
+from weft.core.graph.op import Constants, Op, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.conv import float_type
 from weft.ops.elementwise import NUMERIC, check_type, widen
@@ -17,7 +16,7 @@ from weft.ops.shape import given, ints, known_ints, optional, sized, unfit
 from weft.ops.window import Window, slide
 
 
-@standard_op
+@standard_op(op_class="reduction", most_inputs=5)
 class DeformConv(Op):
     """A convolution of images whose taps lie off their places; inputs X, W, offset, B, mask.
 
@@ -26,8 +25,6 @@ class DeformConv(Op):
     v2" (CVPR 2019).
     """
 
-    most_inputs: ClassVar[int | None] = 5
-    op_class: ClassVar[OpClass] = "reduction"
     dilations: tuple[int, ...] = ()
     group: int = 1
     kernel_shape: tuple[int, ...] = ()
@@ -99,12 +96,10 @@ class DeformConv(Op):
         return np.asarray(out, given(inputs, 0).dtype)
 
 
-@standard_op
+@standard_op(op_class="reduction", most_inputs=3)
 class Col2Im(Op):
     """Images that are the sums of windows; inputs columns (N, C * taps, windows), image_shape, block_shape."""
 
-    most_inputs: ClassVar[int | None] = 3
-    op_class: ClassVar[OpClass] = "reduction"
     dilations: tuple[int, ...] = ()
     pads: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, standard_op
+from weft.core.graph.op import Constants, Op, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import FLOATS, check_type, widen
 from weft.ops.shape import given, unfit
 
 
-@standard_op
+@standard_op(op_class="reduction", most_inputs=1)
 class Det(Op):
     """The determinant of each square matrix; that of one without elements is 1."""
-
-    most_inputs: ClassVar[int | None] = 1
-    op_class: ClassVar[OpClass] = "reduction"
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         x = given(inputs, 0)

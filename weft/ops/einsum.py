@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, standard_op
+from weft.core.graph.op import Constants, Op, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import NUMERIC, check_type, widen
 from weft.ops.shape import one_type, sized, unfit
@@ -36,11 +36,10 @@ class Equation:
     sizes: dict[str, int]
 
 
-@standard_op
+@standard_op(op_class="reduction")
 class Einsum(Op):
     """Sums of products over the labels that the result lacks, as `equation` says; any number of inputs."""
 
-    op_class: ClassVar[OpClass] = "reduction"
     equation: str
 
     def read(self, shapes: Sequence[Shape]) -> Equation:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -23,12 +22,10 @@ REDUCTIONS: dict[str, Callable[..., Array]] = {
 }
 
 
-@standard_op
+@standard_op(reads_part=True, most_inputs=2)
 class Gather(MovingOp):
     """The slices along `axis` at the given indices; inputs data, indices."""
 
-    most_inputs: ClassVar[int | None] = 2
-    reads_part: ClassVar[bool] = True
     axis: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -43,12 +40,10 @@ class Gather(MovingOp):
         )
 
 
-@standard_op
+@standard_op(reads_part=True, most_inputs=2)
 class GatherElements(MovingOp):
     """For each element of `indices` the element that it selects along `axis`; inputs data, indices."""
 
-    most_inputs: ClassVar[int | None] = 2
-    reads_part: ClassVar[bool] = True
     axis: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -62,12 +57,10 @@ class GatherElements(MovingOp):
         return x[_grid(places, x.shape, one_axis(self.axis, x.ndim))]
 
 
-@standard_op
+@standard_op(reads_part=True, most_inputs=2)
 class GatherND(MovingOp):
     """The slices at the indices that the last axis of `indices` holds; inputs data, indices."""
 
-    most_inputs: ClassVar[int | None] = 2
-    reads_part: ClassVar[bool] = True
     batch_dims: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -92,11 +85,10 @@ class GatherND(MovingOp):
         return np.asarray(x[tuple(index)])
 
 
-@standard_op
+@standard_op(most_inputs=3)
 class ScatterElements(WritingOp):
     """Data with each update written at its index along `axis`; inputs data, indices, updates."""
 
-    most_inputs: ClassVar[int | None] = 3
     axis: int = 0
     reduction: str = "none"
 
@@ -121,11 +113,10 @@ class ScatterElements(WritingOp):
         _write(memory, _grid(places, memory.shape, one_axis(self.axis, memory.ndim)), updates, self.reduction)
 
 
-@standard_op
+@standard_op(most_inputs=3)
 class ScatterND(WritingOp):
     """Data with each slice of updates written where `indices` says; inputs data, indices, updates."""
 
-    most_inputs: ClassVar[int | None] = 3
     reduction: str = "none"
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

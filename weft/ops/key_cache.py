@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from weft.ops.elementwise import misfit
 from weft.ops.shape import given, one_axis, one_type, optional
 
 
-@standard_op
+@standard_op(most_inputs=3)
 class TensorScatter(WritingOp):
     """A cache with rows of `axis` replaced by an update; inputs past_cache, update, write_indices.
 
@@ -23,7 +22,6 @@ class TensorScatter(WritingOp):
     cache are not written; with "circular" rows behind the last begin again at the first.
     """
 
-    most_inputs: ClassVar[int | None] = 3
     axis: int = -2
     mode: str = "linear"
 

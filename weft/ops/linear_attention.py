@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod, sqrt
-from typing import ClassVar
 
 import numpy as np
 
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, standard_op
+from weft.core.graph.op import Constants, Op, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import FLOATS, check_type, misfit, take_inputs, widen
 
@@ -44,7 +43,7 @@ class LinearSizes:
         return (self.batch, self.groups, self.depth, self.width)
 
 
-@standard_op
+@standard_op(op_class="reduction", most_inputs=6)
 class LinearAttention(Op):
     """Linear attention; inputs query, key, value, past_state, decay, beta; outputs output, present_state.
 
@@ -52,8 +51,6 @@ class LinearAttention(Op):
     (batch, kv_num_heads, depth, width). `outputs` is the number of outputs of the node.
     """
 
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 6
     q_num_heads: int
     kv_num_heads: int
     chunk_size: int = 64

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import ClassVar
 
 import numpy as np
 
@@ -12,17 +11,15 @@ from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, silent, standard_op
+from weft.core.graph.op import Constants, Op, silent, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.elementwise import WIDE, broadcast, check_type, misfit, required_inputs, take_inputs, widen
 from weft.ops.shape import given, optional
 
 
-@standard_op
+@standard_op(op_class="reduction")
 class MatMul(Op):
     """Multiply stacks of matrices as numpy.matmul does, vectors included."""
-
-    op_class: ClassVar[OpClass] = "reduction"
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the broadcast stack of products; the axis that a vector lacks is dropped."""
@@ -55,16 +52,14 @@ def product_shape(op: Op, a: TensorSpec, b: TensorSpec) -> Shape:
     return (*stack, *a.dims[-2:-1], *(b.dims[-1:] if len(b.dims) > 1 else ()))
 
 
-@standard_op
+@standard_op(op_class="reduction", flags=("transA", "transB"))
 class Gemm(Op):
     """Compute alpha * A @ B + beta * C, with A and B transposed on request and C optional."""
 
-    flags: ClassVar[tuple[str, ...]] = ("transA", "transB")
     alpha: float = 1.0
     beta: float = 1.0
     transA: int = 0
     transB: int = 0
-    op_class: ClassVar[OpClass] = "reduction"
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the shape of the product, to which C must broadcast."""

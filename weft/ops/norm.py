@@ -13,7 +13,7 @@ from weft.core.graph.composite import Body, Composite, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, standard_op
+from weft.core.graph.op import Constants, Op, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.elementwise import FLOATS, Elementwise, check_type, misfit, widen
@@ -33,14 +33,10 @@ def float_spec(spec: TensorSpec, least_rank: int = 0) -> TensorSpec:
     return spec
 
 
-@standard_op
+@standard_op(op_class="arithmetic", by_image=True, most_inputs=5, exact_parameters=(1, 2, 3, 4))
 class BatchNormalization(Op):
     """Each channel shifted and scaled by stored statistics; inputs X, scale, B, mean, var."""
 
-    op_class: ClassVar[OpClass] = "arithmetic"
-    most_inputs: ClassVar[int | None] = 5
-    by_image: ClassVar[bool] = True
-    exact_parameters: ClassVar[tuple[int, ...]] = (1, 2, 3, 4)
     epsilon: float = 1e-5
     momentum: float = 0.9
 
@@ -64,16 +60,13 @@ class BatchNormalization(Op):
         return np.asarray((widen(x) - mean) * factor + shift).astype(x.dtype, copy=False)
 
 
-@standard_op
+@standard_op(type="weft::ScaleShift", from_optimizing=True, arity=3)
 class ScaleShift(Elementwise):
     """Multiply by the second input and add the third, both broadcast: a batch norm of known parameters on GPUs.
 
     The two have the type in which kernels compute, whatever the first one is stored as.
     """
 
-    type: ClassVar[str] = "weft::ScaleShift"
-    from_optimizing: ClassVar[bool] = True
-    arity: ClassVar[int] = 3
     expr: ClassVar[str] = "{0} * {1} + {2}"
 
     def compute(self, x: Array, factor: Array, shift: Array) -> Array:
@@ -97,7 +90,7 @@ class ScaleShift(Elementwise):
         return specs[0].dims
 
 
-@standard_op
+@standard_op(op_class="reduction", most_inputs=5)
 class TrainingBatchNormalization(Composite):
     """Each channel normalized by the batch, scaled and shifted: ONNX's BatchNormalization with training_mode=1.
 
@@ -105,8 +98,6 @@ class TrainingBatchNormalization(Composite):
     for convolutions whose weights are standardized.
     """
 
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 5
     epsilon: float = 1e-5
     momentum: float = 0.9
 
@@ -134,13 +125,10 @@ class TrainingBatchNormalization(Composite):
         return [make.cast(y, make.dtype(x)), *moved]
 
 
-@standard_op
+@standard_op(op_class="reduction", by_image=True, most_inputs=3)
 class InstanceNormalization(Op):
     """Each channel of each image normalized by itself, scaled and shifted; inputs X, scale, B."""
 
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 3
-    by_image: ClassVar[bool] = True
     epsilon: float = 1e-5
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -155,13 +143,10 @@ class InstanceNormalization(Op):
         return (y * _column(given(inputs, 1), x.ndim) + _column(given(inputs, 2), x.ndim)).astype(x.dtype)
 
 
-@standard_op
+@standard_op(op_class="reduction", by_image=True, most_inputs=3)
 class GroupNormalization(Op):
     """Each group of channels normalized by itself; each channel scaled and shifted; inputs X, scale, bias."""
 
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 3
-    by_image: ClassVar[bool] = True
     num_groups: int
     epsilon: float = 1e-5
     stash_type: int = STASH_FLOAT
@@ -181,15 +166,13 @@ class GroupNormalization(Op):
         return (y * _column(given(inputs, 1), x.ndim) + _column(given(inputs, 2), x.ndim)).astype(x.dtype)
 
 
-@standard_op
+@standard_op(op_class="reduction", most_inputs=3)
 class GroupScaledNormalization(Composite):
     """Each group of channels normalized, scaled and shifted: ONNX's GroupNormalization before opset 21.
 
     Inputs X, and a scale and a bias for each group.
     """
 
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 3
     num_groups: int
     epsilon: float = 1e-5
 
@@ -208,15 +191,13 @@ class GroupScaledNormalization(Composite):
         return [make.add("GroupNormalization", inputs[0], *parameters, num_groups=groups, epsilon=epsilon)]
 
 
-@standard_op
+@standard_op(op_class="reduction", most_inputs=3)
 class LayerNormalization(Op):
     """The axes from `axis` on normalized together; inputs X, Scale, B; outputs Y, Mean, InvStdDev.
 
     `outputs` is the number of outputs of the node.
     """
 
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 3
     axis: int = -1
     epsilon: float = 1e-5
     stash_type: int = STASH_FLOAT
@@ -257,15 +238,13 @@ def _layer_norm(op: LayerNormalization, make: Body, node: Node) -> Sequence[str]
     return [value]
 
 
-@standard_op
+@standard_op(op_class="reduction", most_inputs=2)
 class RMSNormalization(Op):
     """The axes from `axis` on divided by their root mean square, and scaled; inputs X, scale.
 
     The scale may be of another type, and the output is of that. What is scaled is not rounded to the type of X before.
     """
 
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 2
     axis: int = -1
     epsilon: float = 1e-5
     stash_type: int = STASH_FLOAT
@@ -304,13 +283,10 @@ def _rms_norm(op: RMSNormalization, make: Body, node: Node) -> Sequence[str]:
     return [make.cast(normalized[0], types[1])]
 
 
-@standard_op
+@standard_op(op_class="reduction", by_image=True, most_inputs=1)
 class LRN(Op):
     """Each element divided by a power of the squares at its position in `size` adjacent channels."""
 
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 1
-    by_image: ClassVar[bool] = True
     size: int
     alpha: float = 0.0001
     beta: float = 0.75
@@ -348,12 +324,10 @@ def _of_doubles(op: LRN, make: Body, node: Node) -> Sequence[str]:
     return [make.add("Mul", x, factor)]
 
 
-@standard_op
+@standard_op(op_class="reduction", most_inputs=1)
 class LpNormalization(Op):
     """The tensor divided by its 1-norm or 2-norm along one axis; zero where that is zero."""
 
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 1
     axis: int = -1
     p: int = 2
 
@@ -382,16 +356,13 @@ def _along_one_axis(inputs: Sequence[TensorSpec | None], axis: int) -> TensorSpe
     return x
 
 
-@standard_op
+@standard_op(type="weft::L2Normalization", op_class="reduction", most_inputs=1)
 class L2Normalization(Op):
     """The tensor divided by its 2-norm along one axis, or by `least` where the norm is less.
 
     `torch.nn.functional.normalize` is that; a norm of 0 that `least` does not raise yields NaN.
     """
 
-    type: ClassVar[str] = "weft::L2Normalization"
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 1
     axis: int = -1
     least: float = 0.0
 
@@ -414,7 +385,7 @@ def _l2_norm(op: L2Normalization, make: Body, node: Node) -> Sequence[str]:
     return [make.add("Div", x, make.add("Max", norm, make.number(op.least, x)))]
 
 
-@standard_op
+@standard_op(type="weft::SumNormalization", op_class="reduction", most_inputs=1)
 class SumNormalization(Op):
     """The tensor divided by `epsilon` plus its sum along one axis, or plus its mean where `mean` is 1.
 
@@ -422,9 +393,6 @@ class SumNormalization(Op):
     the reciprocal, which fp32 does not hold of sums below 2**-128: there such sums count as 0.
     """
 
-    type: ClassVar[str] = "weft::SumNormalization"
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 1
     axis: int = -1
     mean: int = 0
     epsilon: float = 0.0
@@ -448,17 +416,13 @@ def _sum_norm(op: SumNormalization, make: Body, node: Node) -> Sequence[str]:
     return [make.add("Div", x, make.add("Add", divisor, make.number(op.epsilon, x)))]
 
 
-@standard_op
+@standard_op(type="weft::GroupDeviation", op_class="reduction", by_image=True, most_inputs=1)
 class GroupDeviation(Op):
     """For each element, the root of `epsilon` and the variance of its image's group of channels, as EvoNorm divides by.
 
     The result has the shape of the input.
     """
 
-    type: ClassVar[str] = "weft::GroupDeviation"
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 1
-    by_image: ClassVar[bool] = True
     num_groups: int
     epsilon: float = 1e-5
 
@@ -489,12 +453,10 @@ def _group_deviation(op: GroupDeviation, make: Body, node: Node) -> Sequence[str
     return [make.reshape(make.add("Expand", deviation, make.ints(dims[0], op.num_groups, each)), *dims)]
 
 
-@standard_op
+@standard_op(op_class="reduction", most_inputs=1)
 class MeanVarianceNormalization(Op):
     """The given axes together brought to mean zero and variance one."""
 
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 1
     axes: tuple[int, ...] = (0, 2, 3)
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

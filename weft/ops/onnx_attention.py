@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import ClassVar
 
 import numpy as np
 
 from weft.core.graph.composite import Body, Composite
 from weft.core.graph.dtypes import DType
-from weft.core.graph.op import Op, OpClass, standard_op
+from weft.core.graph.op import Op, standard_op
 from weft.ops.attention import heads_apart, heads_joined
 from weft.ops.elementwise import FLOATS, misfit
 
@@ -139,7 +138,7 @@ def check_heads(op: Op, heads: int, groups: int) -> None:
         raise misfit(op, f"{heads} heads of queries do not share {groups} heads of keys and values evenly")
 
 
-@standard_op
+@standard_op(type="Attention", op_class="reduction", most_inputs=7, flags=("is_causal",))
 class OnnxAttention(Composite):
     """Attention of heads; inputs Q, K, V, attn_mask, past_key, past_value, nonpad_kv_seqlen.
 
@@ -147,10 +146,6 @@ class OnnxAttention(Composite):
     of Q's may share. Outputs Y, present_key, present_value, and the scores as `qk_matmul_output_mode` says.
     """
 
-    type: ClassVar[str] = "Attention"
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 7
-    flags: ClassVar[tuple[str, ...]] = ("is_causal",)
     is_causal: int = 0
     kv_num_heads: int = 0
     left_window_size: int = -1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -17,14 +16,13 @@ MODES = ("constant", "reflect", "edge", "wrap")
 Pads = tuple[tuple[int, int], ...]
 
 
-@standard_op
+@standard_op(most_inputs=4)
 class Pad(MovingOp):
     """The tensor with elements added before and after it; inputs data, pads, constant_value, axes.
 
     A negative pad crops; cropping comes before padding.
     """
 
-    most_inputs: ClassVar[int | None] = 4
     mode: str = "constant"
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

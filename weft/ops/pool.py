@@ -55,11 +55,10 @@ class Pool(Op):
         return prod(outputs[0]) * prod(self.kernel_shape)
 
 
-@standard_op
+@standard_op(flags=("ceil_mode", "storage_order"))
 class MaxPool(Pool):
     """The largest input in a sliding window, and its flat index if the node has 2 `outputs`."""
 
-    flags: ClassVar[tuple[str, ...]] = ("ceil_mode", "storage_order")
     storage_order: int = 0
     outputs: int = 1
 
@@ -106,11 +105,10 @@ class MaxPool(Pool):
         return index, inside
 
 
-@standard_op
+@standard_op(type="weft::PlanarMaxPool")
 class PlanarMaxPool(MaxPool):
     """MaxPool of any numbers, with indices, in NCHW: what takes the place of one that a device does not run packed."""
 
-    type: ClassVar[str] = "weft::PlanarMaxPool"
     by_image: ClassVar[bool] = False  # indices count from the first image
 
 
@@ -119,12 +117,10 @@ def _planar(op: MaxPool, make: Body, node: Node) -> Sequence[str]:
     return make.all(PlanarMaxPool.type, *node.inputs, made=len(node.outputs), **op.attributes())
 
 
-@standard_op
+@standard_op(op_class="reduction", flags=("ceil_mode", "count_include_pad"))
 class AveragePool(Pool):
     """The mean of the inputs in a sliding window; padding counts as zeros if `count_include_pad`."""
 
-    op_class: ClassVar[OpClass] = "reduction"
-    flags: ClassVar[tuple[str, ...]] = ("ceil_mode", "count_include_pad")
     count_include_pad: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -152,11 +148,10 @@ class AveragePool(Pool):
         return np.maximum(counts, 1)
 
 
-@standard_op
+@standard_op(op_class="reduction")
 class LpPool(Pool):
     """The p-norm of the inputs in a sliding window."""
 
-    op_class: ClassVar[OpClass] = "reduction"
     p: int = 2
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -172,18 +167,14 @@ class LpPool(Pool):
         return np.asarray(total ** (1 / self.p)).astype(x.dtype, copy=False)
 
 
-@standard_op
+@standard_op(type="weft::PlanarAveragePool")
 class PlanarAveragePool(AveragePool):
     """AveragePool in NCHW: what takes the place of one of float64, which devices do not run packed."""
 
-    type: ClassVar[str] = "weft::PlanarAveragePool"
 
-
-@standard_op
+@standard_op(type="weft::PlanarLpPool")
 class PlanarLpPool(LpPool):
     """LpPool in NCHW: what takes the place of one of float64, which devices do not run packed."""
-
-    type: ClassVar[str] = "weft::PlanarLpPool"
 
 
 @decomposition("AveragePool")
@@ -226,11 +217,9 @@ class GlobalAveragePool(GlobalPool):
         return np.asarray(widen(x).mean(axis=axes, keepdims=True)).astype(x.dtype, copy=False)
 
 
-@standard_op
+@standard_op(op_class="exact")
 class GlobalMaxPool(GlobalPool):
     """The largest value of each channel."""
-
-    op_class: ClassVar[OpClass] = "exact"
 
     def reference(self, *inputs: Array | None) -> Array:
         x = given(inputs, 0)

@@ -187,15 +187,13 @@ class RandomUniformLike(_Like, _Uniform):
     """
 
 
-@standard_op
+@standard_op(most_inputs=1)
 class Bernoulli(_Random):
     """Draw 1 with the probability that the input has at that place, else 0; of the input's type, or of `dtype`.
 
     The text of ONNX says so. The function that ONNX gives beside the text, which onnxruntime runs, compares the other
     way round and draws 1 where the text draws 0. Every run draws the same numbers, without a seed as well.
     """
-
-    most_inputs: ClassVar[int | None] = 1
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         x = given(inputs, 0)
@@ -212,15 +210,13 @@ class Bernoulli(_Random):
         return (self.draws(x.shape) < x.astype(np.float32)).astype((self.dtype or DType.of(x.dtype)).numpy)
 
 
-@standard_op
+@standard_op(is_random=True, most_inputs=1)
 class Multinomial(Op):
     """Draw classes, with logarithms of their unscaled probabilities as the input (batch, classes).
 
     Every run draws the same numbers, without a seed as well.
     """
 
-    most_inputs: ClassVar[int | None] = 1
-    is_random: ClassVar[bool] = True
     dtype: DType = DType.INT32
     sample_size: int = 1
     seed: float | None = None
@@ -245,13 +241,10 @@ class Multinomial(Op):
         return np.asarray((self.draws(x.shape[0]).astype(np.float32) >= sums).sum(2), self.dtype.numpy)
 
 
-@standard_op
+@standard_op(type="weft::InStep", op_class="arithmetic", is_random=True)
 class InStep(Op):
     """Draw what a random op in the body of a loop does, other numbers in each step; inputs the step, and the op's."""
 
-    type: ClassVar[str] = "weft::InStep"
-    op_class: ClassVar[OpClass] = "arithmetic"
-    is_random: ClassVar[bool] = True
     op: Op = field(default_factory=RandomUniform)
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

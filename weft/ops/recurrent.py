@@ -284,7 +284,7 @@ class RNN(Recurrent):
         return [activations[0](self.clipped(brought[0] + weights.times(0, states[0])))]
 
 
-@standard_op
+@standard_op(flags=("layout", "linear_before_reset"))
 class GRU(Recurrent):
     """Gated recurrent units; gates in the order update, reset, hidden.
 
@@ -293,7 +293,6 @@ class GRU(Recurrent):
 
     gates: ClassVar[int] = 3
     usual: ClassVar[tuple[str, ...]] = ("sigmoid", "tanh")
-    flags: ClassVar[tuple[str, ...]] = ("layout", "linear_before_reset")
     linear_before_reset: int = 0
 
     def step(
@@ -311,7 +310,7 @@ class GRU(Recurrent):
         return [(1 - update) * g(self.clipped(own)) + update * h]
 
 
-@standard_op
+@standard_op(flags=("layout", "input_forget"))
 class LSTM(Recurrent):
     """Long short-term memory; gates in the order input, output, forget, cell; more inputs initial_c and P.
 
@@ -321,7 +320,6 @@ class LSTM(Recurrent):
     gates: ClassVar[int] = 4
     usual: ClassVar[tuple[str, ...]] = ("sigmoid", "tanh", "tanh")
     states: ClassVar[int] = 2
-    flags: ClassVar[tuple[str, ...]] = ("layout", "input_forget")
     input_forget: int = 0
 
     def step(

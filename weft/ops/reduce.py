@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, standard_op
+from weft.core.graph.op import Constants, Op, OpClass, register_op, standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ValueNeeded
@@ -58,9 +58,8 @@ class Reduction(Op):
     types: ClassVar[Types] = WIDE
     op_class: ClassVar[OpClass] = "reduction"
 
-    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
-        """Return x reduced over `axes`, each of which stays with size 1; float16 arrives as float32."""
-        raise NotImplementedError(type(self).__name__)
+    combine: ClassVar[Callable[[Array, Shape], Any]]
+    """Returns an array reduced over axes, each of which stays with size 1; float16 arrives as float32."""
 
     def resolve(self, axes: Array | None, rank: int) -> tuple[int, ...]:
         """Return the axes to reduce, sorted, from the value of the second input (None: missing)."""
@@ -85,7 +84,7 @@ class Reduction(Op):
         x, axes = given(inputs, 0), optional(inputs, 1)
         which = self.resolve(axes, x.ndim)
         with np.errstate(all="ignore"):
-            out = np.asarray(self.combine(widen(x), which))
+            out = np.asarray(type(self).combine(widen(x), which))
             return out.reshape(reduced_shape(x.shape, which, self.keepdims)).astype(x.dtype, copy=False)
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
@@ -121,86 +120,35 @@ def _sums_of_few(x: Array, axis: int) -> Array:
     return np.concatenate([sums, np.add.reduce(rest, axis=axis, keepdims=True)], axis) if rest.size else sums
 
 
-@standard_op
-class ReduceSum(Reduction):
-    """Compute the sum; of nothing: 0."""
-
-    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
-        """Return sums."""
-        return total(x, axes)
-
-
-@standard_op
-class ReduceMean(Reduction):
-    """Compute the mean; of nothing: NaN, and 0 for integers, which are rounded towards zero."""
-
-    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
-        """Return means."""
-        count = int(np.prod([x.shape[a] for a in axes], dtype=np.int64))
-        if not DType.of(x.dtype).is_integer:
-            return divide(total(x, axes), np.asarray(count, x.dtype))
-        wide = np.dtype(np.int64 if x.dtype.kind == "i" else np.uint64)  # the mean fits where the sum does not
-        return divide(total(x.astype(wide), axes), np.asarray(count, wide)).astype(x.dtype)
+def reduction(
+    name: str,
+    what: str,
+    combine: Callable[[Array, Shape], Any],
+    *,
+    types: Types = WIDE,
+    op_class: OpClass = "reduction",
+) -> type[Reduction]:
+    """Register a reduction and return its class; `what` says what it computes."""
+    body = {
+        "__doc__": f"Compute {what}.", "__module__": __name__, "combine": staticmethod(combine), "types": types,
+        "op_class": op_class,
+    }
+    cls: type[Reduction] = op_dataclass(type(name, (Reduction,), body))
+    return register_op(cls)
 
 
-@standard_op
-class ReduceProd(Reduction):
-    """Compute the product; of nothing: 1."""
-
-    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
-        """Return products."""
-        return np.asarray(np.prod(x, axis=axes, keepdims=True, dtype=x.dtype))
-
-
-@standard_op
-class ReduceL1(Reduction):
-    """Compute the sum of absolute values."""
-
-    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
-        """Return sums of |x|."""
-        return total(np.abs(x), axes)
+def _mean(x: Array, axes: Shape) -> Array:
+    count = int(np.prod([x.shape[a] for a in axes], dtype=np.int64))
+    if not DType.of(x.dtype).is_integer:
+        return divide(total(x, axes), np.asarray(count, x.dtype))
+    wide = np.dtype(np.int64 if x.dtype.kind == "i" else np.uint64)  # the mean fits where the sum does not
+    return divide(total(x.astype(wide), axes), np.asarray(count, wide)).astype(x.dtype)
 
 
-@standard_op
-class ReduceL2(Reduction):
-    """Compute the square root of the sum of squares."""
-
-    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
-        """Return Euclidean norms."""
-        return np.asarray(np.sqrt(total(x * x, axes)))
-
-
-@standard_op
-class ReduceSumSquare(Reduction):
-    """Compute the sum of squares."""
-
-    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
-        """Return sums of x * x."""
-        return total(x * x, axes)
-
-
-@standard_op
-class ReduceLogSum(Reduction):
-    """Compute the logarithm of the sum; of nothing: minus infinity."""
-
-    types: ClassVar[Types] = FLOATS
-
-    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
-        """Return log(sum(x))."""
-        return np.asarray(np.log(total(x, axes)))
-
-
-@standard_op
-class ReduceLogSumExp(Reduction):
-    """Compute the logarithm of the sum of exponentials without overflow; of nothing: minus infinity."""
-
-    types: ClassVar[Types] = FLOATS
-
-    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
-        """Return log(sum(exp(x)))."""
-        top = np.max(x, axis=axes, keepdims=True, initial=-np.inf)
-        shift = np.where(np.isfinite(top), top, 0)
-        return np.asarray(np.log(total(np.exp(x - shift), axes)) + shift)
+def _log_sum_exp(x: Array, axes: Shape) -> Array:
+    top = np.max(x, axis=axes, keepdims=True, initial=-np.inf)
+    shift = np.where(np.isfinite(top), top, 0)
+    return np.asarray(np.log(total(np.exp(x - shift), axes)) + shift)
 
 
 def bounds(dtype: Any) -> tuple[Any, Any]:
@@ -210,28 +158,32 @@ def bounds(dtype: Any) -> tuple[Any, Any]:
     return (False, True) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
 
 
-@standard_op
-class ReduceMax(Reduction):
-    """Compute the maximum; of nothing: the least value of the type."""
-
-    types: ClassVar[Types] = ANY
-    op_class: ClassVar[OpClass] = "exact"
-
-    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
-        """Return maxima."""
-        return np.asarray(np.max(x, axis=axes, keepdims=True, initial=bounds(x.dtype)[0]))
-
-
-@standard_op
-class ReduceMin(Reduction):
-    """Compute the minimum; of nothing: the greatest value of the type."""
-
-    types: ClassVar[Types] = ANY
-    op_class: ClassVar[OpClass] = "exact"
-
-    def combine(self, x: Array, axes: tuple[int, ...]) -> Array:
-        """Return minima."""
-        return np.asarray(np.min(x, axis=axes, keepdims=True, initial=bounds(x.dtype)[1]))
+ReduceSum = reduction("ReduceSum", "the sum; of nothing: 0", total)
+ReduceMean = reduction(
+    "ReduceMean", "the mean; of nothing: NaN, and 0 for integers, which are rounded towards zero", _mean
+)
+ReduceProd = reduction(
+    "ReduceProd", "the product; of nothing: 1", lambda x, axes: np.prod(x, axis=axes, keepdims=True, dtype=x.dtype)
+)
+ReduceL1 = reduction("ReduceL1", "the sum of absolute values", lambda x, axes: total(np.abs(x), axes))
+ReduceL2 = reduction("ReduceL2", "the square root of the sum of squares", lambda x, axes: np.sqrt(total(x * x, axes)))
+ReduceSumSquare = reduction("ReduceSumSquare", "the sum of squares", lambda x, axes: total(x * x, axes))
+ReduceLogSum = reduction(
+    "ReduceLogSum", "the logarithm of the sum; of nothing: minus infinity",
+    lambda x, axes: np.log(total(x, axes)), types=FLOATS,
+)
+ReduceLogSumExp = reduction(
+    "ReduceLogSumExp", "the logarithm of the sum of exponentials without overflow; of nothing: minus infinity",
+    _log_sum_exp, types=FLOATS,
+)
+ReduceMax = reduction(
+    "ReduceMax", "the maximum; of nothing: the least value of the type",
+    lambda x, axes: np.max(x, axis=axes, keepdims=True, initial=bounds(x.dtype)[0]), types=ANY, op_class="exact",
+)
+ReduceMin = reduction(
+    "ReduceMin", "the minimum; of nothing: the greatest value of the type",
+    lambda x, axes: np.min(x, axis=axes, keepdims=True, initial=bounds(x.dtype)[1]), types=ANY, op_class="exact",
+)
 
 
 @op_dataclass
@@ -243,9 +195,8 @@ class _ArgReduction(Op):
     keepdims: int = 1
     select_last_index: int = 0
 
-    def search(self, x: Array, axis: int) -> Array:
-        """Return the first position of the extreme along `axis`."""
-        raise NotImplementedError(type(self).__name__)
+    search: ClassVar[Callable[[Array, int], Any]]
+    """Returns the first position of the extreme along an axis."""
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return int64 in the shape without the axis, or with size 1 there."""
@@ -261,9 +212,9 @@ class _ArgReduction(Op):
         x = np.asarray(inputs[0])
         axis = normalize_axis(self, self.axis, x.ndim)
         if self.select_last_index:
-            found = x.shape[axis] - 1 - self.search(np.flip(x, axis), axis)
+            found = x.shape[axis] - 1 - type(self).search(np.flip(x, axis), axis)
         else:
-            found = self.search(x, axis)
+            found = type(self).search(x, axis)
         return np.asarray(found, np.int64).reshape(reduced_shape(x.shape, (axis,), self.keepdims))
 
 
@@ -271,18 +222,14 @@ class _ArgReduction(Op):
 class ArgMax(_ArgReduction):
     """Compute the position of the maximum."""
 
-    def search(self, x: Array, axis: int) -> Array:
-        """Return the first position of the maximum."""
-        return np.asarray(np.argmax(x, axis))
+    search = staticmethod(np.argmax)
 
 
 @standard_op
 class ArgMin(_ArgReduction):
     """Compute the position of the minimum."""
 
-    def search(self, x: Array, axis: int) -> Array:
-        """Return the first position of the minimum."""
-        return np.asarray(np.argmin(x, axis))
+    search = staticmethod(np.argmin)
 
 
 @op_dataclass
@@ -341,16 +288,13 @@ class CumProd(_Scan):
     function: ClassVar[np.ufunc] = np.multiply
 
 
-@standard_op
+@standard_op(type="weft::LinearRecurrence", op_class="reduction", most_inputs=3)
 class LinearRecurrence(Op):
     """Along an axis, the result before it times a factor, plus a term; inputs factors, terms, start.
 
     Factors and terms have the shape of the result, and the start, which is before the first result, lacks the axis.
     """
 
-    type: ClassVar[str] = "weft::LinearRecurrence"
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 3
     axis: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

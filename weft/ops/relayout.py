@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import ClassVar
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Layout, storage_size
@@ -19,13 +18,10 @@ from weft.ops.pool import AveragePool, MaxPool
 from weft.ops.shape import given, unfit
 
 
-@standard_op
+@standard_op(by_image=True, most_inputs=1, from_optimizing=True)
 class Relayout(MovingOp):
     """Change layout and element type; the logical value stays the same (up to rounding)."""
 
-    most_inputs: ClassVar[int | None] = 1
-    from_optimizing: ClassVar[bool] = True
-    by_image: ClassVar[bool] = True
     layout: Layout
     dtype: DType
 

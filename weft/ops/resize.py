@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor
-from typing import ClassVar
 
 import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, standard_op
+from weft.core.graph.op import Constants, Op, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import MAX_RANK, given, ints, known, known_ints, many_axes, optional, sized, unfit
@@ -58,7 +57,7 @@ class Taps:
         return Taps(np.pad(self.indices, more), np.pad(self.weights, more), self.outside)
 
 
-@standard_op
+@standard_op(op_class="reduction", most_inputs=4, wide_inputs=(1, 2), flags=("antialias", "exclude_outside"))
 class Resize(Op):
     """The tensor sampled at more or fewer positions along some axes; inputs X, roi, scales, sizes.
 
@@ -67,10 +66,6 @@ class Resize(Op):
     """
 
     # Interpolation weights come from rounded coordinates, so the error grows with the coordinate.
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 4
-    flags: ClassVar[tuple[str, ...]] = ("antialias", "exclude_outside")
-    wide_inputs: ClassVar[tuple[int, ...]] = (1, 2)
     antialias: int = 0
     axes: tuple[int, ...] = ()
     coordinate_transformation_mode: str = "half_pixel"

@@ -6,11 +6,10 @@ J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from weft.core.graph.composite import Body, Composite
 from weft.core.graph.dtypes import DType
-from weft.core.graph.op import OpClass, standard_op
+from weft.core.graph.op import standard_op
 from weft.ops.elementwise import FLOATS, misfit
 
 
@@ -34,7 +33,7 @@ def rotate(make: Body, x: str, cos: str, sin: str, interleaved: bool) -> str:
     return make.reshape(make.add("Concat", real, imaginary, axis=axis), *lead, size)
 
 
-@standard_op
+@standard_op(op_class="reduction", most_inputs=4, flags=("interleaved",))
 class RotaryEmbedding(Composite):
     """Each head turned by its position's angles; inputs X, cos_cache, sin_cache, position_ids.
 
@@ -42,9 +41,6 @@ class RotaryEmbedding(Composite):
     elements for each position or, without position_ids, for each row of each image.
     """
 
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 4
-    flags: ClassVar[tuple[str, ...]] = ("interleaved",)
     interleaved: int = 0
     num_heads: int = 0
     rotary_embedding_dim: int = 0
@@ -81,17 +77,16 @@ class RotaryEmbedding(Composite):
         return [make.reshape(out, *shape)]
 
 
-@standard_op
+@standard_op(
+    type="com.microsoft::RotaryEmbedding", op_class="reduction", most_inputs=4,
+    flags=("interleaved", "is_packed_batching"),
+)
 class ContribRotaryEmbedding(Composite):
     """ONNX Runtime's rotary embedding; inputs input, position_ids, cos_cache, sin_cache.
 
     position_ids has one number, the position of the first row, or one for each row.
     """
 
-    type: ClassVar[str] = "com.microsoft::RotaryEmbedding"
-    op_class: ClassVar[OpClass] = "reduction"
-    most_inputs: ClassVar[int | None] = 4
-    flags: ClassVar[tuple[str, ...]] = ("interleaved", "is_packed_batching")
     interleaved: int = 0
     num_heads: int = 0
     rotary_embedding_dim: int = 0

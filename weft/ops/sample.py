@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, standard_op
+from weft.core.graph.op import Constants, Op, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.shape import given, ints, known_ints, sized, unfit
@@ -25,7 +25,7 @@ FAR = 1e7
 """A coordinate beyond this, or one that is no number, is taken for one there."""
 
 
-@standard_op
+@standard_op(op_class="reduction", most_inputs=2, wide_inputs=(1,), flags=("align_corners",))
 class GridSample(Op):
     """Images read at the places in a grid; inputs X (N, C, sizes), grid (N, places, rank).
 
@@ -33,11 +33,7 @@ class GridSample(Op):
     inside, or mirrored at the border.
     """
 
-    most_inputs: ClassVar[int | None] = 2
-    wide_inputs: ClassVar[tuple[int, ...]] = (1,)
-    flags: ClassVar[tuple[str, ...]] = ("align_corners",)
     # Interpolation weights come from rounded coordinates, so the error grows with the coordinate.
-    op_class: ClassVar[OpClass] = "reduction"
     align_corners: int = 0
     mode: str = "linear"
     padding_mode: str = "zeros"
@@ -135,13 +131,10 @@ def _far(d: Array) -> Array:
     return np.asarray(((CUBIC * d - 5 * CUBIC) * d + 8 * CUBIC) * d - 4 * CUBIC, d.dtype)
 
 
-@standard_op
+@standard_op(op_class="reduction", most_inputs=2, flags=("align_corners",))
 class AffineGrid(Op):
     """The grid that maps the pixels of an output to places in the input; inputs theta (N, rank, rank + 1), size."""
 
-    most_inputs: ClassVar[int | None] = 2
-    flags: ClassVar[tuple[str, ...]] = ("align_corners",)
-    op_class: ClassVar[OpClass] = "reduction"
     align_corners: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import ClassVar
 
 import numpy as np
 
@@ -16,15 +15,13 @@ from weft.core.graph.tensor import TensorSpec
 from weft.ops.shape import given, known, one_axis, sized, unfit
 
 
-@standard_op
+@standard_op(most_inputs=2, flags=("largest", "sorted"))
 class TopK(Op):
     """The `k` largest, or smallest, elements along an axis in order, and their indices; inputs data, k.
 
     Of equal elements the one with the lower index comes first. NaN counts as larger than all numbers.
     """
 
-    most_inputs: ClassVar[int | None] = 2
-    flags: ClassVar[tuple[str, ...]] = ("largest", "sorted")
     axis: int = -1
     largest: int = 1
     sorted: int = 1
@@ -57,14 +54,12 @@ class TopK(Op):
         return np.take_along_axis(x, places, axis), places
 
 
-@standard_op
+@standard_op(most_inputs=1)
 class NonZero(RunSized):
     """The indices of the elements that are not zero, one column each, in the order in which they lie.
 
     A scalar has no axes, so its columns have no rows, as ONNX says; onnxruntime takes it for a list of one.
     """
-
-    most_inputs: ClassVar[int | None] = 1
 
     def room(self, inputs: Sequence[TensorSpec | None]) -> tuple[TensorSpec, ...]:
         """Return a column for each element; a scalar counts as one element with no index."""
@@ -83,14 +78,13 @@ class NonZero(RunSized):
         return (np.stack(np.nonzero(x)).astype(np.int64, copy=False),)
 
 
-@standard_op
+@standard_op(most_inputs=2)
 class Compress(RunSized):
     """The slices along `axis` where the condition holds, of the flat tensor if it is None; inputs data, condition.
 
     A condition that is shorter than the axis is false behind its end.
     """
 
-    most_inputs: ClassVar[int | None] = 2
     axis: int | None = None
 
     def room(self, inputs: Sequence[TensorSpec | None]) -> tuple[TensorSpec, ...]:
@@ -114,15 +108,13 @@ class Compress(RunSized):
         return (np.compress(condition[:size], x, self.axis),)
 
 
-@standard_op
+@standard_op(most_inputs=1, flags=("sorted",))
 class Unique(RunSized):
     """The elements, or slices along `axis`, that differ; with the first index of each, the place of each, the counts.
 
     They are sorted, or with `sorted=0` in the order in which they come first.
     """
 
-    most_inputs: ClassVar[int | None] = 1
-    flags: ClassVar[tuple[str, ...]] = ("sorted",)
     axis: int | None = None
     sorted: int = 1
 

@@ -78,11 +78,10 @@ class SequenceConstruct(ListOp):
         return [[tensor(value) for value in inputs]]
 
 
-@standard_op
+@standard_op(least_inputs=0)
 class SequenceEmpty(ListOp):
     """A sequence without tensors."""
 
-    least_inputs: ClassVar[int] = 0
     dtype: DType = DType.FLOAT32
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
@@ -90,11 +89,10 @@ class SequenceEmpty(ListOp):
         return [[]]
 
 
-@standard_op
+@standard_op(least_inputs=2)
 class SequenceInsert(ListOp):
     """A sequence with one more tensor, before the given position or at the end; inputs sequence, tensor, position."""
 
-    least_inputs: ClassVar[int] = 2
     decides: ClassVar[tuple[int, ...]] = (2,)
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
@@ -122,11 +120,10 @@ class SequenceErase(ListOp):
         return [held]
 
 
-@standard_op
+@standard_op(least_inputs=2)
 class SequenceAt(ListOp):
     """The tensor at a position of a sequence; inputs sequence, position."""
 
-    least_inputs: ClassVar[int] = 2
     decides: ClassVar[tuple[int, ...]] = (1,)
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
@@ -144,12 +141,11 @@ class SequenceLength(ListOp):
         return [np.asarray(len(sequence(inputs[0])), np.int64)]
 
 
-@standard_op
+@standard_op(flags=("keepdims",))
 class SplitToSequence(ListOp):
     """The pieces of a tensor along `axis`: of the given lengths, or of one element each; inputs tensor, lengths."""
 
     decides: ClassVar[tuple[int, ...]] = (1,)
-    flags: ClassVar[tuple[str, ...]] = ("keepdims",)
     axis: int = 0
     keepdims: int = 1
 
@@ -241,11 +237,9 @@ class SequenceMap(ControlOp):
         return out
 
 
-@standard_op
+@standard_op(least_inputs=0)
 class Optional(ListOp):
     """An optional that holds the input, or nothing."""
-
-    least_inputs: ClassVar[int] = 0
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
         """Return the input."""
@@ -253,11 +247,9 @@ class Optional(ListOp):
         return [held]
 
 
-@standard_op
+@standard_op(least_inputs=0)
 class OptionalHasElement(ListOp):
     """Whether an optional holds something."""
-
-    least_inputs: ClassVar[int] = 0
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
         """Return a bool."""

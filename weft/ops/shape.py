@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import ClassVar, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -102,12 +102,10 @@ def one_type(*specs: TensorSpec | None) -> DType:
     return next(iter(types))
 
 
-@standard_op
+@standard_op(most_inputs=2, flags=("allowzero",))
 class Reshape(MovingOp):
     """The same elements in the same order under another shape; inputs data, shape."""
 
-    most_inputs: ClassVar[int | None] = 2
-    flags: ClassVar[tuple[str, ...]] = ("allowzero",)
     allowzero: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -135,11 +133,10 @@ class Reshape(MovingOp):
         return given(inputs, 0).reshape(self.target(given(inputs, 0).shape, ints(given(inputs, 1))))
 
 
-@standard_op
+@standard_op(most_inputs=1)
 class Flatten(MovingOp):
     """The matrix whose rows are indexed by the axes before `axis`."""
 
-    most_inputs: ClassVar[int | None] = 1
     axis: int = 1
 
     def _split(self, dims: Shape) -> Shape:
@@ -155,11 +152,9 @@ class Flatten(MovingOp):
         return x.reshape(self._split(x.shape))
 
 
-@standard_op
+@standard_op(most_inputs=2)
 class Squeeze(MovingOp):
     """The tensor without some axes of size one (default: without all of them); inputs data, axes."""
-
-    most_inputs: ClassVar[int | None] = 2
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         x = given(inputs, 0)
@@ -179,11 +174,9 @@ class Squeeze(MovingOp):
         return x.reshape(self._shape(x.shape, None if axes is None else ints(axes)))
 
 
-@standard_op
+@standard_op(most_inputs=2)
 class Unsqueeze(MovingOp):
     """The tensor with axes of size one inserted; inputs data, axes (positions in the result)."""
-
-    most_inputs: ClassVar[int | None] = 2
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         x = given(inputs, 0)
@@ -199,11 +192,10 @@ class Unsqueeze(MovingOp):
         return x.reshape(self._shape(x.shape, ints(given(inputs, 1))))
 
 
-@standard_op
+@standard_op(most_inputs=1)
 class Transpose(MovingOp):
     """The tensor with its axes in the order `perm` (default: reversed)."""
 
-    most_inputs: ClassVar[int | None] = 1
     perm: tuple[int, ...] = ()
 
     def order(self, rank: int) -> Shape:
@@ -228,11 +220,9 @@ class Transpose(MovingOp):
         return made
 
 
-@standard_op
+@standard_op(most_inputs=2)
 class Expand(MovingOp):
     """The tensor broadcast together with a shape; inputs data, shape."""
-
-    most_inputs: ClassVar[int | None] = 2
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         x, wanted = given(inputs, 0), known_ints(constants, 1, "shape")
@@ -248,11 +238,9 @@ class Expand(MovingOp):
         return np.asarray(np.broadcast_to(x, np.broadcast_shapes(x.shape, wanted)), order="C")
 
 
-@standard_op
+@standard_op(most_inputs=2)
 class Tile(MovingOp):
     """The tensor repeated along each axis; inputs data, repeats."""
-
-    most_inputs: ClassVar[int | None] = 2
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         x, repeats = given(inputs, 0), known_ints(constants, 1, "repeats")
@@ -264,11 +252,9 @@ class Tile(MovingOp):
         return np.tile(given(inputs, 0), ints(given(inputs, 1)))
 
 
-@standard_op
+@standard_op(most_inputs=1)
 class Identity(MovingOp):
     """Its input, unchanged."""
-
-    most_inputs: ClassVar[int | None] = 1
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         return (given(inputs, 0),)
@@ -277,14 +263,13 @@ class Identity(MovingOp):
         return given(inputs, 0)
 
 
-@standard_op
+@standard_op(most_inputs=3)
 class Dropout(MovingOp):
     """Its input unchanged, as in inference, and a mask of ones; inputs data, ratio, training_mode.
 
     `outputs` is the number of outputs of the node.
     """
 
-    most_inputs: ClassVar[int | None] = 3
     seed: int | None = None
     outputs: int = 1
 
@@ -303,13 +288,10 @@ class Dropout(MovingOp):
         return (x, np.ones(x.shape, np.bool_)) if self.outputs > 1 else (x,)
 
 
-@standard_op
+@standard_op(type="Shape", reads_shape=True, most_inputs=1)
 class ShapeOf(Op):
     """The sizes of the axes from `start` to before `end`, as int64."""
 
-    type: ClassVar[str] = "Shape"
-    reads_shape: ClassVar[bool] = True
-    most_inputs: ClassVar[int | None] = 1
     start: int = 0
     end: int | None = None
 
@@ -328,12 +310,9 @@ class ShapeOf(Op):
         return np.array(x.shape[self._part(x.ndim)], np.int64)
 
 
-@standard_op
+@standard_op(reads_shape=True, most_inputs=1)
 class Size(Op):
     """The number of elements, as an int64 scalar."""
-
-    reads_shape: ClassVar[bool] = True
-    most_inputs: ClassVar[int | None] = 1
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         given(inputs, 0)
@@ -343,12 +322,10 @@ class Size(Op):
         return np.array(given(inputs, 0).size, np.int64)
 
 
-@standard_op
+@standard_op(by_image=True, most_inputs=1)
 class DepthToSpace(MovingOp):
     """Blocks of channels laid out as square blocks of pixels."""
 
-    most_inputs: ClassVar[int | None] = 1
-    by_image: ClassVar[bool] = True
     blocksize: int
     mode: Literal["DCR", "CRD"] = "DCR"
 
@@ -368,12 +345,10 @@ class DepthToSpace(MovingOp):
         return x.reshape(n, d, b, b, h, w).transpose(0, 1, 4, 2, 5, 3).reshape(n, d, h * b, w * b)
 
 
-@standard_op
+@standard_op(by_image=True, most_inputs=1)
 class SpaceToDepth(MovingOp):
     """Square blocks of pixels laid out as blocks of channels."""
 
-    most_inputs: ClassVar[int | None] = 1
-    by_image: ClassVar[bool] = True
     blocksize: int
     mode: Literal["DCR", "CRD"] = "DCR"
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import ClassVar
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from weft.core.graph.composite import Body, decomposition, why_whole
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, standard_op
+from weft.core.graph.op import Constants, Op, standard_op
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.elementwise import widen
@@ -33,7 +32,7 @@ def _too_large(elements: int, size: int) -> str:
     return f"it runs {matrix}; the most is {MOST_FACTORS}"
 
 
-@standard_op
+@standard_op(op_class="reduction", most_inputs=3, flags=("inverse", "onesided"))
 class DFT(Op):
     """The discrete Fourier transform along an axis; inputs x (..., 1 or 2), dft_length, axis (default -2).
 
@@ -41,9 +40,6 @@ class DFT(Op):
     output, which is that of a real signal, or, with `inverse`, of the input, and the output is real.
     """
 
-    most_inputs: ClassVar[int | None] = 3
-    flags: ClassVar[tuple[str, ...]] = ("inverse", "onesided")
-    op_class: ClassVar[OpClass] = "reduction"
     inverse: int = 0
     onesided: int = 0
 
@@ -142,7 +138,7 @@ def _dft(op: DFT, make: Body, node: Node) -> Sequence[str]:
     return [make.add("Transpose", y, perm=tuple(order.index(a) for a in range(last + 1)))]
 
 
-@standard_op
+@standard_op(op_class="reduction", most_inputs=4, flags=("onesided",))
 class STFT(Op):
     """The Fourier transforms of a signal's frames.
 
@@ -150,9 +146,6 @@ class STFT(Op):
     and a real signal, the bins behind the middle one are left out.
     """
 
-    most_inputs: ClassVar[int | None] = 4
-    flags: ClassVar[tuple[str, ...]] = ("onesided",)
-    op_class: ClassVar[OpClass] = "reduction"
     onesided: int = 1
 
     def parts(self, dims: Shape) -> int:
@@ -225,15 +218,13 @@ def _stft(op: STFT, make: Body, node: Node) -> Sequence[str]:
     return [make.reshape(y, *out)]
 
 
-@standard_op
+@standard_op(op_class="arithmetic", most_inputs=5)
 class MelWeightMatrix(Op):
     """The shares of spectrum bins in bands that are equally wide on the mel scale of O'Shaughnessy (1987).
 
     Inputs num_mel_bins, dft_length, sample_rate, lower_edge_hertz, upper_edge_hertz; one number each.
     """
 
-    most_inputs: ClassVar[int | None] = 5
-    op_class: ClassVar[OpClass] = "arithmetic"
     output_datatype: DType = DType.FLOAT32
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

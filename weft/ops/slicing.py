@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -14,12 +13,9 @@ from weft.errors import ModelError
 from weft.ops.shape import given, ints, known_ints, many_axes, optional
 
 
-@standard_op
+@standard_op(reads_part=True, most_inputs=5)
 class Slice(MovingOp):
     """Every `step`-th element from `start` to before `end`; inputs data, starts, ends, axes, steps."""
-
-    most_inputs: ClassVar[int | None] = 5
-    reads_part: ClassVar[bool] = True
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         x = given(inputs, 0)

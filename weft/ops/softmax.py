@@ -53,11 +53,10 @@ class AlongAxis(Op):
             return out.astype(x.dtype, copy=False)
 
 
-@standard_op
+@standard_op(not_negative=True)
 class Softmax(AlongAxis):
     """Compute exp(x) divided by its sum along the axis."""
 
-    not_negative: ClassVar[bool] = True
     def lines(self, x: Array, axis: int) -> Array:
         """Return shares that add up to 1."""
         powers = np.exp(x - x.max(axis, keepdims=True))
@@ -74,11 +73,9 @@ class LogSoftmax(AlongAxis):
         return np.asarray(shifted - np.log(total(np.exp(shifted), (axis,))))
 
 
-@standard_op
+@standard_op(op_class="exact")
 class Hardmax(AlongAxis):
     """Compute 1 at the first maximum along the axis and 0 elsewhere; NaN counts as larger than all numbers."""
-
-    op_class: ClassVar[OpClass] = "exact"
 
     def lines(self, x: Array, axis: int) -> Array:
         """Return zeros and ones."""

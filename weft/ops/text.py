@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import ClassVar
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from weft.errors import ModelError
 from weft.ops.shape import MAX_ELEMENTS, given, sized, unfit
 
 
-@standard_op
+@standard_op(most_inputs=1)
 class TfIdfVectorizer(Op):
     """How often each n-gram of a pool is in each line of tokens, as `mode` weighs it.
 
@@ -26,7 +25,6 @@ class TfIdfVectorizer(Op):
     goes; tokens of an n-gram may lie up to `max_skip_count` others apart.
     """
 
-    most_inputs: ClassVar[int | None] = 1
     max_gram_length: int
     max_skip_count: int
     min_gram_length: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -15,12 +14,10 @@ from weft.errors import ModelError
 from weft.ops.shape import given, optional, unfit
 
 
-@standard_op
+@standard_op(most_inputs=2, flags=("upper",))
 class Trilu(MovingOp):
     """The upper or lower triangle of each matrix, zeros elsewhere; inputs x, k (the diagonal, 0 if missing)."""
 
-    most_inputs: ClassVar[int | None] = 2
-    flags: ClassVar[tuple[str, ...]] = ("upper",)
     upper: int = 1
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -38,11 +35,10 @@ class Trilu(MovingOp):
         return np.where(apart >= 0 if self.upper else apart <= 0, x, np.zeros((), x.dtype))
 
 
-@standard_op
+@standard_op(most_inputs=2)
 class ReverseSequence(MovingOp):
     """Sequences with as many first elements reversed as `sequence_lens` says; inputs x, sequence_lens."""
 
-    most_inputs: ClassVar[int | None] = 2
     batch_axis: int = 1
     time_axis: int = 0
 

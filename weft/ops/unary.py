@@ -182,11 +182,10 @@ IsNaN = elementwise(
 )
 
 
-@standard_op
+@standard_op(flags=("detect_negative", "detect_positive"))
 class IsInf(_Predicate):
     """Compute whether x is an infinity of a requested sign."""
 
-    flags: ClassVar[tuple[str, ...]] = ("detect_negative", "detect_positive")
     detect_negative: int = 1
     detect_positive: int = 1
 
@@ -206,87 +205,80 @@ class LeakyRelu(Elementwise):
         return np.where(x < 0, self.alpha * x, x)
 
 
-@standard_op
+@standard_op(op_class="exact")
 class ThresholdedRelu(Elementwise):
     """Compute x where it exceeds alpha, else 0."""
 
     alpha: float = 1.0
     expr: ClassVar[str] = "{0} > {alpha} ? {0} : 0.0"
-    op_class: ClassVar[OpClass] = "exact"
 
     def compute(self, x: Array) -> Array:
         return np.where(x > self.alpha, x, 0)
 
 
-@standard_op
+@standard_op(not_negative=True)
 class HardSigmoid(Elementwise):
     """Compute alpha * x + beta, kept between 0 and 1."""
 
     alpha: float = 0.2
     beta: float = 0.5
     expr: ClassVar[str] = "fmax(0.0, fmin(1.0, {alpha} * {0} + {beta}))"
-    not_negative: ClassVar[bool] = True
 
     def compute(self, x: Array) -> Array:
         return np.clip(self.alpha * x + self.beta, 0, 1)
 
 
-@standard_op
+@standard_op(op_class="transcendental")
 class Elu(Elementwise):
     """Compute x where it is positive, else alpha * (exp(x) - 1)."""
 
     alpha: float = 1.0
     expr: ClassVar[str] = "{0} > 0.0 ? {0} : {alpha} * expm1({0})"
-    op_class: ClassVar[OpClass] = "transcendental"
 
     def compute(self, x: Array) -> Array:
         return np.where(x > 0, x, self.alpha * np.expm1(x))
 
 
-@standard_op
+@standard_op(op_class="transcendental")
 class Celu(Elementwise):
     """Compute max(0, x) + min(0, alpha * (exp(x / alpha) - 1))."""
 
     alpha: float = 1.0
     expr: ClassVar[str] = "fmax({0}, 0.0) + fmin(0.0, {alpha} * expm1({0} / {alpha}))"
-    op_class: ClassVar[OpClass] = "transcendental"
 
     def compute(self, x: Array) -> Array:
         scale = x.dtype.type(self.alpha)
         return np.asarray(np.maximum(x, 0) + np.minimum(0, scale * np.expm1(x / scale)))
 
 
-@standard_op
+@standard_op(op_class="transcendental")
 class Selu(Elementwise):
     """Compute gamma * x where x is positive, else gamma * alpha * (exp(x) - 1)."""
 
     alpha: float = 1.6732631921768188
     gamma: float = 1.0507010221481323
     expr: ClassVar[str] = "{gamma} * ({0} > 0.0 ? {0} : {alpha} * expm1({0}))"
-    op_class: ClassVar[OpClass] = "transcendental"
 
     def compute(self, x: Array) -> Array:
         return np.asarray(self.gamma * np.where(x > 0, x, self.alpha * np.expm1(x)))
 
 
-@standard_op
+@standard_op(op_class="transcendental")
 class Swish(Elementwise):
     """Compute x * sigmoid(alpha * x)."""
 
     alpha: float = 1.0
     expr: ClassVar[str] = "{0} / (1.0 + exp(-{alpha} * {0}))"
-    op_class: ClassVar[OpClass] = "transcendental"
 
     def compute(self, x: Array) -> Array:
         return np.asarray(x * sigmoid(self.alpha * x))
 
 
-@standard_op
+@standard_op(op_class="transcendental")
 class Gelu(Elementwise):
     """Compute x times the normal distribution's cumulative function, exactly or through tanh."""
 
     approximate: Literal["none", "tanh"] = "none"
-    op_class: ClassVar[OpClass] = "transcendental"
 
     def scalar(self, present: tuple[bool, ...]) -> str:
         """Return the exact or the approximate form."""
@@ -319,13 +311,12 @@ def _gelu(op: Gelu, make: Body, node: Node) -> Sequence[str]:
     return [make.add("Mul", half, make.add("Add", share, make.number(1, x)))]
 
 
-@standard_op
+@standard_op(types=NUMERIC)
 class Shrink(Elementwise):
     """Compute x moved towards zero by bias, or 0 where |x| is at most lambd."""
 
     bias: float = 0.0
     lambd: float = 0.5
-    types: ClassVar[Types] = NUMERIC
     expr: ClassVar[str] = "{0} < -{lambd} ? {0} + {bias} : ({0} > {lambd} ? {0} - {bias} : 0.0)"
 
     def compute(self, x: Array) -> Array:
@@ -344,18 +335,16 @@ def _shrink(op: Shrink, make: Body, node: Node) -> Sequence[str]:
     return [make.cast(y, kind)]
 
 
-@standard_op
+@standard_op(flags=("saturate",), types=ANY)
 class Cast(Elementwise):
     """Convert to another element type; `saturate` and `round_mode` matter to 8-bit floats alone, see `convert`.
 
     Integers of floats that are out of range, infinite or NaN, which ONNX does not define, are the same on every device.
     """
 
-    flags: ClassVar[tuple[str, ...]] = ("saturate",)
     to: DType = DType.FLOAT32
     saturate: int = 1
     round_mode: str = "up"
-    types: ClassVar[Types] = ANY
 
     def compute(self, x: Array) -> Array:
         """Return x in the new type."""
@@ -375,17 +364,13 @@ class Cast(Elementwise):
         return self.to
 
 
-@standard_op
+@standard_op(type="weft::Narrow", op_class="exact", from_optimizing=True, types=frozenset({DType.FLOAT32}))
 class Narrow(Elementwise):
     """Round float32 to the numbers of a narrower type, `held`, and keep the type: a cast to it where it is not stored.
 
     What is beyond the largest number of the type becomes infinite.
     """
 
-    type: ClassVar[str] = "weft::Narrow"
-    from_optimizing: ClassVar[bool] = True
-    types: ClassVar[Types] = frozenset({DType.FLOAT32})
-    op_class: ClassVar[OpClass] = "exact"
     held: DType = DType.FLOAT16
 
     def check(self, specs: Sequence[TensorSpec]) -> None:
@@ -408,14 +393,12 @@ def _narrow(op: Narrow, make: Body, node: Node) -> Sequence[str]:
     return [make.cast(make.cast(node.inputs[0], op.held), DType.FLOAT32)]
 
 
-@standard_op
+@standard_op(flags=("saturate",), arity=2)
 class CastLike(Elementwise):
     """Convert the first input to the element type of the second, whose values do not matter."""
 
-    flags: ClassVar[tuple[str, ...]] = ("saturate",)
     saturate: int = 1
     round_mode: str = "up"
-    arity: ClassVar[int] = 2
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         """Return the shape of the first input with the type of the second."""
@@ -437,12 +420,10 @@ class CastLike(Elementwise):
         return types[1]
 
 
-@standard_op
+@standard_op(most_inputs=1, keeps_types=True)
 class BitCast(Op):
     """Take the bits of each element for those of another type as wide."""
 
-    most_inputs: ClassVar[int | None] = 1
-    keeps_types: ClassVar[bool] = True
     to: DType = DType.INT32
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -19,14 +19,13 @@ from weft.ops.conv import float_type
 from weft.ops.shape import given, ints, known_ints, optional, sized, unfit
 
 
-@standard_op
+@standard_op(most_inputs=3)
 class MaxUnpool(MovingOp):
     """Elements put back where a MaxPool took them, zeros elsewhere; inputs X, I (places in the whole), output_shape.
 
     The places count in the shape that the attributes give; an `output_shape` beyond that adds zeros behind.
     """
 
-    most_inputs: ClassVar[int | None] = 3
     kernel_shape: tuple[int, ...]
     pads: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
@@ -94,7 +93,7 @@ _NOWHERE = -(2.0**31)
 """What numbers out of the range of int32 become in ONNX Runtime on x86."""
 
 
-@standard_op
+@standard_op(most_inputs=2)
 class MaxRoiPool(Op):
     """The maxima of regions in a grid of bins; inputs X (N, C, H, W), rois (regions, 5): image, x1, y1, x2, y2.
 
@@ -103,7 +102,6 @@ class MaxRoiPool(Op):
     Source: R. Girshick, "Fast R-CNN" (ICCV 2015).
     """
 
-    most_inputs: ClassVar[int | None] = 2
     pooled_shape: tuple[int, ...]
     spatial_scale: float = 1.0
 

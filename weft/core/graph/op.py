@@ -7,18 +7,19 @@ unless it registers a faster execution; every test compares against the referenc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, TypeVar, overload
 
+from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op_class import Frozen, op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import BackendError, ModelError, WeftError
 
 if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
+    from typing_extensions import Unpack, dataclass_transform
 else:
     from weft.core.graph.op_class import dataclass_transform
 
@@ -191,10 +192,47 @@ def register_op(cls: OpT) -> OpT:
     return cls
 
 
+class OpFacts(TypedDict, total=False):
+    """Facts about a class of ops, which `Op` describes; some are of `Elementwise` or `Composite` alone."""
+
+    type: str
+    op_class: OpClass
+    by_image: bool
+    not_negative: bool
+    reads_part: bool
+    reads_shape: bool
+    is_random: bool
+    most_inputs: int | None
+    from_optimizing: bool
+    keeps_types: bool
+    wide_inputs: tuple[int, ...]
+    exact_parameters: tuple[int, ...]
+    wide_outputs: tuple[int, ...]
+    flags: tuple[str, ...]
+    arity: int
+    types: frozenset[DType]
+    least_inputs: int
+    shaped_by: tuple[int, ...]
+
+
+@overload
 @dataclass_transform(frozen_default=True)
-def standard_op(cls: OpT) -> OpT:
-    """Register an op of Weft's own, and declare it a frozen dataclass."""
+def standard_op(cls: OpT, /) -> OpT: ...
+@overload
+def standard_op(**facts: Unpack[OpFacts]) -> Callable[[OpT], OpT]: ...
+def standard_op(cls: Any = None, /, **facts: Any) -> Any:
+    """Register an op of Weft's own with these facts, and declare it a frozen dataclass; a decorator with or without."""
+    if cls is None:
+        return lambda cls: standard_op(_with_facts(cls, facts))
     return register_op(op_dataclass(cls))
+
+
+def _with_facts(cls: OpT, facts: Mapping[str, object]) -> OpT:
+    for name, value in facts.items():
+        if not hasattr(cls, name):
+            raise TypeError(f"{cls.__name__} has no fact {name!r}")
+        setattr(cls, name, value)
+    return cls
 
 
 def op_types() -> dict[str, type[Op]]:
