@@ -148,7 +148,7 @@ def test_A15_packages_that_cannot_be_read_stop_nobody(monkeypatch: pytest.Monkey
     def broken(**_: object) -> object:
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr("weft.plugins.entry_points.entry_points", broken)
+    monkeypatch.setattr("weft.plugins.packages.entry_points", broken)
     made = found()
     assert made.ids() == ["cpu"] and "the disk is gone" in made.failures["entry points"]
 

@@ -104,7 +104,6 @@ class Attention(Op):
         return 1 if self.packed else 3
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the result."""
         if self.packed and not self.heads:
             raise misfit(self, "packed inputs need a number of heads")
         *given, mask = take_inputs(self, inputs, self.count(), 1)
@@ -122,7 +121,6 @@ class Attention(Op):
         return (TensorSpec(shape, specs[0].dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the result; float16 is computed in float32."""
         arrays = [widen(np.asarray(a)) for a in inputs[: self.count()]]
         mask = inputs[self.count()] if len(inputs) > self.count() else None
         dtype = np.asarray(inputs[0]).dtype

@@ -70,7 +70,6 @@ class _Comparison(Elementwise):
     """A comparison of two inputs."""
 
     def result_type(self, types: Sequence[DType]) -> DType:
-        """Return bool."""
         return DType.BOOL
 
 
@@ -106,7 +105,6 @@ class BitShift(Elementwise):
     direction: str = "LEFT"
 
     def compute(self, x: Array, distance: Array) -> Array:
-        """Return integers."""
         width = x.dtype.itemsize * 8
         gone = (distance < 0) | (distance >= width)
         near = np.where(gone, 0, distance).astype(x.dtype)
@@ -115,7 +113,6 @@ class BitShift(Elementwise):
         return np.where(gone, np.where(x < 0, -1, 0).astype(x.dtype), np.right_shift(x, near))
 
     def check(self, specs: Sequence[TensorSpec]) -> None:
-        """Refuse a direction that ONNX does not know."""
         super().check(specs)
         if self.direction not in ("LEFT", "RIGHT"):
             raise misfit(self, f"direction is {self.direction!r}; allowed: LEFT, RIGHT")
@@ -136,7 +133,6 @@ class Mod(Elementwise):
         return f"{rest} == 0.0 ? ({{1}} < 0.0 ? -0.0 : 0.0) : ({moved})"
 
     def compute(self, a: Array, b: Array) -> Array:
-        """Return the type of the inputs."""
         return np.asarray(np.fmod(a, b) if self.fmod else np.mod(a, b))
 
 
@@ -147,11 +143,9 @@ class Pow(Elementwise):
     expr: ClassVar[str] = "pow({0}, {1})"
 
     def compute(self, base: Array, exponent: Array) -> Array:
-        """Return the type of the base."""
         return power(base, exponent)
 
     def check(self, specs: Sequence[TensorSpec]) -> None:
-        """Refuse types that are not numbers; base and exponent may differ."""
         check_type(self, specs[0], WIDE, "the base")
         check_type(self, specs[1], NUMERIC, "the exponent")
 
@@ -166,7 +160,6 @@ class PRelu(Elementwise):
     expr: ClassVar[str] = "{0} < 0.0 ? {1} * {0} : {0}"
 
     def compute(self, x: Array, slope: Array) -> Array:
-        """Return the type of x."""
         if self.by_channel(x.shape, slope.shape):
             slope = slope.reshape(-1, *(1,) * (x.ndim - 2))
         return np.where(x < 0, slope * x, x)
@@ -177,7 +170,6 @@ class PRelu(Elementwise):
         return len(x) > 2 and slope == (x[1],) and slope not in ((1,), (x[-1],))
 
     def shape(self, specs: Sequence[TensorSpec]) -> Shape:
-        """Return the shape of x, to which the slope must broadcast."""
         if self.by_channel(specs[0].dims, specs[1].dims):
             return specs[0].dims
         if super().shape(specs) != specs[0].dims:
@@ -196,7 +188,6 @@ class SwiGLU(Elementwise):
         return np.asarray(a * sigmoid(self.alpha * a) * b)
 
     def shape(self, specs: Sequence[TensorSpec]) -> Shape:
-        """Return the shape of both inputs."""
         if specs[0].dims != specs[1].dims:
             raise misfit(self, f"inputs must have one shape, got {specs[0]} and {specs[1]}")
         return specs[0].dims
@@ -207,15 +198,12 @@ class Where(Elementwise):
     """Choose from the second input where the first is true, else from the third."""
 
     def compute(self, condition: Array, x: Array, y: Array) -> Array:
-        """Return the type of x."""
         return np.where(condition, x, y)
 
     def result_type(self, types: Sequence[DType]) -> DType:
-        """Return the type of the choices."""
         return types[1]
 
     def check(self, specs: Sequence[TensorSpec]) -> None:
-        """Refuse a condition that is not bool and choices of two types."""
         check_type(self, specs[0], BOOLEAN, "the condition")
         if specs[1].dtype != specs[2].dtype:
             raise misfit(self, f"the choices must have one type, got {specs[1]} and {specs[2]}")
@@ -236,11 +224,9 @@ class CompareSelect(Elementwise):
         return f"{{0}} {COMPARISONS[self.comparison][0]} {{1}} ? {{2}} : {{3}}"
 
     def compute(self, a: Array, b: Array, x: Array, y: Array) -> Array:
-        """Return the type of the inputs."""
         return np.where(COMPARISONS[self.comparison][1](a, b), x, y)
 
     def check(self, specs: Sequence[TensorSpec]) -> None:
-        """Refuse a comparison that is none of ONNX's."""
         super().check(specs)
         if self.comparison not in COMPARISONS:
             raise misfit(self, f"comparison is {self.comparison!r}; allowed: {', '.join(COMPARISONS)}")
@@ -259,20 +245,17 @@ class Clip(Elementwise):
         return [s for s in take_inputs(self, inputs, 1, 2) if s is not None]
 
     def shape(self, specs: Sequence[TensorSpec]) -> Shape:
-        """Return the shape of x."""
         for limit in specs[1:]:
             if limit.size != 1:
                 raise misfit(self, f"min and max must be scalars, got {limit}")
         return specs[0].dims
 
     def scalar(self, present: tuple[bool, ...]) -> str:
-        """Return the expression with each limit that is present."""
         low, high = (*present, False, False)[1:3]
         lifted = "fmax({0}, {1})" if low else "{0}"
         return f"fmin({lifted}, {{2}})" if high else lifted
 
     def compute(self, x: Array, low: Array | None = None, high: Array | None = None) -> Array:
-        """Return the type of x."""
         x = x if low is None else np.maximum(x, low.reshape(()))
         return x if high is None else np.minimum(x, high.reshape(()))
 
@@ -287,12 +270,10 @@ class _Variadic(Elementwise):
     function: ClassVar[Callable[..., Any]]
 
     def scalar(self, present: tuple[bool, ...]) -> str:
-        """Return the fold over the inputs that are present."""
         terms = [f"{{{i}}}" for i in range(len(present))]
         return reduce(self.fold.format, terms)
 
     def compute(self, *inputs: Array) -> Array:
-        """Return the type of the inputs."""
         return np.asarray(reduce(type(self).function, inputs))
 
 
@@ -328,7 +309,6 @@ class Mean(_Variadic):
     function: ClassVar[Callable[..., Any]] = np.add
 
     def scalar(self, present: tuple[bool, ...]) -> str:
-        """Return the sum divided by the number of inputs."""
         return f"({super().scalar(present)}) / {float(len(present))}"
 
     def compute(self, *inputs: Array) -> Array:

@@ -44,7 +44,6 @@ class NonMaxSuppression(RunSized):
         return (sized((s[0] * s[1] * most, 3), DType.INT64),)
 
     def counted_axes(self) -> tuple[int | None, ...]:
-        """Return that of the rows."""
         return (0,)
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
@@ -68,7 +67,6 @@ class NonMaxSuppression(RunSized):
         return replace(self, bounded=True, most=self.wanted(constants))
 
     def results(self, *inputs: Array | None) -> tuple[Array, ...]:
-        """Return the rows."""
         boxes, scores = given(inputs, 0), given(inputs, 1)
         limit, overlap, least = (_number(optional(inputs, k)) for k in (2, 3, 4))
         most = 0 if limit is None else min(int(limit), scores.shape[2])
@@ -133,7 +131,6 @@ class RoiAlign(Op):
     spatial_scale: float = 1.0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the output: one map for each roi."""
         x, rois, images = (given(inputs, k) for k in range(3))
         one_type(x, rois)
         if len(x.dims) != 4 or len(rois.dims) != 2 or rois.dims[1] != 4 or images.dims != rois.dims[:1]:
@@ -158,7 +155,6 @@ class RoiAlign(Op):
         return 8 * points * sum(prod(shape) for shape in outputs)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the maps."""
         x, rois, images = (given(inputs, k) for k in range(3))
         kind = np.float64 if x.dtype == np.float64 else np.float32
         wide = x.astype(kind, copy=False)

@@ -186,7 +186,6 @@ class ContribAttention(_WeightedAttention):
     """
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Multiply, and attend."""
         x, weights, bias, padding, past, added, shared = padded(inputs, 7)
         if len(make.dims(x)) != 3 or make.dtype(x) not in FLOATS:
             raise misfit(self, f"the input must be (batch, rows, elements) of floats, not {make.dims(x)}")
@@ -203,7 +202,6 @@ class QAttention(_WeightedAttention):
     """
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Multiply integers, scale, and attend."""
         x, weights, bias, x_scale, w_scale, padding, x_zero, w_zero, past = padded(inputs, 9)
         whole = make.add(MatMulIntegerToFloat.type, x, weights, x_scale, w_scale, x_zero, w_zero, bias)
         if len(make.dims(x)) != 3:
@@ -355,7 +353,6 @@ class RelativePositionBias(Composite):
     is_bidirectional: int = 0
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Gather the rows of all distances."""
         table, *lengths = inputs
         for index, length in enumerate(lengths, start=1):
             if make.known(length) is None:

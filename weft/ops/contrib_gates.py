@@ -23,7 +23,6 @@ class ScaledSiLU(Composite):
     alpha: float = 1.0
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Scale, and multiply with the sigmoid of that."""
         x, scale = padded(inputs, 2)
         if scale and make.dims(scale):
             raise misfit(self, f"the scale of {make.dims(scale)} is no scalar")
@@ -37,7 +36,6 @@ class GatedAdd(Composite):
     """X plus Y times a gate for each row; inputs X, Y, gate. ONNX Runtime projects gates on CUDA alone."""
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Multiply and add."""
         x, y, gate = inputs
         if not make.dims(x):
             raise misfit(self, "X is a scalar; it needs at least one axis")
@@ -54,7 +52,6 @@ class GatedRMSNorm(Composite):
     epsilon: float = 1e-5
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Normalize in groups, and multiply."""
         x, scale, gate = inputs
         if self.activation not in ("silu", "swish", "sigmoid"):
             raise misfit(self, f"activation is {self.activation[:60]!r}; there are silu, swish and sigmoid")
@@ -81,7 +78,6 @@ class BranchwiseRMSNorm(Composite):
     epsilon: float = 1e-5
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Normalize each branch, and scale."""
         x, scale = padded(inputs, 2)
         shape, parts = make.dims(x), self.num_branches
         if len(shape) < 2 - bool(parts) or parts < 0 or (parts and shape[-1] % parts):
@@ -106,7 +102,6 @@ class LinearAttentionGate(Composite):
     """The gates of LinearAttention; inputs a, dt_bias, decay_scale, b; outputs the decay and the rate of updates."""
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Compute both in float32."""
         a, bias, scale, b = padded(inputs, 4)
         if self.outputs > 1 and not b:
             raise misfit(self, "its second output is the sigmoid of b, which is missing")

@@ -38,7 +38,6 @@ class GroupNorm(_GroupNorm):
     """Normalization of groups of channels; inputs X, gamma, beta."""
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Normalize."""
         return [self.normed(make, *inputs)]
 
 
@@ -50,7 +49,6 @@ class SkipGroupNorm(_GroupNorm):
     """
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Add, and normalize."""
         x, gamma, beta, skip, *bias = inputs
         shape = make.dims(x)
         channel = len(shape) - 1 if self.channels_last else 1
@@ -68,7 +66,6 @@ class NhwcConv(OwnConv):
     """A convolution of images and with weights whose channels lie last; inputs X, W, B."""
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Convolve with channels second."""
         x, w, *bias = inputs
         y = self.convolved(make, "Conv", channels_second(make, x), channels_second(make, w), *bias)
         return [channels_last(make, y)]

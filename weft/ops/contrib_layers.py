@@ -24,7 +24,6 @@ class SimplifiedLayerNormalization(Composite):
     stash_type: int = 1
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Add the norm; its second output is the factor of each row."""
         x, scale = inputs
         attributes: dict[str, Any] = {"axis": self.axis, "epsilon": self.epsilon, "stash_type": self.stash_type}
         normed = make.add("RMSNormalization", x, scale, **attributes)
@@ -68,7 +67,6 @@ class SkipLayerNormalization(_SkipNorm):
     """LayerNormalization of a sum over the last axis; inputs input, skip, gamma, beta, bias."""
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Add and normalize."""
         x, skip, gamma, beta, bias = padded(inputs, 5)
         total = self.total(make, x, skip, bias)
         parameters = (gamma, beta) if beta else (gamma,)
@@ -86,7 +84,6 @@ class SkipSimplifiedLayerNormalization(_SkipNorm):
     """RMSNormalization of a sum over the last axis; inputs input, skip, gamma, bias. Its mean is 0."""
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Add and normalize."""
         x, skip, gamma, bias = padded(inputs, 4)
         total = self.total(make, x, skip, bias)
         normed = make.add("RMSNormalization", total, gamma, epsilon=self.epsilon)
@@ -109,7 +106,6 @@ class EmbedLayerNormalization(Composite):
     mask_index_type: int = 0
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Gather, add and normalize."""
         ids, segments, words, positions, kinds, gamma, beta, mask, places = padded(inputs, 9)
         if len(make.dims(ids)) != 2 or make.dtype(ids) not in INT_TYPES:
             raise misfit(self, f"input_ids must be (batch, rows) integers, not {make.dims(ids)}")
@@ -140,7 +136,6 @@ class QEmbedLayerNormalization(Composite):
     epsilon: float = 1e-12
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Read the tables as floats, and embed."""
         ids, segments, *rest = padded(inputs, 18)
         tables, mask, scales, zeros = rest[:5], rest[5], rest[6:11], rest[11:]
         floats = []
@@ -161,7 +156,6 @@ class BiasGelu(_Activation):
     """Gelu of A plus a bias; inputs A, B."""
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Add the bias and the activation."""
         return [make.add("Gelu", make.add("Add", *inputs))]
 
 
@@ -170,7 +164,6 @@ class ContribGelu(_Activation):
     """Gelu with the error function."""
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Add the activation."""
         return [make.add("Gelu", *inputs)]
 
 
@@ -179,7 +172,6 @@ class FastGelu(_Activation):
     """Gelu with tanh of X plus a bias; inputs X, bias."""
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Add the bias, if there is one, and the activation."""
         x, bias = padded(inputs, 2)
         return [make.add("Gelu", make.add("Add", x, bias) if bias else x, approximate="tanh")]
 
@@ -189,7 +181,6 @@ class GemmFastGelu(_Activation):
     """Gelu with tanh of a matrix product plus a bias; inputs X, W, bias."""
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Multiply, add the bias, if there is one, and the activation."""
         x, w, bias = padded(inputs, 3)
         y = make.add("MatMul", x, w)
         return [make.add("Gelu", make.add("Add", y, bias) if bias else y, approximate="tanh")]
@@ -202,7 +193,6 @@ class QuickGelu(_Activation):
     alpha: float = 1.702
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Add the activation that ONNX calls Swish."""
         return [make.add("Swish", *inputs, alpha=self.alpha)]
 
 
@@ -211,7 +201,6 @@ class BiasSplitGelu(_Activation):
     """The first half of X plus a bias, times Gelu of the second half, along the last axis; inputs X, bias."""
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Add the bias, divide, and multiply."""
         x, bias = inputs
         half = make.dims(x)[-1] // 2
         if make.dims(x)[-1] != 2 * half or make.dims(bias) != (2 * half,):
@@ -225,7 +214,6 @@ class BiasAdd(Composite):
     """X plus a bias plus a skip connection; inputs X, bias, skip."""
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Add both."""
         x, bias, skip = inputs
         return [make.add("Add", make.add("Add", x, bias), skip)]
 
@@ -247,7 +235,6 @@ class FusedMatMul(Composite):
     transBatchB: int = 0
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Turn, multiply and scale."""
         a, b = inputs
         a = self._turned(make, a, bool(self.transA), bool(self.transBatchA))
         b = self._turned(make, b, bool(self.transB), bool(self.transBatchB))

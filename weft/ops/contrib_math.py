@@ -39,7 +39,6 @@ class ExpandDims(Composite):
     """X with an axis more, of size 1, before the axis that a scalar gives; inputs X, axis."""
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Give it the other shape."""
         x, axis = inputs
         value, rank = make.known(axis), len(make.dims(x))
         if make.dims(axis) not in ((), (1,)):
@@ -58,7 +57,6 @@ class MatMulInteger16(Composite):
     """The product of matrices of int16, in int32; inputs A, B."""
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Multiply in int32."""
         if any(make.dtype(each) is not DType.INT16 for each in inputs):
             raise misfit(self, "both matrices must be of int16")
         return [make.add("MatMul", *(make.cast(each, DType.INT32) for each in inputs))]
@@ -79,7 +77,6 @@ class ConvTransposeWithDynamicPads(Composite):
     strides: tuple[int, ...] = ()
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Convolve with the pads as an attribute."""
         x, w, pads, b = padded(inputs, 4)
         value = make.known(pads) if pads else None
         if pads and value is None:
@@ -97,7 +94,6 @@ class ContribPad(Composite):
     mode: str = "constant"
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Pad with the pads as a list."""
         x, pads, value = padded(inputs, 3)
         shape = make.dims(pads)
         if len(shape) not in (1, 2) or (len(shape) == 2 and shape[0] != 1):
@@ -115,7 +111,6 @@ class ContribRange(Composite):
     # As of ONNX's Range: how many numbers there are follows from all bits of the inputs.
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Count in ONNX's way."""
         start, limit, delta = padded(inputs, 3)
         return [make.add("Range", start, limit, delta or make.number(1, start))]
 

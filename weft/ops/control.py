@@ -83,7 +83,6 @@ class If(ControlOp):
         return body_of(self.then_branch if truth(condition, "the condition") else self.else_branch)
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
-        """Return the outputs of the branch."""
         return run(self.branch(inputs[0]), inputs[1:])
 
 

@@ -62,7 +62,6 @@ class DeformConv(Op):
         return 4 * prod(outputs[0]) * prod(w[1:])
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output; float16 is computed in float32."""
         x, w, offset = (widen(given(inputs, k)) for k in range(3))
         bias, mask = optional(inputs, 3), optional(inputs, 4)
         window = self.window(x.shape, w.shape)
@@ -125,7 +124,6 @@ class Col2Im(Op):
         return prod(given(inputs, 0))
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output; float16 is computed in float32."""
         x, image, block = given(inputs, 0), ints(given(inputs, 1)), ints(given(inputs, 2))
         window = self.window(x.shape, image, block)
         wide = widen(x).reshape(x.shape[0], x.shape[1] // prod(block), prod(block), *window.outputs)

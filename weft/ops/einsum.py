@@ -89,7 +89,6 @@ class Einsum(Op):
         return 2 * prod(sizes.values())
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output; float16 is computed in float32."""
         arrays = [np.asarray(x) for x in inputs]
         equation = self.read([x.shape for x in arrays])
         number = {label: k for k, label in enumerate(equation.sizes)}

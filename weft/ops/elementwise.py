@@ -164,7 +164,6 @@ class Elementwise(Op):
         return self.expr
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the broadcast shape with the result's type."""
         if self.arity == 0 and not inputs:
             raise misfit(self, "takes at least one input, got none")
         specs = self.given(inputs)
@@ -177,7 +176,6 @@ class Elementwise(Op):
 
     @silent
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the result of `compute` in the output's type."""
         types = [DType.of(a.dtype) for a in inputs if a is not None]
         while len(inputs) > max(self.arity, 1) and inputs[-1] is None:
             inputs = inputs[:-1]  # like `infer`: a missing last input may be left out

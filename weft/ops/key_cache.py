@@ -26,7 +26,6 @@ class TensorScatter(WritingOp):
     mode: str = "linear"
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the cache."""
         cache, update, first = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
         one_type(cache, update)
         shape, new = cache.dims, update.dims

@@ -101,7 +101,6 @@ class LinearAttention(Op):
         return (output, TensorSpec(each.state, q.dtype if past is None else past.dtype))[: max(self.outputs, 1)]
 
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        """Return the outputs; float16 is computed in float32."""
         given = [None if a is None else widen(np.asarray(a)) for a in (*inputs, *[None] * 6)[:6]]
         q, k, v, past, decay, beta = given
         each = self.sizes([None if a is None else a.shape for a in inputs])

@@ -31,7 +31,6 @@ class MatMul(Op):
 
     @silent
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the product; float16 is multiplied and summed in float32."""
         a, b = (np.asarray(x) for x in inputs[:2])
         with np.errstate(all="ignore"):
             return np.asarray(np.matmul(widen(a), widen(b))).astype(a.dtype, copy=False)
@@ -62,7 +61,6 @@ class Gemm(Op):
     transB: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the shape of the product, to which C must broadcast."""
         a, b, c = take_inputs(self, inputs, 2, 1)
         assert a is not None and b is not None
         check_type(self, a, WIDE)
@@ -80,7 +78,6 @@ class Gemm(Op):
 
     @silent
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the matrix; float16 is computed in float32."""
         a, b, c = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
         with np.errstate(all="ignore"):
             left, right = widen(a), widen(b)

@@ -78,13 +78,11 @@ class ScaleShift(Elementwise):
         return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
 
     def check(self, specs: Sequence[TensorSpec]) -> None:
-        """Refuse factors and shifts of any other type."""
         check_type(self, specs[0], FLOATS)
         for spec in specs[1:]:
             check_type(self, spec, frozenset({self.factor_type(specs[0].dtype)}), "the factor or the shift")
 
     def shape(self, specs: Sequence[TensorSpec]) -> Shape:
-        """Return the shape of the first input, to which the others must broadcast."""
         if super().shape(specs) != specs[0].dims:
             raise misfit(self, f"{specs[1]} and {specs[2]} do not broadcast to {specs[0]}")
         return specs[0].dims

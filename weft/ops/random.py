@@ -133,7 +133,6 @@ class _Normal(_Random):
     scale: float = 1.0
 
     def draw(self, count: int) -> Array:
-        """Return normal numbers."""
         return np.asarray(self.mean + self.scale * normal(self.seed or 0.0, count))
 
 
@@ -143,7 +142,6 @@ class _Uniform(_Random):
     low: float = 0.0
 
     def draw(self, count: int) -> Array:
-        """Return numbers from `low` to before `high`."""
         return np.asarray(self.low + (self.high - self.low) * uniform(self.seed or 0.0, count))
 
     def rounded(self, numbers: Array, dtype: DType) -> Array:

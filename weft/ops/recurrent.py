@@ -202,7 +202,6 @@ class Recurrent(Op):
         return (y, *(state,) * self.states)[: self.outputs]
 
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        """Return the outputs; float16 is computed in float32."""
         more = 2 if self.states == 2 else 0
         x, w, r, b, lens, *rest = (
             None if a is None else widen(a) for a in (*inputs, *(None,) * (6 + more))[: 6 + more]
@@ -280,7 +279,6 @@ class RNN(Recurrent):
     def step(
         self, brought: Array, states: Sequence[Array], weights: Weights, activations: Sequence[Chosen]
     ) -> list[Array]:
-        """Return the state after one step."""
         return [activations[0](self.clipped(brought[0] + weights.times(0, states[0])))]
 
 
@@ -298,7 +296,6 @@ class GRU(Recurrent):
     def step(
         self, brought: Array, states: Sequence[Array], weights: Weights, activations: Sequence[Chosen]
     ) -> list[Array]:
-        """Return the state after one step."""
         f, g = activations
         (h,) = states
         update = f(self.clipped(brought[0] + weights.times(0, h)))
@@ -325,7 +322,6 @@ class LSTM(Recurrent):
     def step(
         self, brought: Array, states: Sequence[Array], weights: Weights, activations: Sequence[Chosen]
     ) -> list[Array]:
-        """Return the states after one step."""
         f, g, h_of = activations
         h, c = states
         i, o, forget, own = (brought[gate] + weights.times(gate, h) for gate in range(4))

@@ -68,7 +68,6 @@ class Reduction(Op):
         return tuple(sorted({normalize_axis(self, int(a), rank) for a in axes.reshape(-1)}))
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the shape without the reduced axes, or with size 1 there."""
         x, axes = take_inputs(self, inputs, 1, 1)
         assert x is not None
         check_type(self, x, self.types)
@@ -80,7 +79,6 @@ class Reduction(Op):
         return (TensorSpec(reduced_shape(x.dims, self.resolve(value, len(x.shape)), self.keepdims), x.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the reduced array; float16 is computed in float32."""
         x, axes = given(inputs, 0), optional(inputs, 1)
         which = self.resolve(axes, x.ndim)
         with np.errstate(all="ignore"):
@@ -199,7 +197,6 @@ class _ArgReduction(Op):
     """Returns the first position of the extreme along an axis."""
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return int64 in the shape without the axis, or with size 1 there."""
         (x,) = required_inputs(self, inputs, 1)
         check_type(self, x, NUMERIC)
         axis = normalize_axis(self, self.axis, len(x.shape))
@@ -208,7 +205,6 @@ class _ArgReduction(Op):
         return (TensorSpec(reduced_shape(x.dims, (axis,), self.keepdims), DType.INT64),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return positions as int64."""
         x = np.asarray(inputs[0])
         axis = normalize_axis(self, self.axis, x.ndim)
         if self.select_last_index:
@@ -245,7 +241,6 @@ class _Scan(Op):
     op_class: ClassVar[OpClass] = "reduction"
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the first input."""
         x, axis = required_inputs(self, inputs, 2)
         check_type(self, x, WIDE)
         check_type(self, axis, INDICES, "axis")
@@ -257,7 +252,6 @@ class _Scan(Op):
         return (x,)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the running result; float16 is computed in float32."""
         x, axis = (np.asarray(a) for a in inputs[:2])
         where = int(axis.reshape(()))
         if not -x.ndim <= where < x.ndim:
@@ -298,7 +292,6 @@ class LinearRecurrence(Op):
     axis: int = 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the factors."""
         factors, terms, start = required_inputs(self, inputs, 3)
         check_type(self, factors, FLOATS)
         axis = normalize_axis(self, self.axis, len(factors.dims))
@@ -308,7 +301,6 @@ class LinearRecurrence(Op):
         return (factors,)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the results; float16 is computed in float32."""
         factors, terms, start = (widen(np.asarray(a)) for a in inputs[:3])
         axis = normalize_axis(self, self.axis, factors.ndim)
         out = np.empty_like(factors)

@@ -26,14 +26,12 @@ class Relayout(MovingOp):
     dtype: DType
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the input's spec with the new element type."""
         x = given(inputs, 0)
         if not (x.dtype.is_float and self.dtype.is_float) and x.dtype is not self.dtype:
             raise unfit(f"a Relayout makes no {self.dtype.value} of {x.dtype.value}")
         return (replace(x, dtype=self.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the logical value with the new element type."""
         return given(inputs, 0).astype(self.dtype.numpy)
 
 

@@ -94,7 +94,6 @@ class ContribRotaryEmbedding(Composite):
     is_packed_batching: int = 0
 
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
-        """Bring the form of ONNX about."""
         x, ids, cos, sin = inputs
         if self.is_packed_batching or self.scale != 1:
             raise misfit(self, "packed batches and a scale are not supported: ONNX Runtime's CPU takes neither")

@@ -28,7 +28,6 @@ class TopK(Op):
     """Whether the order matters to the model; they are in order all the same."""
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the specs of values and indices."""
         x = given(inputs, 0)
         axis, count = one_axis(self.axis, len(x.dims)), self.count(known(constants, 1, "k"))
         if count > x.dims[axis]:
@@ -43,7 +42,6 @@ class TopK(Op):
         return int(k.reshape(-1)[0])
 
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        """Return values and indices."""
         x, count = given(inputs, 0), self.count(given(inputs, 1))
         axis = one_axis(self.axis, x.ndim)
         if self.largest:  # a stable sort of the reversed axis, read from its end, keeps lower indices first
@@ -67,11 +65,9 @@ class NonZero(RunSized):
         return (sized((len(x.dims), prod(x.dims)), DType.INT64),)
 
     def counted_axes(self) -> tuple[int | None, ...]:
-        """Return the axis of what was selected."""
         return (1,)
 
     def results(self, *inputs: Array | None) -> tuple[Array, ...]:
-        """Return the indices."""
         x = given(inputs, 0)
         if not x.ndim:
             return (np.zeros((0, int(bool(x))), np.int64),)
@@ -98,11 +94,9 @@ class Compress(RunSized):
         return (TensorSpec((*x.dims[:axis], min(x.dims[axis], condition.dims[0]), *x.dims[axis + 1 :]), x.dtype),)
 
     def counted_axes(self) -> tuple[int | None, ...]:
-        """Return the axis of what was selected."""
         return (self.axis or 0,)
 
     def results(self, *inputs: Array | None) -> tuple[Array, ...]:
-        """Return the slices."""
         x, condition = given(inputs, 0), given(inputs, 1)
         size = x.size if self.axis is None else x.shape[self.axis]
         return (np.compress(condition[:size], x, self.axis),)
@@ -126,7 +120,6 @@ class Unique(RunSized):
         return (TensorSpec(shape, x.dtype), *(TensorSpec((count,), DType.INT64) for _ in range(3)))
 
     def counted_axes(self) -> tuple[int | None, ...]:
-        """Return the axis of what was selected."""
         return (self.axis or 0, 0, None, 0)
 
     def results(self, *inputs: Array | None) -> tuple[Array, ...]:

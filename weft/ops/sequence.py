@@ -74,7 +74,6 @@ class SequenceConstruct(ListOp):
     """The sequence of the inputs."""
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
-        """Return the sequence."""
         return [[tensor(value) for value in inputs]]
 
 
@@ -85,7 +84,6 @@ class SequenceEmpty(ListOp):
     dtype: DType = DType.FLOAT32
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
-        """Return the sequence."""
         return [[]]
 
 
@@ -96,7 +94,6 @@ class SequenceInsert(ListOp):
     decides: ClassVar[tuple[int, ...]] = (2,)
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
-        """Return the new sequence."""
         held = list(sequence(inputs[0]))
         at = given_value(inputs, 2)
         index = len(held) if at is None else int(tensor(at).reshape(-1)[0])
@@ -113,7 +110,6 @@ class SequenceErase(ListOp):
     decides: ClassVar[tuple[int, ...]] = (1,)
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
-        """Return the new sequence."""
         held = list(sequence(inputs[0]))
         at = given_value(inputs, 1)
         del held[place(np.asarray(-1) if at is None else at, len(held))]
@@ -127,7 +123,6 @@ class SequenceAt(ListOp):
     decides: ClassVar[tuple[int, ...]] = (1,)
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
-        """Return the tensor."""
         held = sequence(inputs[0])
         return [held[place(inputs[1], len(held))]]
 
@@ -137,7 +132,6 @@ class SequenceLength(ListOp):
     """The number of tensors in a sequence."""
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
-        """Return the number."""
         return [np.asarray(len(sequence(inputs[0])), np.int64)]
 
 
@@ -150,7 +144,6 @@ class SplitToSequence(ListOp):
     keepdims: int = 1
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
-        """Return the pieces."""
         x = tensor(inputs[0])
         given = given_value(inputs, 1)
         axis = one_axis(self.axis, x.ndim)
@@ -187,7 +180,6 @@ class ConcatFromSequence(ListOp):
     new_axis: int = 0
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
-        """Return the tensor."""
         held = sequence(inputs[0])
         if not held:
             raise unfit("an empty sequence makes no tensor")
@@ -225,7 +217,6 @@ class SequenceMap(ControlOp):
         return numbered(body_of(self.body))
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
-        """Return a sequence for each output of the graph."""
         body = self.each
         given, captured = inputs[: len(inputs) - self.captures], inputs[len(inputs) - self.captures :]
         out: list[list[Array]] = [[] for _ in body.outputs]
@@ -242,7 +233,6 @@ class Optional(ListOp):
     """An optional that holds the input, or nothing."""
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
-        """Return the input."""
         held = given_value(inputs, 0)
         return [held]
 
@@ -252,7 +242,6 @@ class OptionalHasElement(ListOp):
     """Whether an optional holds something."""
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
-        """Return a bool."""
         return [np.asarray(given_value(inputs, 0) is not None)]
 
 
@@ -261,7 +250,6 @@ class OptionalGetElement(ListOp):
     """What an optional holds; ModelError if that is nothing."""
 
     def execute(self, inputs: Sequence[Value], run: RunGraph) -> Sequence[Value]:
-        """Return it."""
         if inputs[0] is None:
             raise unfit("the optional holds nothing")
         return [inputs[0]]

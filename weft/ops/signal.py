@@ -77,7 +77,6 @@ class DFT(Op):
         return 5 * prod(outputs[0]) * max(max(outputs[0]).bit_length(), 1)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output; float16 is computed in float32."""
         x = given(inputs, 0)
         at, size, bins = self.plan(x.shape, optional(inputs, 1), optional(inputs, 2))
         if not size:
@@ -186,7 +185,6 @@ class STFT(Op):
         return np.arange(frames)[:, None] * hop + np.arange(size)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return the output; float16 is computed in float32."""
         x, window = given(inputs, 0), optional(inputs, 2)
         shape = None if window is None else window.shape
         hop, size, frames, bins = self.plan(x.shape, given(inputs, 1), shape, optional(inputs, 3))

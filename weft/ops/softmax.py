@@ -31,7 +31,6 @@ class AlongAxis(Op):
         raise NotImplementedError(type(self).__name__)
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the spec of the input."""
         (x,) = required_inputs(self, inputs, 1)
         check_type(self, x, FLOATS)
         normalize_axis(self, self.axis, len(x.shape))
@@ -39,7 +38,6 @@ class AlongAxis(Op):
 
     @silent
     def reference(self, *inputs: Array | None) -> Array:
-        """Return floats; float16 is computed in float32."""
         x = np.asarray(inputs[0])
         axis = normalize_axis(self, self.axis, x.ndim)
         if x.size == 0:
@@ -58,7 +56,6 @@ class Softmax(AlongAxis):
     """Compute exp(x) divided by its sum along the axis."""
 
     def lines(self, x: Array, axis: int) -> Array:
-        """Return shares that add up to 1."""
         powers = np.exp(x - x.max(axis, keepdims=True))
         return np.asarray(powers / total(powers, (axis,)))
 
@@ -68,7 +65,6 @@ class LogSoftmax(AlongAxis):
     """Compute the logarithm of Softmax."""
 
     def lines(self, x: Array, axis: int) -> Array:
-        """Return logarithms of shares."""
         shifted = x - x.max(axis, keepdims=True)
         return np.asarray(shifted - np.log(total(np.exp(shifted), (axis,))))
 
@@ -78,7 +74,6 @@ class Hardmax(AlongAxis):
     """Compute 1 at the first maximum along the axis and 0 elsewhere; NaN counts as larger than all numbers."""
 
     def lines(self, x: Array, axis: int) -> Array:
-        """Return zeros and ones."""
         out = np.zeros_like(x)
         np.put_along_axis(out, np.expand_dims(np.argmax(x, axis), axis), 1, axis)
         return out

@@ -173,7 +173,6 @@ class _Predicate(Elementwise):
     types: ClassVar[Types] = FLOATS | SHORT_FLOATS
 
     def result_type(self, types: Sequence[DType]) -> DType:
-        """Return bool."""
         return DType.BOOL
 
 
@@ -281,7 +280,6 @@ class Gelu(Elementwise):
     approximate: Literal["none", "tanh"] = "none"
 
     def scalar(self, present: tuple[bool, ...]) -> str:
-        """Return the exact or the approximate form."""
         if self.approximate == "tanh":
             return "0.5 * {0} * (1.0 + tanh(0.7978845608028654 * ({0} + 0.044715 * {0} * {0} * {0})))"
         return "0.5 * {0} * (1.0 + erf({0} * 0.7071067811865476))"
@@ -292,7 +290,6 @@ class Gelu(Elementwise):
         return np.asarray(0.5 * x * (1 + erf_array(x * 0.5**0.5)))
 
     def check(self, specs: Sequence[TensorSpec]) -> None:
-        """Refuse an approximation that ONNX does not know."""
         super().check(specs)
         if self.approximate not in ("none", "tanh"):
             raise misfit(self, f"approximate is {self.approximate!r}; allowed: none, tanh")
@@ -347,11 +344,9 @@ class Cast(Elementwise):
     round_mode: str = "up"
 
     def compute(self, x: Array) -> Array:
-        """Return x in the new type."""
         return convert(x, self.to, bool(self.saturate), self.round_mode)
 
     def check(self, specs: Sequence[TensorSpec]) -> None:
-        """Refuse a way of rounding that ONNX does not know."""
         super().check(specs)
         check_round_mode(self, self.round_mode)
 
@@ -360,7 +355,6 @@ class Cast(Elementwise):
         return "{0}" if self.to.is_float else None
 
     def result_type(self, types: Sequence[DType]) -> DType:
-        """Return the type that `to` names."""
         return self.to
 
 
@@ -374,17 +368,14 @@ class Narrow(Elementwise):
     held: DType = DType.FLOAT16
 
     def check(self, specs: Sequence[TensorSpec]) -> None:
-        """Refuse other types than float16 and bfloat16."""
         super().check(specs)
         if self.held not in (DType.FLOAT16, DType.BFLOAT16):
             raise misfit(self, f"it rounds to {self.held.value}; there are float16 and bfloat16")
 
     def compute(self, x: Array) -> Array:
-        """Return float32."""
         return convert(convert(x, self.held), DType.FLOAT32)
 
     def scalar(self, present: tuple[bool, ...]) -> str | None:
-        """Return the function of kernels that rounds."""
         return f"narrow_{self.held.name.lower()}({{0}})"
 
 
@@ -401,22 +392,18 @@ class CastLike(Elementwise):
     round_mode: str = "up"
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the shape of the first input with the type of the second."""
         x, like = required_inputs(self, inputs, 2)
         self.check([x, like])
         return (TensorSpec(x.shape, like.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        """Return x in the type of the second input."""
         x, like = given(inputs, 0), given(inputs, 1)
         return convert(x, DType.of(like.dtype), bool(self.saturate), self.round_mode)
 
     def check(self, specs: Sequence[TensorSpec]) -> None:
-        """Refuse a way of rounding that ONNX does not know."""
         check_round_mode(self, self.round_mode)
 
     def result_type(self, types: Sequence[DType]) -> DType:
-        """Return the type of the second input."""
         return types[1]
 
 
@@ -427,7 +414,6 @@ class BitCast(Op):
     to: DType = DType.INT32
 
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
-        """Return the same shape with the new type."""
         (x,) = required_inputs(self, inputs, 1)
         if x.dtype.bits != self.to.bits:
             raise misfit(self, f"{x.dtype.value} has {x.dtype.bits} bits and {self.to.value} {self.to.bits}")

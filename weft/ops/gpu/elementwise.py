@@ -48,7 +48,6 @@ class ElementwiseOnGpu(GpuOp):
         return len(output) >= 3 and all(x is None or fits_packed(_packed_shape(x, output), output) for x in inputs)
 
     def launches(self, op: Elementwise, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch the expression over the output."""
         expr = op.expression(tuple(t is not None for t in inputs))
         assert expr is not None
         launch_expression(k, expr.text, inputs, outputs[0], numbers=expr.numbers)

@@ -235,7 +235,6 @@ class CastOnGpu(ElementwiseOnGpu):
         return floats and super().fits_channels(op, inputs, outputs)
 
     def launches(self, op: Elementwise, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch the conversion between these types."""
         assert isinstance(op, (Cast, CastLike))
         x, y = given(inputs, 0), outputs[0]
         from_float, to_float = (t.dtype.is_float or t.dtype.is_small_float for t in (x, y))

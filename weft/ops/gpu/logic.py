@@ -41,7 +41,6 @@ class TruthOnGpu(GpuOp):
     computes_double = True
 
     def launches(self, op: Elementwise, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch the expression over the output."""
         if any(map(is_integer, inputs)):
             launch_integers(k, OPERATIONS[type(op)], inputs, outputs[0])
             return

@@ -154,7 +154,6 @@ class AliasOnGpu(MoveOnGpu):
         return None if isinstance(op, Dropout) else super().why_not(op, inputs, outputs, caps)
 
     def sources(self, op: object, inputs: Inputs, outputs: Outputs) -> Sequence[Source]:
-        """Return that the first output has the elements in their order."""
         return [((prod(outputs[0].shape),), Strides((1,)))]
 
     def launches(self, op: object, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
@@ -179,7 +178,6 @@ class BitCastOnGpu(GpuOp):
         return None
 
     def launches(self, op: BitCast, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Copy every element."""
         x, y = given(inputs, 0), outputs[0]
         launch_move(k, x, y, (prod(x.shape),), Strides((1,)), Strides((1,)))
 
@@ -189,7 +187,6 @@ class TransposeOnGpu(MoveOnGpu):
     """A strided copy in the output's order."""
 
     def sources(self, op: Transpose, inputs: Inputs, outputs: Outputs) -> Sequence[Source]:
-        """Return the permuted steps."""
         steps = row_major(given(inputs, 0).shape)
         perm = op.perm or tuple(reversed(range(len(steps))))
         return [(outputs[0].shape, Strides(tuple(steps[p] for p in perm)))]
@@ -200,7 +197,6 @@ class ExpandOnGpu(MoveOnGpu):
     """A strided copy with step 0 along the repeated axes."""
 
     def sources(self, op: Expand, inputs: Inputs, outputs: Outputs) -> Sequence[Source]:
-        """Return steps of 0 along repeated axes."""
         return [(outputs[0].shape, Strides(broadcast_steps(given(inputs, 0).shape, outputs[0].shape)))]
 
 
@@ -220,7 +216,6 @@ class SliceOnGpu(MoveOnGpu):
     """A strided copy from an offset."""
 
     def sources(self, op: Slice, inputs: Inputs, outputs: Outputs) -> Sequence[Source]:
-        """Return where the slice starts, and its steps."""
         x = given(inputs, 0)
         steps, offset = list(row_major(x.shape)), 0
         for axis, r in enumerate(op.ranges(x.shape, [None if t is None else t.constant for t in inputs[1:]])):
@@ -234,7 +229,6 @@ class SplitOnGpu(MoveOnGpu):
     """One strided copy per output."""
 
     def sources(self, op: Split, inputs: Inputs, outputs: Outputs) -> Sequence[Source]:
-        """Return the offset of each piece."""
         x = given(inputs, 0)
         axis = op.axis % len(x.shape)
         steps, start, found = row_major(x.shape), 0, list[Source]()

@@ -53,7 +53,6 @@ class BatchNormOnGpu(GpuOp):
     computes_double = True
 
     def launches(self, op: BatchNormalization, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch the multiply-add."""
         y, given = outputs[0], [t for t in inputs[1:5] if t is not None]
         shape = (1, y.shape[1], *[1] * (len(y.shape) - 2)) if len(y.shape) > 1 else given[0].shape
         known, kind = [t.constant for t in given if t.constant is not None], computed(given[0].dtype).numpy

@@ -162,7 +162,6 @@ class GlobalPoolOnGpu(GpuOp):
         return rounds_in_parts(-(-prod(given(inputs, 0).shape[2:]) // tree_items(caps)))
 
     def launches(self, op: object, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch the pool."""
         launch_global(k, given(inputs, 0), outputs[0], "max" if isinstance(op, GlobalMaxPool) else "average")
 
 

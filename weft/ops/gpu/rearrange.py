@@ -15,7 +15,6 @@ class TileOnGpu(MoveOnGpu):
     """Reads each axis repeatedly, with step 0 between repetitions."""
 
     def sources(self, op: Tile, inputs: Inputs, outputs: Outputs) -> Sequence[Source]:
-        """Return the axes as repetitions and their elements."""
         x, y = given(inputs, 0), outputs[0]
         sizes: list[int] = []
         steps: list[int] = []
@@ -31,7 +30,6 @@ class DepthToSpaceOnGpu(MoveOnGpu):
     """Permutes the axes (n, b, b, c, h, w) of the input, or with CRD (n, c, b, b, h, w)."""
 
     def sources(self, op: DepthToSpace, inputs: Inputs, outputs: Outputs) -> Sequence[Source]:
-        """Return the permuted axes."""
         x = given(inputs, 0)
         b = op.blocksize
         n, c, height, width = x.shape
@@ -47,7 +45,6 @@ class SpaceToDepthOnGpu(MoveOnGpu):
     """Permutes the axes (n, c, h, b, w, b) of the input."""
 
     def sources(self, op: SpaceToDepth, inputs: Inputs, outputs: Outputs) -> Sequence[Source]:
-        """Return the permuted axes."""
         x = given(inputs, 0)
         b = op.blocksize
         n, c, height, width = x.shape

@@ -152,7 +152,6 @@ class WholeRows(Algorithm[RecurrentProblem, RecurrentPlan, RecurrentTile]):
         return candidates_of(tiles, problem.time, problem.time(tiles[0])) if tiles else []
 
     def launch(self, plan: RecurrentPlan, tile: RecurrentTile) -> None:
-        """Launch the steps."""
         _launch_steps(plan, tile)
 
 
@@ -200,7 +199,6 @@ class RecurrentOnGpu(GpuOp):
         return 2 * x.shape[-1]
 
     def launches(self, op: Recurrent, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch the product and the steps."""
         problem = _problem(op, inputs, k.caps)
         each = problem.each
         if not each.steps:

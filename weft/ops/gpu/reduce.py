@@ -239,7 +239,6 @@ class ReduceOnGpu(GpuOp):
         return op.resolve(None if axes is None else axes.constant, len(given(inputs, 0).shape))
 
     def launches(self, op: Reduction, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch the walk over the lines."""
         x, y = given(inputs, 0), outputs[0]
         if y.layout.packed:
             launch_global(k, x, y, "max" if isinstance(op, ReduceMax) else "average")

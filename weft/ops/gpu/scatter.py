@@ -98,7 +98,6 @@ class ScatterElementsOnGpu(_Scatter):
         return 0 if op.reduction == "none" else updates.shape[op.axis]
 
     def launches(self, op: ScatterElements, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch over the updates or the data."""
         x, places, updates = given(inputs, 0), given(inputs, 1), given(inputs, 2)
         rank = len(x.shape)
         ints: dict[str, int] = {}
@@ -121,7 +120,6 @@ class ScatterNDOnGpu(_Scatter):
         return 0 if op.reduction == "none" else prod(places.shape[:-1])
 
     def launches(self, op: ScatterND, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch over the updates or the data."""
         x, places, updates = given(inputs, 0), given(inputs, 1), given(inputs, 2)
         depth = places.shape[-1]
         ints = {"INNER": max(prod(x.shape[depth:]), 1)}

@@ -54,7 +54,6 @@ class TopKOnGpu(GpuOp):
         return min(x.shape[op.axis], MOST_COUNTED)
 
     def launches(self, op: TopK, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch a round after the other."""
         x, values, indices = given(inputs, 0), outputs[0], outputs[1:]
         axis = op.axis % len(x.shape)
         length, wanted = x.shape[axis], values.shape[axis]

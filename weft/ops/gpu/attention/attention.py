@@ -64,5 +64,4 @@ class AttentionOnGpu(GpuOp):
         return tiled_rounds(caps, each)
 
     def launches(self, op: Attention, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch the algorithm that the chooser takes."""
         ATTENTIONS.launch(AttentionPlan.of(op, k, inputs, outputs[0]))

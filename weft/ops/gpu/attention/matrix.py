@@ -326,7 +326,6 @@ class MatrixAttention(Algorithm[AttentionProblem, AttentionPlan, AttentionTile])
         return None
 
     def candidates(self, problem: AttentionProblem) -> Sequence[Candidate]:
-        """Return the tiles by their estimates."""
         us = _times(problem)
         return [Candidate(tile, us[tile]) for tile in sorted(us, key=us.__getitem__)]
 
