@@ -98,7 +98,7 @@ RUNS_ON_GPUS: dict[str, frozenset[str]] = {
     **_each("TfIdfVectorizer", frozenset({"int32", "int64"})),
     **_each("RotaryEmbedding com.microsoft::RotaryEmbedding", FLOATS | {"int64"}),
     **_each("QuantizeLinear DequantizeLinear com.microsoft::QuantizeLinear com.microsoft::DequantizeLinear", ANY),
-    **_each("weft::Quotient", FLOATS),
+    **_each("weft::Quotient weft::FakeQuantize", FLOATS),
     **_each("MatMulInteger ConvInteger", BYTES),
     **_each("QLinearMatMul QLinearConv", frozenset({"float32", "uint8", "int8", "float8_e4m3fn"})),
     **_each("DynamicQuantizeLinear com.microsoft::MatMulNBits", FLOATS),

@@ -19,6 +19,7 @@ from tests.helpers.norms import (
     sum_norms,
 )
 from tests.helpers.parallel_convolutions import convolution_sums
+from tests.helpers.quantised import quantised_networks
 from tests.helpers.random_casts import cast_chains
 from tests.helpers.random_constants import constant_networks
 from tests.helpers.random_decoders import decoder_layers, rotations
@@ -78,6 +79,7 @@ OWN: Mapping[str, Networks] = {
     "fold_batch_norm": fold_networks(),
     "fuse_compare_select": choice_networks(),
     "settle_moves": st.one_of(move_networks(), negated_networks(), undone_reshapes()),
+    "carry_quantisation": quantised_networks(),
     "fold_negations": negated_networks(),
     "squash_moves": move_networks(),
     "move_transposes_up": move_networks(6, TURNS),

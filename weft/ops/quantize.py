@@ -19,10 +19,21 @@ from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, standard_op
 from weft.core.graph.op_class import op_dataclass
+from weft.core.graph.quantisation import Grid
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.conv import Conv
 from weft.ops.conversion import SATURATING, convert
-from weft.ops.elementwise import FLOATS, SHORT_FLOATS, Types, check_type, misfit, take_inputs, widen
+from weft.ops.elementwise import (
+    FLOATS,
+    SHORT_FLOATS,
+    Elementwise,
+    Expression,
+    Types,
+    check_type,
+    misfit,
+    take_inputs,
+    widen,
+)
 from weft.ops.gather import check_range
 from weft.ops.matmul import product_shape
 from weft.ops.shape import given, optional
@@ -208,6 +219,59 @@ class DequantizeLinear(Op):
         if zero is not None and integer:
             exact = exact - spread.over(zero, x.shape).astype(np.int64)
         return (exact.astype(np.float32) * spread.over(scale, x.shape).astype(np.float32)).astype(to)
+
+
+@standard_op
+class FakeQuantize(Elementwise):
+    """Round to the numbers that integers of a type stand for: QuantizeLinear, then DequantizeLinear of its result.
+
+    One scale and one zero point are for all. NaN becomes the least number.
+    """
+
+    type: ClassVar[str] = "weft::FakeQuantize"
+    types: ClassVar[Types] = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
+    op_class: ClassVar[OpClass] = "exact"
+    scale: float
+    zero: int = 0
+    to: DType = DType.UINT8
+
+    @property
+    def grid(self) -> Grid:
+        """Return the numbers that the result may have."""
+        return Grid(self.to, (self.scale,), (self.zero,))
+
+    def check(self, specs: Sequence[TensorSpec]) -> None:
+        """Refuse other types than integers of up to 16 bits, a zero point outside of the type, and odd scales."""
+        super().check(specs)
+        if self.to not in QUANTISED or not self.to.is_integer:
+            raise misfit(self, f"it quantises to {self.to.value}; that must be an integer of up to 16 bits")
+        if not (self.scale > 0 and np.isfinite(self.scale)):
+            raise misfit(self, f"its scale is {self.scale}; it must be a positive number")
+        least, most = self.to.limits
+        if not least <= self.zero <= most:
+            raise misfit(self, f"its zero point {self.zero} is no {self.to.value}")
+
+    def compute(self, x: Array) -> Array:
+        """Return the nearest numbers."""
+        scale = np.asarray(self.scale, np.float32)
+        least, most = self.grid.limits
+        steps = np.fmin(np.fmax(np.rint(np.divide(x, scale)), np.float32(least)), np.float32(most))
+        return np.asarray(steps * scale + np.float32(0))  # no zero has a sign
+
+    def expression(self, present: tuple[bool, ...]) -> Expression:
+        """Return the rounding with the scale and the limits as numbers of the kernel."""
+        steps = "rint(({0}) / {1})"
+        whole = f"({steps} == 0.0 ? 0.0 : {steps})"  # no zero has a sign
+        text = f"(({steps} > {{2}} ? ({steps} < {{3}} ? {whole} : {{3}}) : {{2}}) * {{1}})"
+        return Expression(text, (self.scale, *map(float, self.grid.limits)))
+
+
+@decomposition("weft::FakeQuantize")
+def _fake_quantize(op: FakeQuantize, make: Body, node: Node) -> Sequence[str]:
+    (x,) = node.inputs
+    scale = make.constant(np.asarray(op.scale, make.dtype(x).numpy))
+    zero = make.constant(np.asarray(op.zero, op.to.numpy))
+    return [make.add("DequantizeLinear", make.add("QuantizeLinear", x, scale, zero), scale, zero)]
 
 
 @standard_op

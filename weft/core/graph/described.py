@@ -11,7 +11,7 @@ def describe(graph: Graph, name: str) -> Tensor:
     """Return a tensor without memory that describes a value to a backend."""
     spec = graph.specs[name]
     layout = graph.layouts.get(name, Layout.NCHW)
-    return Tensor(name, spec.dims, spec.dtype, layout, constant=graph.constants.get(name))
+    return Tensor(name, spec.dims, spec.dtype, layout, constant=graph.constants.get(name), grid=spec.grid)
 
 
 def described(graph: Graph, node: Node) -> tuple[list[Tensor | None], list[Tensor]]:

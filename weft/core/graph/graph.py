@@ -234,8 +234,10 @@ OTHER_SHAPES = "give inputs the shapes that the model is made for, or export it 
 
 def infer_node(graph: Graph, node: Node) -> None:
     """Set the specs of one node's outputs, which follow from its inputs' specs."""
-    specs = inferred(graph, node)
-    graph.specs.update((name, spec) for name, spec in zip(node.outputs, specs, strict=False) if name)
+    for name, spec in zip(node.outputs, inferred(graph, node), strict=False):
+        if name:
+            # An op that returns the spec of its input need not keep its numbers.
+            graph.specs[name] = spec if spec.grid is None else replace(spec, grid=None)
 
 
 def inferred(graph: Graph, node: Node) -> tuple[TensorSpec, ...]:

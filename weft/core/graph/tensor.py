@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar, Protocol
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Layout, Shape, from_storage, storage_shape, storage_size, to_storage
+from weft.core.graph.quantisation import Grid
 from weft.core.graph.symbolic import integer
 
 
@@ -37,6 +38,8 @@ class TensorSpec:
 
     shape: tuple[Dim, ...]
     dtype: DType
+    grid: Grid | None = field(default=None, compare=False, repr=False)
+    """The numbers that a constant is known to have, which were integers; what nodes make has none (`infer_node`)."""
 
     @property
     def is_static(self) -> bool:
@@ -97,6 +100,8 @@ class Tensor:
     memory: Any = None
     backend: MemoryOwner | None = None
     constant: Array | None = None
+    grid: Grid | None = None
+    """Of a constant, its `TensorSpec.grid`. Of a tensor of int8: the floats that kernels take its elements for."""
 
     @classmethod
     def from_numpy(cls, array: Array, layout: Layout = Layout.NCHW, name: str = "") -> Tensor:

@@ -41,6 +41,7 @@ from weft.core.passes.patterns import (
     share_keys,
 )
 from weft.core.passes.properties import Property
+from weft.core.passes.quantisation import carry_quantisation
 from weft.core.passes.recurrences import join_recurrences
 from weft.core.passes.scattered_slices import concat_scattered_slices
 from weft.core.passes.siblings import (
@@ -119,6 +120,8 @@ PASSES: tuple[AnyPass, ...] = (
     fold_constants,
     # Early as well: a dead node that reads a value would keep the passes below from folding it.
     remove_dead_nodes,
+    # What pairs of nodes did is element-wise then, and fuses.
+    carry_quantisation,
     read_through_casts,
     concat_scattered_slices,
     SETTLE_STEPS,

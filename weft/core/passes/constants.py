@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
 from weft.core.contract.error_context import is_error
@@ -13,6 +16,7 @@ from weft.core.graph.op import Op
 from weft.core.host.derived_arrays import derived_arrays
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.properties import SHAPES_INFERRED, Property
+from weft.core.passes.quantisation import DEQUANTIZE, grid_of
 from weft.errors import ModelError, brief, said_of
 
 
@@ -50,7 +54,25 @@ def fold_constants(graph: Graph, context: PassContext) -> Graph:
         for name, value in zip(node.outputs, values, strict=False):
             if name:
                 out.constants[name] = value
+        _keep_grid(out, node)
     return out
+
+
+def _keep_grid(graph: Graph, node: Node) -> None:
+    """Note the integers that a constant stands for: a kernel may multiply those."""
+    if node.op.type in DEQUANTIZE:
+        grid = grid_of(graph, node)
+    elif node.op.type == "Transpose":
+        grid = graph.specs[node.inputs[0]].grid
+        order: Any = node.op
+        if grid is not None:
+            axes = order.order(len(graph.specs[node.inputs[0]].dims))
+            grid = grid.moved(axes.index(grid.axis % len(axes)))
+    else:
+        return
+    if grid is not None:
+        made = node.outputs[0]
+        graph.specs[made] = replace(graph.specs[made], grid=grid)
 
 
 def fold_node(graph: Graph, node: Node, context: PassContext) -> list[Array] | None:

@@ -38,6 +38,7 @@ from weft.core.graph.fused_op import Step
 from weft.core.graph.graph import Declared, Graph, Node
 from weft.core.graph.layout import Array, Layout
 from weft.core.graph.op import Op, find_op
+from weft.core.graph.quantisation import Grid
 from weft.core.graph.tensor import SequenceSpec, TensorSpec
 from weft.core.graph.validate import graph_problems
 from weft.core.placement.optimized_network import PreCompiled
@@ -253,7 +254,13 @@ def _enum(value: Enum, cls: type[Op]) -> Json:
 def spec_json(spec: TensorSpec) -> Json:
     """Return the JSON of a spec."""
     kind = "sequence" if isinstance(spec, SequenceSpec) else "spec"
-    return {"kind": kind, "dtype": spec.dtype.name, "shape": list(spec.shape)}
+    made: dict[str, Json] = {"kind": kind, "dtype": spec.dtype.name, "shape": list(spec.shape)}
+    if spec.grid is not None:
+        grid = spec.grid
+        made["grid"] = {
+            "dtype": grid.dtype.name, "scale": list(grid.scale), "zero": list(grid.zero), "axis": grid.axis
+        }
+    return made
 
 
 def _declared_json(declared: Declared) -> Json:
@@ -444,7 +451,21 @@ def parse_spec(value: Json) -> TensorSpec:
     dims = expect(value["shape"], list)
     if any(type(d) not in (int, str) or (type(d) is int and d < 0) for d in dims):
         raise Damaged(f"{str(dims)[:40]} is not a shape")
-    return TensorSpec(tuple(dims), DType[value["dtype"]])
+    return TensorSpec(tuple(dims), DType[value["dtype"]], _parse_grid(value.get("grid"), tuple(dims)))
+
+
+def _parse_grid(value: Json, shape: tuple[int | str, ...]) -> Grid | None:
+    """Return the grid of a constant from its JSON."""
+    if value is None:
+        return None
+    scale, zero = expect(value["scale"], list), expect(value["zero"], list)
+    dtype, axis = DType[value["dtype"]], value["axis"]
+    sizes = {1} | ({shape[axis]} if type(axis) is int and 0 <= axis < len(shape) else set())
+    if type(axis) is not int or len(scale) not in sizes or len(zero) != len(scale) or not dtype.is_integer:
+        raise Damaged("a quantised constant has scales that do not fit it")
+    if not all(type(s) is float and s > 0 for s in scale) or not all(type(z) is int for z in zero):
+        raise Damaged("a quantised constant has scales or zero points that are none")
+    return Grid(dtype, tuple(scale), tuple(zero), axis)
 
 
 def parse_input_spec(value: Json) -> TensorSpec:

@@ -12,6 +12,7 @@ from weft_conformance.cases.table import Input, case, const, f16, f32, given, i8
 STEP = given(0.1)
 F8 = "float8_e4m3fn"
 STRANGE = given([np.nan, np.inf, -np.inf, 1.5, 1e30, -1e30])
+PAIR = "what the pass carry_quantisation makes of QuantizeLinear and DequantizeLinear, which have rows"
 NOTHING = Input("float32", (2, 2, 0))
 ENDS = given([2**31 - 1, -(2**31), 5, 0], "int32")
 
@@ -78,6 +79,10 @@ CASES = [
     case("DequantizeLinear", of_type("float4_e2m1fn", 5, low=-9, high=9), STEP),
     case("DequantizeLinear", u8(5, high=255), given(0.25, "float16"), given(9, "uint8")),
     case("DequantizeLinear", u8(5, high=255), STEP, given(9, "uint8"), output_dtype=DType.FLOAT16),
+    *(case("weft::FakeQuantize", f32(3, 7, low=-40, high=40), scale=0.1, zero=zero, to=to, unverified=PAIR)
+      for to, zero in ((DType.UINT8, 128), (DType.INT8, -3), (DType.INT16, 9))),
+    case("weft::FakeQuantize", OUTSIDE, scale=1.0, zero=3, to=DType.UINT8, name="outside", unverified=PAIR),
+    case("weft::FakeQuantize", f16(2, 5, 3, 3, low=-9, high=9), scale=0.25, zero=1, to=DType.INT8, unverified=PAIR),
     case("DynamicQuantizeLinear", f32(3, 4, low=-3, high=7)),
     case("DynamicQuantizeLinear", f32(5, low=1, high=7)),
     case("DynamicQuantizeLinear", given([0.0, 0.0]), oracles=("ort",)),  # onnx.reference divides by zero
