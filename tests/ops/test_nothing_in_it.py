@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from tests.helpers.nets import op
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Declared, Graph, Node
+from weft.core.graph.interpreter import evaluate
+from weft.core.graph.op import Op
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.control import Scan
@@ -58,3 +61,33 @@ def test_an_axis_without_elements_does_not_grow() -> None:
     for sizes in ([1, 2, 4], [1, 0, 0]):
         with pytest.raises(ModelError, match="0 for an axis of 0"):
             op("Resize").infer(specs, [None, None, None, np.array(sizes)])
+
+
+@pytest.mark.parametrize(
+    ("normalization", "shape"),
+    [
+        (op("InstanceNormalization"), (1 << 12, 1 << 12, 0)),
+        (op("GroupNormalization", num_groups=1 << 12), (1 << 12, 1 << 12, 0)),
+        (op("LayerNormalization"), (1 << 24, 0)),
+        (op("RMSNormalization"), (1 << 24, 0)),
+        (op("LpNormalization"), (1 << 24, 0)),
+        (op("LpNormalization", p=1), (1 << 24, 0)),
+        (op("weft::L2Normalization", axis=1), (1 << 24, 0)),
+        (op("weft::SumNormalization", axis=1), (1 << 24, 0)),
+        (op("MeanVarianceNormalization", axes=(1,)), (1 << 24, 0)),
+        (op("Softmax"), (1 << 24, 0)),
+        (op("Hardmax"), (1 << 24, 0)),
+    ],
+    ids=lambda value: value.type if isinstance(value, Op) else "",
+)
+def test_normalizing_nothing_takes_no_memory(normalization: Op, shape: tuple[int, ...]) -> None:
+    channels = np.ones(shape[1], np.float32)
+    rest = {"InstanceNormalization": 2, "GroupNormalization": 2, "LayerNormalization": 1, "RMSNormalization": 1}
+    tracemalloc.start()
+    try:
+        parameters = [channels] * rest.get(normalization.type, 0)
+        (made,) = evaluate(normalization, [np.zeros(shape, np.float32), *parameters])
+        assert made.shape == shape
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

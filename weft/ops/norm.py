@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 from math import prod
 from typing import ClassVar
 
@@ -31,6 +32,17 @@ def float_spec(spec: TensorSpec, least_rank: int = 0) -> TensorSpec:
     if not spec.dtype.is_float or len(spec.dims) < least_rank:
         raise ModelError(f"{spec} does not fit", why=f"a float tensor of rank {least_rank} or more is needed")
     return spec
+
+
+def _if_any(reference: Callable[..., Array]) -> Callable[..., Array]:
+    """Return an empty x as it is: statistics of nothing, one for each row, may be far larger than x."""
+
+    @wraps(reference)
+    def normalized(self: Op, *inputs: Array | None) -> Array:
+        x = given(inputs, 0)
+        return reference(self, *inputs) if x.size else x
+
+    return normalized
 
 
 @standard_op(op_class="arithmetic", by_image=True, most_inputs=5, exact_parameters=(1, 2, 3, 4))
@@ -135,6 +147,7 @@ class InstanceNormalization(Op):
         _check_vector(inputs, 2, x.dims[1])
         return (x,)
 
+    @_if_any
     def reference(self, *inputs: Array | None) -> Array:
         x = given(inputs, 0)
         y, _, _ = _standardize(widen(x), tuple(range(2, x.ndim)), self.epsilon)
@@ -157,6 +170,7 @@ class GroupNormalization(Op):
         _check_vector(inputs, 2, x.dims[1])
         return (x,)
 
+    @_if_any
     def reference(self, *inputs: Array | None) -> Array:
         x = given(inputs, 0)
         groups = widen(x).reshape(x.shape[0], self.num_groups, prod(x.shape[1:]) // self.num_groups)
@@ -214,6 +228,8 @@ class LayerNormalization(Op):
 
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         x, scale, b = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
+        if not x.size and self.outputs < 2:
+            return (x,)
         axes = tuple(range(one_axis(self.axis, x.ndim), x.ndim))
         y, mean, factor = _standardize(widen(x), axes, self.epsilon)
         y = y * widen(scale) if b is None else y * widen(scale) + widen(b)
@@ -257,6 +273,8 @@ class RMSNormalization(Op):
 
     def reference(self, *inputs: Array | None) -> Array:
         x, scale = given(inputs, 0), given(inputs, 1)
+        if not x.size:
+            return x.astype(scale.dtype, copy=False)
         axes = tuple(range(one_axis(self.axis, x.ndim), x.ndim))
         wide = widen(x)
         mean = _mean(np.square(wide), axes)
@@ -336,6 +354,7 @@ class LpNormalization(Op):
             raise ModelError(f"LpNormalization with p={self.p} is undefined", why="ONNX has p=1 and p=2")
         return (x,)
 
+    @_if_any
     def reference(self, *inputs: Array | None) -> Array:
         x = given(inputs, 0)
         wide = widen(x)
@@ -367,6 +386,7 @@ class L2Normalization(Op):
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         return (_along_one_axis(inputs, self.axis),)
 
+    @_if_any
     def reference(self, *inputs: Array | None) -> Array:
         x = given(inputs, 0)
         wide = widen(x)
@@ -398,6 +418,7 @@ class SumNormalization(Op):
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         return (_along_one_axis(inputs, self.axis),)
 
+    @_if_any
     def reference(self, *inputs: Array | None) -> Array:
         x = given(inputs, 0)
         wide = widen(x)
@@ -429,6 +450,7 @@ class GroupDeviation(Op):
         _check_groups(self.num_groups, x)
         return (x,)
 
+    @_if_any
     def reference(self, *inputs: Array | None) -> Array:
         x = given(inputs, 0)
         groups = widen(x).reshape(x.shape[0], self.num_groups, prod(x.shape[1:]) // self.num_groups)
@@ -462,6 +484,7 @@ class MeanVarianceNormalization(Op):
         many_axes(self.axes, len(x.dims))
         return (x,)
 
+    @_if_any
     def reference(self, *inputs: Array | None) -> Array:
         x = given(inputs, 0)
         wide, axes = widen(x), many_axes(self.axes, x.ndim)

@@ -317,9 +317,12 @@ class Shrink(Elementwise):
     expr: ClassVar[str] = "{0} < -{lambd} ? {0} + {bias} : ({0} > {lambd} ? {0} - {bias} : 0.0)"
 
     def compute(self, x: Array) -> Array:
-        """Return the type of x; integers are rounded towards zero."""
+        """Return the type of x; integers become floats that hold them, and are rounded towards zero."""
+        kind = DType.of(x.dtype)
+        if kind.is_integer:
+            x = x.astype(_float_that_holds(kind).numpy)
         y = np.where(x < -self.lambd, x + self.bias, np.where(x > self.lambd, x - self.bias, 0))
-        return convert(y, DType.of(x.dtype))
+        return convert(y, kind)
 
 
 @decomposition("Shrink")
@@ -328,8 +331,13 @@ def _shrink(op: Shrink, make: Body, node: Node) -> Sequence[str]:
     kind = make.dtype(x)
     if not kind.is_integer:
         return []
-    (y,) = make.all("Shrink", make.cast(x, DType.FLOAT64), made=1, **op.attributes())
+    (y,) = make.all("Shrink", make.cast(x, _float_that_holds(kind)), made=1, **op.attributes())
     return [make.cast(y, kind)]
+
+
+def _float_that_holds(kind: DType) -> DType:
+    """Return the float in which ONNX adds a float32 number to integers: bias may be too small to change them there."""
+    return DType.FLOAT32 if kind.numpy.itemsize < 4 else DType.FLOAT64
 
 
 @standard_op(flags=("saturate",), types=ANY)

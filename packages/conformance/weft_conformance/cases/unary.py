@@ -218,6 +218,7 @@ CASES += [
     case("Shrink", f32(3, 7), lambd=0.25, bias=0.125),
     case("Shrink", i32(9), lambd=2.0, bias=1.0),
     case("Shrink", u8(9), lambd=1.5, bias=0.5),
+    case("Shrink", u8(9), lambd=1.5, bias=2.0**-33, name="bias that float32 loses"),
     case("Shrink", i64(9, low=-(2**20), high=2**20), lambd=2.5, bias=1.5),
     case("Cast", f32(3, 5, low=-300, high=300), to=DType.INT32),
     case("Cast", f32(3, 5, low=-100, high=100), to=DType.INT8),
