@@ -13,6 +13,7 @@ from weft.core.graph.control_op import ControlOp
 from weft.core.graph.graph import Graph, Node, inferred
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
+from weft.core.graph.widened import Widened
 from weft.errors import ModelError, listing
 
 
@@ -113,7 +114,7 @@ def _origins(graph: Graph) -> list[str]:
         if is_symbolic(value):
             if spec is not None and spec.shape != value.shape:
                 problems.append(f"constant {name!r} has the shape {value.shape} and its spec says {spec}")
-        elif not isinstance(value, np.ndarray):
+        elif not isinstance(value, (np.ndarray, Widened)):
             problems.append(f"constant {name!r} is a {type(value).__name__}, not an array (make it one: numpy.asarray)")
         elif spec is not None and (spec.shape != value.shape or spec.dtype.numpy != value.dtype):
             problems.append(f"constant {name!r} is {value.dtype}{list(value.shape)} and its spec says {spec}")

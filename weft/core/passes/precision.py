@@ -15,7 +15,9 @@ from weft.core.graph.layout import Array
 from weft.core.graph.op import Op, new_op
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
+from weft.core.graph.widened import Widened
 from weft.core.host.derived_arrays import derived_arrays
+from weft.core.host.shared_arrays import SHARED_FROM
 from weft.core.host.threads import in_threads
 from weft.core.passes.casts import WIDER_FLOATS
 from weft.core.passes.manager import PassContext, graph_pass
@@ -118,7 +120,7 @@ def _is_exact(graph: Graph, cast: Node) -> bool:
 def _stored(
     graph: Graph, dtype: DType, context: PassContext, narrowing: frozenset[str] = frozenset()
 ) -> Graph:
-    after = set_storage(graph, dtype, narrowing)
+    after = set_storage(graph, dtype, narrowing, for_now=context.stored is not dtype)
     for node in after.nodes if after is not graph else ():
         for value in node.outputs:
             # Some outputs have a fixed type, such as the mean of a LayerNormalization.
@@ -128,13 +130,16 @@ def _stored(
     return after
 
 
-def set_storage(graph: Graph, dtype: DType, narrowing: frozenset[str] = frozenset()) -> Graph:
+def set_storage(
+    graph: Graph, dtype: DType, narrowing: frozenset[str] = frozenset(), *, for_now: bool = False
+) -> Graph:
     """Return the graph with every fp32, fp16 and bfloat16 value stored as `dtype`, and casts at its edges.
 
     Explicit casts between these types become casts to `dtype`, and those named in `narrowing` round to the type that
     they name. Ops compute in fp32 either way. What an op that keeps its types reads and makes has its own type there,
     and is cast before and after. So is what an op makes in one type whatever it reads, and, if `dtype` is float16, so
-    are the values of `wide_values`; `masks` among them are clipped to what float16 holds before they are cast.
+    are the values of `wide_values`; `masks` among them are clipped to what float16 holds before they are cast. Large
+    constants of float16 that are float32 `for_now` become `Widened`.
     """
     others = OTHERS[dtype]
     if not any(s.dtype in others for s in graph.specs.values()):
@@ -152,7 +157,7 @@ def set_storage(graph: Graph, dtype: DType, narrowing: frozenset[str] = frozense
     out.nodes = [_cast(out, f"{i}.{dtype.value}", i, new, dtype, names) for i, new in inside.items()]
     floats = {name: value for name, value in graph.constants.items() if graph.specs[name].dtype in others}
     held = {name: value for name, value in floats.items() if name in read or name in renamed}
-    stored_values = _converted(list(held.values()), dtype)
+    stored_values = _converted(list(held.values()), dtype, for_now)
     limits = limits_alone(graph) if dtype is DType.FLOAT16 else frozenset()
     for name, array in zip(held, stored_values, strict=True):
         stored = renamed.get(name, name)
@@ -192,6 +197,8 @@ def set_storage(graph: Graph, dtype: DType, narrowing: frozenset[str] = frozense
             exact[value] = outputs[k] = own
         node = replace(typed, outputs=tuple(outputs))
         out.nodes += [node, *behind]
+    if dtype is DType.FLOAT16:  # what keeps its type
+        out.constants = {n: v.wide if isinstance(v, Widened) else v for n, v in out.constants.items()}
     out.overflowing = graph.overflowing | {exact[v] for v in graph.overflowing & exact.keys()}
     for name, new in outside.items():
         if name not in graph.constants and exact.get(name) != name:
@@ -245,14 +252,21 @@ def _exact(graph: Graph, out: Graph, value: str, stored: str, names: Names) -> s
     return name
 
 
-def _converted(values: Sequence[Array], dtype: DType) -> list[Array]:
-    """Return constants in another type: those that were converted before and are in use, and new ones."""
+def _converted(values: Sequence[Array], dtype: DType, for_now: bool) -> list[Array]:
+    """Return constants in another type: those that were converted before and are in use, and new ones.
+
+    Large ones that are float32 `for_now` are converted once something reads them.
+    """
     convert = to_float16 if dtype is DType.FLOAT16 else _wide
     made: list[Any] = [None] * len(values)
     pieces: list[tuple[Array, Array]] = []
     for k, value in enumerate(values):
         if is_symbolic(value):
             made[k] = converted(value, convert, dtype)
+        elif isinstance(value, Widened):
+            made[k] = np.ascontiguousarray(value.narrow)
+        elif for_now and value.dtype == np.float16 and value.nbytes >= SHARED_FROM:
+            made[k] = Widened(value)
         elif (found := derived_arrays.find(dtype, [value])) is not None:
             made[k] = found[0]
         else:
@@ -266,7 +280,7 @@ def _converted(values: Sequence[Array], dtype: DType) -> list[Array]:
 
     in_threads(fill, pieces, sum(target.nbytes for target, _ in pieces))
     for value, new in zip(values, made, strict=True):
-        if not is_symbolic(value):
+        if not is_symbolic(value) and not isinstance(value, Widened) and not isinstance(new, Widened):
             derived_arrays.note(dtype, [value], [new])
             if dtype is DType.FLOAT32 and value.dtype == np.float16:
                 derived_arrays.note(DType.FLOAT16, [new], [value])  # fp32 holds it: the way back makes the same bits

@@ -21,6 +21,7 @@ from weft.core.graph.control_op import ControlOp
 from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array
 from weft.core.graph.symbolic import is_symbolic
+from weft.core.graph.widened import Widened
 
 FIRST_ALONE = frozenset({
     "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose", "Expand", "Tile", "Slice", "Split", "Gather",
@@ -164,7 +165,7 @@ def _extremes(graph: Graph, node: Node) -> Iterator[Extreme]:
     exact = {*node.op.wide_inputs, *node.op.exact_parameters}
     for k, name in enumerate(node.inputs):
         value = graph.constants.get(name)
-        if k not in exact and isinstance(value, np.ndarray) and not is_symbolic(value) and value.dtype == np.float32:
+        if k not in exact and value is not None and not is_symbolic(value) and value.dtype == np.float32:
             yield from _extreme(node, k, value)
 
 
@@ -176,7 +177,7 @@ def _extreme(node: Node, position: int, value: Array) -> Iterator[Extreme]:
             yield Extreme.HERE
         else:
             yield Extreme.BEFORE | Extreme.BEYOND if kind == "Div" else Extreme.BEFORE
-    if kind in CHOICES or not value.size or max(value.max(), -value.min()) <= LARGEST:
+    if isinstance(value, Widened) or kind in CHOICES or not value.size or max(value.max(), -value.min()) <= LARGEST:
         return
     sizes = _sizes(value)
     if ((sizes > LARGEST) & ((sizes < NO_LIMIT) | (kind not in LIMITS))).any():

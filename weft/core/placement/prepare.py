@@ -14,6 +14,7 @@ from weft.core.graph.layout import Array
 from weft.core.graph.limits import Budget, Limits
 from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.validate import check_declared_types
+from weft.core.graph.widened import Widened
 from weft.core.host.derived_arrays import derived_arrays
 from weft.core.host.shared_arrays import shared_arrays
 from weft.core.host.threads import in_threads
@@ -113,7 +114,9 @@ def _overflowed(wide: Graph) -> list[str]:
 
 def _may_round(value: Array, half: Array | None) -> bool:
     """Tell whether numbers of a constant may be others in fp16. Elements that follow from sizes get no note."""
-    if half is None or is_symbolic(value) or value.dtype != np.float32 or not value.size or half.dtype != np.float16:
+    if half is None or isinstance(value, Widened) or is_symbolic(value):
+        return False
+    if value.dtype != np.float32 or not value.size or half.dtype != np.float16:
         return False
     widened = derived_arrays.find(DType.FLOAT32, [half])
     return widened is None or widened[0] is not value

@@ -11,6 +11,7 @@ import numpy as np
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import PACK, Array
 from weft.core.graph.op import new_op
+from weft.core.graph.widened import joined
 from weft.core.passes.manager import PassContext
 from weft.core.passes.moves import RESHAPES, is_move, keeps_elements, order_of
 from weft.core.passes.parts import split
@@ -175,7 +176,7 @@ def _join(reader: Reader, name: str, parts: Sequence[Projection]) -> tuple[Node,
         return reader.new_value(f"{name}.{tag}", shape, x)
 
     def constant(tag: str, arrays: Sequence[Array]) -> str:
-        return reader.add(f"{name}.{tag}", np.concatenate(arrays, axis=-1))
+        return reader.add(f"{name}.{tag}", joined(arrays, -1))
 
     product = value("joint")
     weights = constant("weights", [held[p.weight] for p in parts])
