@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -121,3 +121,27 @@ def test_kernels_are_built_while_the_network_is_planned(
     monkeypatch.setattr(GpuBackend, "onLowered", planned)
     with weft.load(convolutions((6, 7, 8)), device="null", fallback="error") as session:
         assert len(built) == session.report.statistics["null"]["launches"], "each launch asked for its kernel once"
+
+
+def test_layers_that_are_alike_share_a_build(device: TimedDevice, threads: None) -> None:
+    with weft.load(convolutions((7,) * 8), device="null", fallback="error") as session:
+        assert session.report.statistics["null"]["launches"] > 8
+    compiled = [kernel for kernel in device.compiled if kernel.entry == GEMM]
+    assert len(compiled) == 1
+
+
+def test_a_plan_is_given_up_as_soon_as_it_is_known_to_take_long(
+    device: TimedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `wait="first"` a network of many layers is then planned with general kernels."""
+    asked = list[int]()
+
+    def to_be_built(kernels: Iterable[Any]) -> int:
+        asked.append(count := len(list(kernels)))
+        return count
+
+    monkeypatch.setattr(device, "to_be_built", to_be_built)
+    with weft.load(convolutions(tuple(range(6, 46))), device="null", fallback="error", wait="first") as session:
+        before = sum(asked)
+        assert any("4 kernels or more are to be built" in note for note in session.report.notes)
+    assert 4 <= before < 12

@@ -6,7 +6,7 @@ its outputs. `onResizeEnd` records it; a run submits it once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -172,34 +172,52 @@ class GpuBackend(Engine):
         return lowered
 
     def _planned_in_a_hurry(self, graph: Graph) -> Lowered:
-        """Return the part with its launches, and build them; TakesLong if much is to be done before it can run."""
+        """Return the part with its launches, and build them; TakesLong if much is to be done before it can run.
+
+        That comes up as soon as it is known, so that little is planned in vain.
+        """
         self._hurries = False
-        lowered = lower(graph, replace(self._target, builds=None))
-        launches = _launches(lowered)
-        tested = self.tests_kernels and self.runtime.verdicts.lack(self._kinds(lowered))
-        built = self.device.to_be_built((launch.source, launch.values) for launch in launches)
-        if tested or built >= MANY:
-            each = [f"{built} kernels are to be built"] if built else []
-            each += ["some kernels are to be tested"] if tested else []
-            raise TakesLong("a part of the network can run later", where=self.info.device, why=", ".join(each))
+        built, seen = 0, set[tuple[str, str]]()
+        chained = self._target.forms_chains(graph)  # kernels that become parts of others are not built
+
+        def look(launches: Iterable[PlannedLaunch]) -> None:
+            nonlocal built
+            kernels = {(x.source.digest, repr(x.values)): x for x in launches}
+            new = [x for key, x in kernels.items() if key not in seen]
+            seen.update(kernels)
+            if self.tests_kernels and self.runtime.verdicts.lack(self._kinds(new)):
+                raise self._takes_long("some kernels are to be tested")
+            built += 0 if chained else self.device.to_be_built((x.source, x.values) for x in new)
+            if built >= MANY:
+                raise self._takes_long(f"{MANY} kernels or more are to be built")
+
+        lowered = lower(graph, replace(self._target, builds=None, watch=look))
+        assert isinstance(lowered.plan, GpuPlan)
+        if chained:
+            chained = False
+            seen.clear()
+        look((*(launches := _launches(lowered)), *lowered.plan.launches))
         prefetch(launches, self._target)
         return lowered
+
+    def _takes_long(self, why: str) -> TakesLong:
+        return TakesLong("a part of the network can run later", where=self.info.device, why=why)
 
     def _planned_again(self, why: str) -> PlanAgain:
         fix = "load or optimise it again: then other kernels, or another device, take their place"
         return PlanAgain("the network has to be planned again", where=self.info.device, why=why, fix=fix)
 
     def _test_before_use(self, lowered: Lowered) -> None:
-        templates: set[str] | None = self._kinds(lowered)
+        assert isinstance(lowered.plan, GpuPlan)
+        templates: set[str] | None = self._kinds((*_launches(lowered), *lowered.plan.launches))
         if any(self._is_custom(node.op) for node in lowered.graph.nodes):
             templates = None  # a creator's own execution may launch anything
         if templates is None or self.runtime.verdicts.lack(templates):
             self.runtime.verdicts.verify(self.runtime, templates)
 
-    def _kinds(self, lowered: Lowered) -> set[str]:
-        """Return the templates and traits of what a part launches."""
-        assert isinstance(lowered.plan, GpuPlan)
-        found = {t for launch in (*_launches(lowered), *lowered.plan.launches) for t in templates_of(launch)}
+    def _kinds(self, launches: Iterable[PlannedLaunch]) -> set[str]:
+        """Return the templates and traits of launches."""
+        found = {t for launch in launches for t in templates_of(launch)}
         reads_sizes = self.device.reads_all_sizes or self._builds.knows_a_shape
         return found | {READS_SIZES} if reads_sizes and found else found
 

@@ -75,7 +75,7 @@ class Background(Executor):
             self._waiting.append(task)
             starts = self._idle < len(self._waiting) and self._threads < self._most
             self._threads += starts
-            self._changed.notify_all()
+            self._changed.notify()
         if starts:
             thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             try:

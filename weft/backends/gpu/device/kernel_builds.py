@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -30,7 +29,7 @@ def thread_count(device: GpuDevice) -> int:
 
 
 class Build:
-    """A kernel with its constants; built at first use, unless a thread was started earlier."""
+    """A kernel with its constants; built at first use, unless a thread was started earlier. Launches may share one."""
 
     __slots__ = ("_device", "_future", "_kernel", "source", "values", "varying")
 
@@ -57,9 +56,9 @@ class Build:
         return self._kernel is not None
 
     @property
-    def key(self) -> Hashable:
-        """Return what tells this kernel from others."""
-        return self.source, tuple(sorted(self.values.items())), self.varying
+    def is_begun(self) -> bool:
+        """Tell whether a thread builds the kernel, or it is there."""
+        return self._kernel is not None or (self._future is not None and not self._future.cancelled())
 
     def start(self, pool: Executor) -> None:
         """Build the kernel in a thread of the pool."""
@@ -74,10 +73,6 @@ class Build:
                 log.info("kernel %s is built for each shape: %s", source.entry, e.what)
                 device.not_for_shapes.add(source.digest)
         return device.compile(source, self.values)
-
-    def follow(self, other: Build) -> None:
-        """Take the kernel, or the error, of a build of the same kernel."""
-        self._future = other._future
 
     @property
     def kernel(self) -> Any:
@@ -110,8 +105,8 @@ class Builds:
         self._varying = varying or Varying()
         self._pool: Background | None = None
         self._begun: list[tuple[str, Build]] = []
-        self._early: dict[Hashable, deque[Build]] = {}
-        """Builds that were prefetched and that nobody has asked for yet."""
+        self._known: dict[Hashable, Build] = {}
+        """The builds so far, by what tells their kernels apart: layers that are alike share one."""
         self._held: object = None
         """Kernels that were built together, until their builds ask for them."""
         self._only_looks_up = False
@@ -130,9 +125,9 @@ class Builds:
         """
         pool = None if self.knows_a_shape else self._threads()
         if pool is not None:
-            build = Build(self._device, source, values, self._varies(source) if self.serves_shapes(source) else NONE)
-            build.start(pool)
-            self._early.setdefault(build.key, deque()).append(build)
+            build = self._build(source, values)
+            if not build.is_begun:
+                build.start(pool)
 
     def sizes_change(self, sizes: Sizes) -> bool:
         """Tell whether the nodes were made ready for other sizes than these before."""
@@ -171,9 +166,15 @@ class Builds:
 
         Kernels for special hardware always know their constants: their self-tests say nothing of another form.
         """
-        source = launch.source
+        return self._build(launch.source, launch.values)
+
+    def _build(self, source: KernelSource, values: Mapping[str, int | float]) -> Build:
         varying = self._varies(source) if self.serves_shapes(source) else NONE
-        return Build(self._device, source, launch.values, varying)
+        key = source.digest, repr([*values.values()]), varying  # 0.0 and -0.0 are equal, and make two kernels
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = Build(self._device, source, values, varying)
+        return known
 
     def _varies(self, source: KernelSource) -> frozenset[str]:
         return frozenset(name for name, _ in source.constants) if self._all_vary else self._varying.of(source)
@@ -202,19 +203,13 @@ class Builds:
         """Tell whether a thread has begun a build; if not, it is done."""
         pool = None if self._only_looks_up else self._threads()
         if pool is not None:
-            self._begin(build, pool)
+            if not build.is_begun:
+                build.start(pool)
             return True
         before = self._device.stats.compiles
         _ = build.kernel
         self._only_looks_up = self._only_looks_up and self._device.stats.compiles == before
         return False
-
-    def _begin(self, build: Build, pool: Executor) -> None:
-        early = self._early.get(build.key)
-        if early:
-            build.follow(early.popleft())
-        else:
-            build.start(pool)
 
     def _threads(self) -> Background | None:
         """Return the threads that build, starting them if need be; None where one thread is all there is."""
@@ -264,6 +259,6 @@ class Builds:
     def _end(self, *, wait: bool) -> None:
         pool, self._pool, self._begun = self._pool, None, []
         self._held = None
-        self._early.clear()
+        self._known.clear()
         if pool is not None:
             pool.shutdown(wait=wait, cancel_futures=True)

@@ -294,8 +294,11 @@ class _Planner:
             except Exception:
                 with blame(at_node(node, device), callback=callback):
                     raise
+            launches = [launch for plan in plans[label] for launch in plan.launches]
+            if self.target.watch is not None:
+                self.target.watch(launches)
             if not chained:
-                prefetch([launch for plan in plans[label] for launch in plan.launches], self.target)
+                prefetch(launches, self.target)
         return plans
 
     def _end_micro_batches(self, level: int, plans: Mapping[str, Sequence[NodePlan]]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from weft.backends.gpu.device.device import GpuDevice
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.device.varying import sizes_of
 from weft.backends.gpu.lowering.layout.layouts import IsCustom, packed_layout, splits_products
+from weft.backends.gpu.recording.launches import PlannedLaunch
 from weft.backends.gpu.tuning_tables.tuning_table import TuningTable
 from weft.core.contract.session_config import BackendConfig, MemoryMode
 from weft.core.graph.graph import Graph
@@ -37,6 +38,8 @@ class Target:
     """Which kernels are to be tested before they are built; None: none."""
     general: bool = False
     """Whether kernels are to be few rather than fast."""
+    watch: Callable[[Sequence[PlannedLaunch]], None] | None = field(default=None, compare=False)
+    """Is shown the launches of each node as they are planned; what it raises ends the planning."""
 
     @property
     def caps(self) -> DeviceCaps:
