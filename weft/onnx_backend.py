@@ -93,12 +93,7 @@ class WeftBackend(Backend):
 
     @classmethod
     def run_node(
-        cls,
-        node: NodeProto,
-        inputs: Any,
-        device: str = "CPU",
-        outputs_info: Info | None = None,
-        **kwargs: Any,
+        cls, node: NodeProto, inputs: Any, device: str = "CPU", outputs_info: Info | None = None, **kwargs: Any,
     ) -> tuple[Any, ...]:
         """Return the outputs of one node; `opset_version` says of which opset it is (default: the newest).
 

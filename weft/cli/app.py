@@ -20,9 +20,7 @@ from weft.errors import ConfigError, WeftError
 
 FAILED = 2
 """The exit status after an error of Weft, as after a wrong option."""
-NOT_WRITTEN = frozenset(
-    (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EBADF, errno.ENXIO, errno.EPIPE)
-)
+NOT_WRITTEN = frozenset((errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EBADF, errno.ENXIO, errno.EPIPE))
 """Errors of a stream that takes no more; those of files that a command opens itself have their names."""
 COMMANDS = (
     "run", "devices", "doctor", "bench", "compare", "inspect", "optimize", "selftest", "probe", "tune", "cache",

@@ -135,9 +135,7 @@ class _Work:
             software=[device for device in devices if software.get(device)],
         )
 
-    def _time(
-        self, names: list[str], precision: Precision, *, profile: bool
-    ) -> tuple[dict[str, Any], list[Array]]:
+    def _time(self, names: list[str], precision: Precision, *, profile: bool) -> tuple[dict[str, Any], list[Array]]:
         label = "+".join(names)
         start = time.perf_counter()
         with working(f"preparing for {label}") as progress:

@@ -386,9 +386,7 @@ class _Comparison:
         return wrong
 
 
-def _since(
-    graph: Graph, last: Node, makers: Mapping[str, Node], stored: Mapping[str, object]
-) -> list[Node]:
+def _since(graph: Graph, last: Node, makers: Mapping[str, Node], stored: Mapping[str, object]) -> list[Node]:
     """Return the nodes that compute a node's values from stored ones, in order, that node among them."""
     inside, waiting = {last.name}, [last]
     while waiting:

@@ -91,9 +91,7 @@ def _row(info: DeviceInfo, name: str, kind: str) -> tuple[str, ...]:
 
 def _list_options() -> None:
     """Print the options of each backend."""
-    rows = [
-        (f"{c.id}.{o.name}", o.takes, repr(o.default), o.doc) for c in registry.creators() for o in c.options
-    ]
+    rows = [(f"{c.id}.{o.name}", o.takes, repr(o.default), o.doc) for c in registry.creators() for o in c.options]
     table(("option", "takes", "default", "what it does"), rows)
     for c in registry.creators():
         if not c.options:

@@ -54,10 +54,7 @@ class Check:
     fix: str = ""
 
 
-def doctor(
-    backend_path: BackendPathOption = None,
-    as_json: JsonOption = None,
-) -> None:
+def doctor(backend_path: BackendPathOption = None, as_json: JsonOption = None) -> None:
     """Check packages, loaders, drivers, compiler and cache, and run a small network on each device.
 
     Every failure comes with what to do about it. The exit status is 1 if something that is installed
@@ -109,9 +106,7 @@ def _installed(package: str) -> str | None:
 def _packages() -> Iterator[Check]:
     for name in _REQUIRED:
         found = _installed(name)
-        yield Check(
-            name, PASS if found else FAIL, found or "not installed", "" if found else f"pip install {name}"
-        )
+        yield Check(name, PASS if found else FAIL, found or "not installed", "" if found else f"pip install {name}")
     for name, wish in _OPTIONAL.items():
         found = _installed(name)
         yield Check(name, PASS if found else ABSENT, found or "not installed", "" if found else f"for {wish}")

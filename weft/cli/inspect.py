@@ -51,9 +51,7 @@ DevicesOption = Annotated[
 ]
 
 
-@load_flags(
-    "shapes", "hints", "precision", "backend_options", "fusing", "winograd", "limits", shapes="alone"
-)
+@load_flags("shapes", "hints", "precision", "backend_options", "fusing", "winograd", "limits", shapes="alone")
 def inspect(
     options: dict[str, Any],
     model: Annotated[Path | None, typer.Argument(help=MODEL_HELP, show_default=False)] = None,
@@ -410,9 +408,7 @@ def _part_facts(part: Part, shown: _Shown) -> dict[str, Any]:
     return facts
 
 
-def _divide(
-    bound: Graph, choices: list[DeviceChoice], options: OptimizerOptions, own: BackendOptions
-) -> _Division:
+def _divide(bound: Graph, choices: list[DeviceChoice], options: OptimizerOptions, own: BackendOptions) -> _Division:
     """Return the division of a network over devices; as `weft.load` does, the CPU takes what is left."""
     cpu = DeviceChoice(registry.find(ForwardType.CPU), 0)
     asked = [c.device for c in choices]
@@ -507,8 +503,4 @@ def _fusion(network: OptimizedNetwork) -> None:
         why = part.lowered.why_apart()
         rows = [(name, nodes[name].kind, str(counts[name]), why[name]) for name in counts if name in why]
         if rows:
-            table(
-                ("node", "ops", "launches", "why it is not part of another launch"),
-                rows,
-                numbers=("launches",),
-            )
+            table(("node", "ops", "launches", "why it is not part of another launch"), rows, numbers=("launches",))

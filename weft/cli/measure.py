@@ -50,10 +50,7 @@ def milliseconds(seconds: float) -> float:
 
 
 def measure(
-    session: Session,
-    arrays: Mapping[str, Array],
-    iterations: int,
-    warmup: int,
+    session: Session, arrays: Mapping[str, Array], iterations: int, warmup: int,
     outputs: Mapping[str, Array | None] | None = None,
 ) -> tuple[list[Array], Timing]:
     """Return the outputs and the times of `iterations` runs, after `warmup` that do not count.

@@ -51,20 +51,12 @@ OutputOption = Annotated[
 IterationsOption = Annotated[int, typer.Option(min=1, help="Runs that are timed.")]
 WarmupOption = Annotated[int, typer.Option(min=0, help="Runs before the timed ones.")]
 
-TopOption = Annotated[
-    int | None, typer.Option(min=1, help="Show this many of the best classes of each output.")
-]
-LabelsOption = Annotated[
-    Path | None, typer.Option(help="Names of the classes, one a line: `name` or `7,name`.")
-]
-SoftmaxOption = Annotated[
-    bool, typer.Option("--softmax", help="Turn scores into probabilities to show them.")
-]
+TopOption = Annotated[int | None, typer.Option(min=1, help="Show this many of the best classes of each output.")]
+LabelsOption = Annotated[Path | None, typer.Option(help="Names of the classes, one a line: `name` or `7,name`.")]
+SoftmaxOption = Annotated[bool, typer.Option("--softmax", help="Turn scores into probabilities to show them.")]
 
 MeanOption = Annotated[str, typer.Option(help="For pictures: what is subtracted from the channels, 0..255.")]
-ScaleOption = Annotated[
-    str, typer.Option(help="For pictures: the factor after --mean, such as 1/128.")
-]
+ScaleOption = Annotated[str, typer.Option(help="For pictures: the factor after --mean, such as 1/128.")]
 BgrOption = Annotated[bool, typer.Option("--bgr", help="For pictures: blue first, as in OpenCV.")]
 
 

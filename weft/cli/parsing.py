@@ -32,9 +32,7 @@ def device_orders(text: str) -> list[list[str]]:
         elif names:
             orders.append(names)
     if not orders:
-        raise ConfigError(
-            "no device was named", where=f"--device {text!r}", fix='write "cpu", "vulkan" or "all"'
-        )
+        raise ConfigError("no device was named", where=f"--device {text!r}", fix='write "cpu", "vulkan" or "all"')
     for names in orders:
         registry.choose(names)
     return orders

@@ -56,10 +56,7 @@ def measured(device: str, precision: Precision, options: Mapping[str, Any], *, s
 
 
 def _median(
-    device: str,
-    precision: Precision,
-    options: Mapping[str, Any],
-    net: weft.Network,
+    device: str, precision: Precision, options: Mapping[str, Any], net: weft.Network,
     read: Callable[[Profile], float | None],
 ) -> float | None:
     """Return the median of what some runs' profiles tell; None if the device does not take the network."""

@@ -109,10 +109,7 @@ class Run:
 
 
 def _run(
-    source: Graph | OptimizedNetwork,
-    names: list[str],
-    options: Mapping[str, Any],
-    arrays: Mapping[str, Array],
+    source: Graph | OptimizedNetwork, names: list[str], options: Mapping[str, Any], arrays: Mapping[str, Array],
     times: tuple[int, int],
 ) -> Run:
     label = "+".join(names)

@@ -18,10 +18,7 @@ from weft.cli.inputs import Preparation, collect, shaped
 from weft.cli.json_output import JsonOption, answer, prints_text
 from weft.cli.model import read_model
 from weft.cli.options import BackendPathOption, ModelArgument, load_flags
-from weft.cli.parsing import (
-    device_orders,
-    parse_precisions,
-)
+from weft.cli.parsing import device_orders, parse_precisions
 from weft.cli.writing import check_writable
 from weft.core.contract.backend import Precision
 from weft.core.graph.layout import Array
@@ -124,14 +121,8 @@ def _check(output: Path) -> None:
 
 
 def _tune(
-    model: Path,
-    names: list[str],
-    precision: Precision,
-    arrays: Mapping[str, Array],
-    effort: tuple[float, bool],
-    output: Path | None,
-    options: Mapping[str, Any],
-    prints: bool,
+    model: Path, names: list[str], precision: Precision, arrays: Mapping[str, Array],
+    effort: tuple[float, bool], output: Path | None, options: Mapping[str, Any], prints: bool,
 ) -> _Found:
     """Tune for one order of devices, print what was found if it is to be printed, and return it."""
     from weft.backends.gpu.tuning.prospect import prospects

@@ -84,13 +84,8 @@ class TimeVerdict:
 
 
 def judge(
-    events: Sequence[Mapping[str, Any]],
-    rates: Mapping[str, Rates],
-    *,
-    run_us: float,
-    saved_us: float,
-    spans_us: Mapping[str, float],
-    software: Sequence[str] = (),
+    events: Sequence[Mapping[str, Any]], rates: Mapping[str, Rates], *, run_us: float, saved_us: float,
+    spans_us: Mapping[str, float], software: Sequence[str] = (),
 ) -> TimeVerdict:
     """Return the verdict on the events of one run, as `weft.cli.roofline.analysed` lists them.
 

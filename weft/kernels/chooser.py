@@ -294,9 +294,7 @@ def forget_decisions() -> None:
         chooser._remembered.cache_clear()
 
 
-def candidates_of(
-    tiles: Sequence[TileT], estimate: Callable[[TileT], float], base: float = 1.0
-) -> list[Candidate]:
+def candidates_of(tiles: Sequence[TileT], estimate: Callable[[TileT], float], base: float = 1.0) -> list[Candidate]:
     """Return tiles as candidates, the expected best first: it costs `base`, the others in proportion to `estimate`.
 
     Rules that the estimate lacks chose the first tile, so no other costs less. Duplicates are dropped.

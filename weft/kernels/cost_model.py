@@ -22,17 +22,7 @@ if TYPE_CHECKING:
 
 DATA = Path(__file__).with_name("cost_model.json")
 TERMS = (
-    "start",
-    "rounds",
-    "steps",
-    "chain",
-    "products",
-    "alone",
-    "stores",
-    "slices",
-    "read",
-    "moved",
-    "launches",
+    "start", "rounds", "steps", "chain", "products", "alone", "stores", "slices", "read", "moved", "launches",
     "parts",
 )
 """The terms, as `Effort.terms` returns them."""

@@ -101,9 +101,7 @@ class GpuOp(ABC):
         """Return of each input where its elements lie in the output; None unless the op only joins them."""
         return None
 
-    def takes_place(
-        self, op: Any, position: int, shape: Shape, places: IndexMap, constant: Sequence[bool]
-    ) -> bool:
+    def takes_place(self, op: Any, position: int, shape: Shape, places: IndexMap, constant: Sequence[bool]) -> bool:
         """Tell whether its kernels can reach a tensor in NCHW of which the elements lie where a map says.
 
         position: that of an input, or -1 for the outputs; `constant` tells of each input whether it is one.

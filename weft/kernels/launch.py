@@ -128,22 +128,11 @@ class KernelBuilder(ABC):
     """Whether values before the last of the fused steps are results, too (`Fused.second_outputs`)."""
 
     def launch(
-        self,
-        template: str,
-        *,
-        reads: Mapping[str, Tensor],
-        writes: Mapping[str, Tensor],
-        ints: Mapping[str, int] | None = None,
-        floats: Mapping[str, float] | None = None,
-        variant: Variant | None = None,
-        items: int | None = None,
-        grid: Size3 | None = None,
-        local: Size3 | None = None,
-        raw: bool = False,
-        kinds: Mapping[str, ArgKind] | None = None,
-        epilogue: bool = True,
-        prologue: Prologue | None = None,
-        repeatable: bool = False,
+        self, template: str, *, reads: Mapping[str, Tensor], writes: Mapping[str, Tensor],
+        ints: Mapping[str, int] | None = None, floats: Mapping[str, float] | None = None,
+        variant: Variant | None = None, items: int | None = None, grid: Size3 | None = None,
+        local: Size3 | None = None, raw: bool = False, kinds: Mapping[str, ArgKind] | None = None,
+        epilogue: bool = True, prologue: Prologue | None = None, repeatable: bool = False,
         gate: Gate | None = None,
     ) -> None:
         """Launch `weft/shaders/<template>.mako` on `grid` work-groups of `local` work-items.
@@ -232,9 +221,7 @@ class KernelBuilder(ABC):
         """
         return self
 
-    def for_output_map(
-        self, output: Tensor, shape: Shape, output_map: OutputMap
-    ) -> tuple[KernelBuilder, Tensor]:
+    def for_output_map(self, output: Tensor, shape: Shape, output_map: OutputMap) -> tuple[KernelBuilder, Tensor]:
         """Return a builder of launches that compute an image of a shape (n, channels, *pixels), and that image.
 
         What they store there with `store4` or `store8` goes where the map says in the node's packed output, with the

@@ -45,12 +45,8 @@ class SelfTestCase:
 
 
 def one_node(
-    op: Op,
-    *inputs: Shape | Array | None,
-    constants: Sequence[int] = (),
-    precision: Precision = Precision.HIGH,
-    tolerance: float = 0.0,
-    prefer: str = "",
+    op: Op, *inputs: Shape | Array | None, constants: Sequence[int] = (), precision: Precision = Precision.HIGH,
+    tolerance: float = 0.0, prefer: str = "",
 ) -> SelfTestCase:
     """Return the case for a single node.
 

@@ -95,9 +95,7 @@ class BranchwiseRMSNorm(Composite):
         return [make.cast(make.reshape(y, *shape), make.dtype(x))]
 
 
-@standard_op(
-    type="com.microsoft::LinearAttentionGate", op_class="transcendental", most_inputs=4, least_inputs=3,
-)
+@standard_op(type="com.microsoft::LinearAttentionGate", op_class="transcendental", most_inputs=4, least_inputs=3)
 class LinearAttentionGate(Composite):
     """The gates of LinearAttention; inputs a, dt_bias, decay_scale, b; outputs the decay and the rate of updates."""
 

@@ -124,9 +124,7 @@ class EmbedLayerNormalization(Composite):
         return [normed, index, total]
 
 
-@standard_op(
-    type="com.microsoft::QEmbedLayerNormalization", op_class="reduction", most_inputs=18, keeps_types=True,
-)
+@standard_op(type="com.microsoft::QEmbedLayerNormalization", op_class="reduction", most_inputs=18, keeps_types=True)
 class QEmbedLayerNormalization(Composite):
     """EmbedLayerNormalization with quantised tables; inputs as there up to the mask, then scales and zero points.
 
@@ -257,18 +255,7 @@ class TransposeMatMul(FusedMatMul):
 
 
 __all__ = [
-    "BiasAdd",
-    "BiasGelu",
-    "BiasSplitGelu",
-    "ContribGelu",
-    "EmbedLayerNormalization",
-    "FastGelu",
-    "FusedMatMul",
-    "GemmFastGelu",
-    "QEmbedLayerNormalization",
-    "QuickGelu",
-    "SimplifiedLayerNormalization",
-    "SkipLayerNormalization",
-    "SkipSimplifiedLayerNormalization",
-    "TransposeMatMul",
+    "BiasAdd", "BiasGelu", "BiasSplitGelu", "ContribGelu", "EmbedLayerNormalization", "FastGelu", "FusedMatMul",
+    "GemmFastGelu", "QEmbedLayerNormalization", "QuickGelu", "SimplifiedLayerNormalization",
+    "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "TransposeMatMul",
 ]

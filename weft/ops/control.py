@@ -293,9 +293,7 @@ class Scan(ControlOp):
             if optional(self.scan_output_directions, k):
                 held.reverse()
             whole = stack(held, body, len(states) + k, [*states, *forms, *captured])
-            outputs.append(
-                np.moveaxis(whole, 0, one_axis(optional(self.scan_output_axes, k) or 0, whole.ndim))
-            )
+            outputs.append(np.moveaxis(whole, 0, one_axis(optional(self.scan_output_axes, k) or 0, whole.ndim)))
         return outputs
 
 

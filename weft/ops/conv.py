@@ -104,13 +104,7 @@ class ConvTranspose(Op):
     def window(self, x: Shape, w: Shape) -> Window:
         """Return the window of the convolution that this reverses: its outputs are our inputs."""
         return slide_back(
-            x[2:],
-            w[2:],
-            self.strides,
-            self.dilations,
-            self.pads,
-            self.auto_pad,
-            self.output_padding,
+            x[2:], w[2:], self.strides, self.dilations, self.pads, self.auto_pad, self.output_padding,
             self.output_shape,
         )
 
@@ -171,9 +165,7 @@ def float_type(*specs: TensorSpec | None) -> DType:
 
 def _check_weights(x: Shape, w: Shape, kernel_shape: Shape) -> None:
     if len(x) != len(w) or not 3 <= len(x) <= 5:
-        raise ModelError(
-            f"an input of shape {x} does not fit weights of shape {w}", why="both need rank 3, 4 or 5"
-        )
+        raise ModelError(f"an input of shape {x} does not fit weights of shape {w}", why="both need rank 3, 4 or 5")
     if kernel_shape and kernel_shape != w[2:]:
         raise unfit(f"kernel_shape is {kernel_shape}, but the weights have shape {w}")
 

@@ -86,6 +86,4 @@ def _to_power_of_two(x: Array, saturate: bool, round_mode: str) -> Array:
         "nearest": (fraction > half) | (fraction == half) & (exponent > 0),
     }
     raised = exponent + (above[round_mode] & (exponent < (_NOT_FINITE - 1 if saturate else _NOT_FINITE)))
-    return (
-        np.where(exponent == _NOT_FINITE, _NOT_FINITE, raised).astype(np.uint8).view(DType.FLOAT8E8M0.numpy)
-    )
+    return np.where(exponent == _NOT_FINITE, _NOT_FINITE, raised).astype(np.uint8).view(DType.FLOAT8E8M0.numpy)

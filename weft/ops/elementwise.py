@@ -185,15 +185,8 @@ class Elementwise(Op):
 
 
 def elementwise(
-    name: str,
-    what: str,
-    expr: str | None,
-    function: Callable[..., Any],
-    *,
-    arity: int = 1,
-    types: Types = FLOATS,
-    op_class: OpClass = "arithmetic",
-    not_negative: bool = False,
+    name: str, what: str, expr: str | None, function: Callable[..., Any], *, arity: int = 1,
+    types: Types = FLOATS, op_class: OpClass = "arithmetic", not_negative: bool = False,
     base: type[Elementwise] = Elementwise,
 ) -> type[Elementwise]:
     """Register an element-wise op without attributes and return its class; `what` says what it computes."""

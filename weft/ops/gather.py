@@ -35,9 +35,7 @@ class Gather(MovingOp):
         return (sized((*x.dims[:axis], *places.dims, *x.dims[axis + 1 :]), x.dtype),)
 
     def reference(self, *inputs: Array | None) -> Array:
-        return np.asarray(
-            np.take(given(inputs, 0), given(inputs, 1).astype(np.int64, copy=False), axis=self.axis)
-        )
+        return np.asarray(np.take(given(inputs, 0), given(inputs, 1).astype(np.int64, copy=False), axis=self.axis))
 
 
 @standard_op(reads_part=True, most_inputs=2)
@@ -153,9 +151,7 @@ def _indices(spec: TensorSpec) -> TensorSpec:
 def check_range(places: Array | None, size: int) -> None:
     """Raise ModelError if a known index leaves its axis."""
     if places is not None and places.size and not -size <= integer(places.min()) <= integer(places.max()) < size:
-        raise ModelError(
-            f"the indices leave an axis of {size} elements", why=f"{places.min()} to {places.max()}"
-        )
+        raise ModelError(f"the indices leave an axis of {size} elements", why=f"{places.min()} to {places.max()}")
 
 
 def _check_ranges(places: Array | None, dims: Shape) -> None:

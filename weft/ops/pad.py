@@ -30,9 +30,7 @@ class Pad(MovingOp):
         if self.mode not in MODES:
             raise ModelError(f"mode {self.mode!r} is unknown", why=f"ONNX has {', '.join(MODES)}")
         if value is not None and (value.size != 1 or value.dtype is not x.dtype):
-            raise ModelError(
-                f"a constant_value of {value} does not fit {x}", why="it must be one such element"
-            )
+            raise ModelError(f"a constant_value of {value} does not fit {x}", why="it must be one such element")
         axes = None if optional(inputs, 3) is None else known_ints(constants, 3, "axes")
         pads = self.pairs(len(x.dims), known_ints(constants, 1, "pads"), axes)
         for size, (before, after) in zip(x.dims, pads, strict=True):

@@ -51,9 +51,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "hardsigmoid": Activation(
         lambda v, a, b: np.clip(a * v + b, 0, 1), "fmin(fmax({alpha} * {v} + {beta}, 0.0), 1.0)", 0.2, 0.5
     ),
-    "leakyrelu": Activation(
-        lambda v, a, b: np.where(v < 0, a * v, v), "({v} < 0.0 ? {alpha} * {v} : {v})", 0.01
-    ),
+    "leakyrelu": Activation(lambda v, a, b: np.where(v < 0, a * v, v), "({v} < 0.0 ? {alpha} * {v} : {v})", 0.01),
     "relu": Activation(lambda v, a, b: np.maximum(v, 0), "fmax({v}, 0.0)"),
     "scaledtanh": Activation(
         lambda v, a, b: a * np.tanh(b * v), "({alpha} * tanh({beta} * {v}))", NO_DEFAULT, NO_DEFAULT
@@ -187,9 +185,7 @@ class Recurrent(Op):
             if spec is not None and (spec.dims != wanted or spec.dtype is not x.dtype):
                 raise misfit(self, f"{name} is {spec}; it must be {TensorSpec(wanted, x.dtype)}")
         if lens is not None and (lens.dims != (each.batch,) or lens.dtype is not DType.INT32):
-            raise misfit(
-                self, f"sequence_lens is {lens}; it must be {TensorSpec((each.batch,), DType.INT32)}"
-            )
+            raise misfit(self, f"sequence_lens is {lens}; it must be {TensorSpec((each.batch,), DType.INT32)}")
         lead = (
             (each.batch, each.steps, each.directions)
             if self.layout
@@ -337,14 +333,5 @@ class LSTM(Recurrent):
 
 
 __all__ = [
-    "ACTIVATIONS",
-    "DIRECTIONS",
-    "GRU",
-    "LSTM",
-    "RNN",
-    "Activation",
-    "Chosen",
-    "Recurrent",
-    "Sizes",
-    "Weights",
+    "ACTIVATIONS", "DIRECTIONS", "GRU", "LSTM", "RNN", "Activation", "Chosen", "Recurrent", "Sizes", "Weights",
 ]

@@ -119,11 +119,7 @@ def _sums_of_few(x: Array, axis: int) -> Array:
 
 
 def reduction(
-    name: str,
-    what: str,
-    combine: Callable[[Array, Shape], Any],
-    *,
-    types: Types = WIDE,
+    name: str, what: str, combine: Callable[[Array, Shape], Any], *, types: Types = WIDE,
     op_class: OpClass = "reduction",
 ) -> type[Reduction]:
     """Register a reduction and return its class; `what` says what it computes."""

@@ -22,13 +22,8 @@ CHOICES = {
     "nearest_mode": ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "ceil_if_shrunk"),
     "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"),
     "coordinate_transformation_mode": (
-        "half_pixel",
-        "half_pixel_symmetric",
-        "pytorch_half_pixel",
-        "align_corners",
-        "asymmetric",
-        "tf_crop_and_resize",
-        "tf_half_pixel_for_nn",
+        "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
+        "tf_crop_and_resize", "tf_half_pixel_for_nn",
     ),
 }
 
@@ -262,9 +257,7 @@ def _factors(scales: Array | None) -> list[np.float32]:
 def _by_scales(lengths: list[int], scales: Array) -> list[int]:
     factors = _factors(scales)
     if scales.size != len(lengths) or not all(np.isfinite(f) and f > 0 for f in factors):
-        raise ModelError(
-            f"scales {factors} do not fit axes of {lengths}", why="one positive number each is needed"
-        )
+        raise ModelError(f"scales {factors} do not fit axes of {lengths}", why="one positive number each is needed")
     wanted = [_scaled(d, f) for d, f in zip(lengths, factors, strict=True)]
     if any(size < 1 and length for size, length in zip(wanted, lengths, strict=True)):
         raise ModelError(f"scales {factors} make {wanted} of {lengths}", why="nothing would be left of an axis")

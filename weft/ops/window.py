@@ -99,14 +99,8 @@ class Window:
 
 
 def slide(
-    inputs: Shape,
-    kernel: Shape,
-    strides: Sequence[int] = (),
-    dilations: Sequence[int] = (),
-    pads: Sequence[int] = (),
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    padding_alone: bool = False,
+    inputs: Shape, kernel: Shape, strides: Sequence[int] = (), dilations: Sequence[int] = (),
+    pads: Sequence[int] = (), auto_pad: str = "NOTSET", ceil_mode: int = 0, padding_alone: bool = False,
 ) -> Window:
     """Return the window that these ONNX attributes describe; an empty attribute has its default.
 
@@ -138,13 +132,8 @@ def slide(
 
 
 def slide_back(
-    inputs: Shape,
-    kernel: Shape,
-    strides: Sequence[int] = (),
-    dilations: Sequence[int] = (),
-    pads: Sequence[int] = (),
-    auto_pad: str = "NOTSET",
-    output_padding: Sequence[int] = (),
+    inputs: Shape, kernel: Shape, strides: Sequence[int] = (), dilations: Sequence[int] = (),
+    pads: Sequence[int] = (), auto_pad: str = "NOTSET", output_padding: Sequence[int] = (),
     output_shape: Sequence[int] = (),
 ) -> Window:
     """Return the window of the convolution that a ConvTranspose with these attributes reverses.
@@ -169,9 +158,7 @@ def slide_back(
     else:
         sizes = tuple(f - b - e for f, b, e in zip(full, begin, end, strict=True))
     if any(size < 1 for size in sizes):
-        raise ModelError(
-            f"the result of ConvTranspose would have the sizes {sizes}", why=f"the input has {inputs}"
-        )
+        raise ModelError(f"the result of ConvTranspose would have the sizes {sizes}", why=f"the input has {inputs}")
     return _checked(Window(sizes, inputs, kernel, strides, dilations, begin, end))
 
 
@@ -183,11 +170,7 @@ def split_padding(total: Sequence[int], auto_pad: str) -> tuple[Shape, Shape]:
 
 
 def _complete(
-    inputs: Shape,
-    kernel: Shape,
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    pads: Sequence[int],
+    inputs: Shape, kernel: Shape, strides: Sequence[int], dilations: Sequence[int], pads: Sequence[int],
     auto_pad: str,
 ) -> tuple[Shape, Shape, Shape, Shape]:
     rank = len(inputs)

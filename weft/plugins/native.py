@@ -56,9 +56,7 @@ def load_library(file: Path) -> Announced:
         raise MalformedError(f"it cannot be loaded: {str(e).removeprefix(f'{file}: ')}") from e
     missing = [name for name in FUNCTIONS if not hasattr(library, name)]
     if missing:
-        raise MalformedError(
-            f"it exports no {' and no '.join(missing)}; in C++ the functions must be extern \"C\""
-        )
+        raise MalformedError(f"it exports no {' and no '.join(missing)}; in C++ the functions must be extern \"C\"")
     library.GetBackendId.restype = c_char_p
     library.GetVersion.restype, library.GetVersion.argtypes = None, (POINTER(c_uint32), POINTER(c_uint32))
     library.BackendFactory.restype = c_void_p

@@ -31,32 +31,11 @@ from weft.errors import BackendError
 
 NO_TYPE = 0
 DTYPES = {
-    DType.FLOAT32: 1,
-    DType.FLOAT16: 2,
-    DType.FLOAT64: 3,
-    DType.INT64: 4,
-    DType.INT32: 5,
-    DType.INT16: 6,
-    DType.INT8: 7,
-    DType.UINT64: 8,
-    DType.UINT32: 9,
-    DType.UINT16: 10,
-    DType.UINT8: 11,
-    DType.BOOL: 12,
-    DType.BFLOAT16: 13,
-    DType.FLOAT8E4M3FN: 14,
-    DType.FLOAT8E4M3FNUZ: 15,
-    DType.FLOAT8E5M2: 16,
-    DType.FLOAT8E5M2FNUZ: 17,
-    DType.FLOAT8E8M0: 18,
-    DType.FLOAT6E2M3: 19,
-    DType.FLOAT6E3M2: 20,
-    DType.FLOAT4E2M1: 21,
-    DType.INT4: 22,
-    DType.UINT4: 23,
-    DType.INT2: 24,
-    DType.UINT2: 25,
-    DType.COMPLEX64: 26,
+    DType.FLOAT32: 1, DType.FLOAT16: 2, DType.FLOAT64: 3, DType.INT64: 4, DType.INT32: 5, DType.INT16: 6,
+    DType.INT8: 7, DType.UINT64: 8, DType.UINT32: 9, DType.UINT16: 10, DType.UINT8: 11, DType.BOOL: 12,
+    DType.BFLOAT16: 13, DType.FLOAT8E4M3FN: 14, DType.FLOAT8E4M3FNUZ: 15, DType.FLOAT8E5M2: 16,
+    DType.FLOAT8E5M2FNUZ: 17, DType.FLOAT8E8M0: 18, DType.FLOAT6E2M3: 19, DType.FLOAT6E3M2: 20,
+    DType.FLOAT4E2M1: 21, DType.INT4: 22, DType.UINT4: 23, DType.INT2: 24, DType.UINT2: 25, DType.COMPLEX64: 26,
     DType.COMPLEX128: 27,
 }
 """The numbers of `enum weft_dtype`."""
@@ -175,9 +154,7 @@ class Message:
     _GUARD = b"\xa5weft guard\xa5"
 
     def __init__(self) -> None:
-        self._buffer = ctypes.create_string_buffer(
-            bytes(self.SIZE) + self._GUARD, self.SIZE + len(self._GUARD)
-        )
+        self._buffer = ctypes.create_string_buffer(bytes(self.SIZE) + self._GUARD, self.SIZE + len(self._GUARD))
         self._address = ctypes.addressof(self._buffer)
 
     def clear(self) -> tuple[int, int]:

@@ -61,9 +61,7 @@ class NativeExecution(Execution):
             if tensor is not None:
                 locate(tensor, seen)
         with device.lock:
-            status = device.table.execute(
-                self._state, view.input_array, view.output_array, *self._message.clear()
-            )
+            status = device.table.execute(self._state, view.input_array, view.output_array, *self._message.clear())
             self._check(status, "run", "execute")
 
     def _check(self, status: int, what: str, function: str) -> None:

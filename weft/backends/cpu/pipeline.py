@@ -43,9 +43,7 @@ class CpuPipeline(Pipeline):
 
     # -- resize ----------------------------------------------------------------------------------------
 
-    def resize(
-        self, part: Part, imports: Mapping[str, Tensor], fetched: Collection[str], *, first: bool
-    ) -> None:
+    def resize(self, part: Part, imports: Mapping[str, Tensor], fetched: Collection[str], *, first: bool) -> None:
         """Prepare for the part's shapes; a plan with room for them is kept, unless inputs are imported."""
         super().resize(part, imports, fetched, first=first)
         self._stored.clear()

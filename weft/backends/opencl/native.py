@@ -82,9 +82,7 @@ class NativeCalls:
             at += len(number)
         return 0
 
-    def launch(
-        self, queue: ctypes.c_void_p, kernel: int, grid: tuple[int, ...], local: tuple[int, ...]
-    ) -> Call:
+    def launch(self, queue: ctypes.c_void_p, kernel: int, grid: tuple[int, ...], local: tuple[int, ...]) -> Call:
         """Return the call that runs a kernel on `grid` work-items in groups of `local`."""
         handle = ctypes.c_void_p(kernel)
         return partial(
@@ -125,9 +123,7 @@ class NativeCalls:
         return code
 
     @staticmethod
-    def _transfer(
-        queue: ctypes.c_void_p, buffer: int, offset: int, nbytes: int, host: int
-    ) -> tuple[Any, ...]:
+    def _transfer(queue: ctypes.c_void_p, buffer: int, offset: int, nbytes: int, host: int) -> tuple[Any, ...]:
         sizes = (ctypes.c_size_t(offset), ctypes.c_size_t(nbytes))
         return (queue, ctypes.c_void_p(buffer), _ZERO, *sizes, ctypes.c_void_p(host), _ZERO, _NULL, _NULL)
 

@@ -111,11 +111,7 @@ class Programs:
     """
 
     def __init__(
-        self,
-        context: cl.Context,
-        device: cl.Device,
-        compilers: Compilers | None = None,
-        *,
+        self, context: cl.Context, device: cl.Device, compilers: Compilers | None = None, *,
         all_late: bool | None = None,
     ) -> None:
         self._context, self._device, self._compilers = context, device, compilers

@@ -27,10 +27,7 @@ from weft.kernels.source import KernelSource
 
 
 def write_for(
-    device: tuple[str, str],
-    programs: Programs,
-    source: KernelSource,
-    values: Mapping[str, int | float],
+    device: tuple[str, str], programs: Programs, source: KernelSource, values: Mapping[str, int | float],
     varying: frozenset[str] = frozenset(),
 ) -> bytes:
     """Return what `PtxWriter.write` does, compiled in this process, and keep it on disk."""

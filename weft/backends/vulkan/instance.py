@@ -104,9 +104,7 @@ def _validation(arena: Arena, extensions: list[str]) -> Any:
         return NULL
     extensions.append("VK_EXT_validation_features")
     enabled = [vk.VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT]
-    return arena.new(
-        "VkValidationFeaturesEXT", enabledValidationFeatureCount=1, pEnabledValidationFeatures=enabled
-    )
+    return arena.new("VkValidationFeaturesEXT", enabledValidationFeatureCount=1, pEnabledValidationFeatures=enabled)
 
 
 def _heard(severity: int, kind: int, data: Any, user: Any) -> int:

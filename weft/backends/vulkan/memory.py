@@ -221,8 +221,7 @@ class Memory:
     def _create(self, size: int, kind: MemoryKind) -> Block:
         device = self._context.device
         usage = (
-            vk.VK_BUFFER_USAGE_STORAGE_BUFFER_BIT
-            | vk.VK_BUFFER_USAGE_TRANSFER_SRC_BIT
+            vk.VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | vk.VK_BUFFER_USAGE_TRANSFER_SRC_BIT
             | vk.VK_BUFFER_USAGE_TRANSFER_DST_BIT
             | self._addressed
         )

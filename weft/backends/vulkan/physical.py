@@ -158,9 +158,7 @@ class Physical:
         """Return the queue family to use, preferably one that cannot draw, since it has no display work."""
         found = []
         for index, each in enumerate(
-            enumerate_all(
-                lib.vkGetPhysicalDeviceQueueFamilyProperties, "VkQueueFamilyProperties", "", self.handle
-            )
+            enumerate_all(lib.vkGetPhysicalDeviceQueueFamilyProperties, "VkQueueFamilyProperties", "", self.handle)
         ):
             if each.queueFlags & vk.VK_QUEUE_COMPUTE_BIT:
                 draws = bool(each.queueFlags & vk.VK_QUEUE_GRAPHICS_BIT)

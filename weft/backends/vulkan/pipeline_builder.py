@@ -78,13 +78,8 @@ class PipelineBuilder:
         self._interfaces: dict[tuple[int, int], Interface] = {}
 
     def pipeline(
-        self,
-        source: KernelSource,
-        values: Mapping[str, int | float],
-        constants: bytes,
-        spirv: bytes,
-        pushed: Positions,
-        cache: Any,
+        self, source: KernelSource, values: Mapping[str, int | float], constants: bytes, spirv: bytes,
+        pushed: Positions, cache: Any,
     ) -> Kernel:
         """Return the kernel with these constants, of which those at the positions `pushed` are given at each dispatch.
 

@@ -196,9 +196,7 @@ class PtxKernels:
                     self._hold.enter_context(self._writer.hold())
             return self._writer
 
-    def _written(
-        self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]
-    ) -> bytes:
+    def _written(self, source: KernelSource, values: Mapping[str, int | float], varying: frozenset[str]) -> bytes:
         writer = self._find_writer()
         if writer is None:
             # No CompileError: this says nothing of the kernel, and must not be kept as a verdict on it.

@@ -32,12 +32,9 @@ class _Features(ctypes.Structure):
         *(
             (name, ctypes.c_uint32)
             for name in (
-                "cooperativeMatrixWorkgroupScope",
-                "cooperativeMatrixFlexibleDimensions",
-                "cooperativeMatrixReductions",
-                "cooperativeMatrixConversions",
-                "cooperativeMatrixPerElementOperations",
-                "cooperativeMatrixTensorAddressing",
+                "cooperativeMatrixWorkgroupScope", "cooperativeMatrixFlexibleDimensions",
+                "cooperativeMatrixReductions", "cooperativeMatrixConversions",
+                "cooperativeMatrixPerElementOperations", "cooperativeMatrixTensorAddressing",
                 "cooperativeMatrixBlockLoads",
             )
         ),

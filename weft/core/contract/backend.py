@@ -43,23 +43,9 @@ from weft.core.graph.tensor import Tensor
 from weft.errors import BackendError
 
 __all__ = [
-    "API_VERSION",
-    "Backend",
-    "BackendConfig",
-    "BackendCreator",
-    "BackendInfo",
-    "BackendOption",
-    "DeviceInfo",
-    "Execution",
-    "ExecutionCreator",
-    "ExplainsRefusal",
-    "ForwardType",
-    "MemoryMode",
-    "Power",
-    "Precision",
-    "StorageType",
-    "Wait",
-    "is_compatible",
+    "API_VERSION", "Backend", "BackendConfig", "BackendCreator", "BackendInfo", "BackendOption", "DeviceInfo",
+    "Execution", "ExecutionCreator", "ExplainsRefusal", "ForwardType", "MemoryMode", "Power", "Precision",
+    "StorageType", "Wait", "is_compatible",
 ]
 
 API_VERSION = (1, 5)
@@ -322,9 +308,7 @@ class Backend(ABC):
             return creator.why_not(inputs, outputs, op, self)
         return None
 
-    def why_not_optimized(
-        self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op
-    ) -> str | None:
+    def why_not_optimized(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
         """Return why this backend does not run a node of an already optimised network, or None if it does.
 
         Loading a saved network asks this of each node as `OptimizeSubgraph` left it, because a file may say anything.

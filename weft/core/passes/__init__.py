@@ -64,19 +64,8 @@ from weft.core.passes.undo_reshapes import undo_reshapes
 from weft.errors import ConfigError
 
 __all__ = [
-    "PASSES",
-    "AnyPass",
-    "Pass",
-    "PassContext",
-    "PassGroup",
-    "PassManager",
-    "PassRecord",
-    "Property",
-    "arranged",
-    "find_pass",
-    "graph_pass",
-    "run_passes",
-    "with_members",
+    "PASSES", "AnyPass", "Pass", "PassContext", "PassGroup", "PassManager", "PassRecord", "Property",
+    "arranged", "find_pass", "graph_pass", "run_passes", "with_members",
 ]
 
 SETTLE_MOVES = PassGroup(

@@ -14,15 +14,7 @@ from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
-from weft.core.passes.moves import (
-    Order,
-    compose,
-    is_identity,
-    keeps_elements,
-    order_of,
-    reshape,
-    transpose,
-)
+from weft.core.passes.moves import Order, compose, is_identity, keeps_elements, order_of, reshape, transpose
 from weft.core.passes.properties import Property
 
 

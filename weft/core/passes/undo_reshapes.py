@@ -58,9 +58,7 @@ def undo_reshapes(graph: Graph, context: PassContext) -> Graph:
     return without_dead_nodes(out) if gone else graph
 
 
-def _operand(
-    graph: Graph, makers: dict[str, Node], name: str, inner: Shape, outer: Shape
-) -> str | Array | None:
+def _operand(graph: Graph, makers: dict[str, Node], name: str, inner: Shape, outer: Shape) -> str | Array | None:
     """Return what replaces an operand: the value that was reshaped, or a constant in another shape; None if nothing."""
     if name in graph.constants:
         found = graph.constants[name]

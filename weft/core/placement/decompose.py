@@ -88,9 +88,7 @@ def _live(nodes: list[Node], wanted: set[str]) -> list[Node]:
     return kept[::-1]
 
 
-def _decomposed(
-    graph: Graph, node: Node, decompose: Decomposition, names: Names, added: list[str]
-) -> list[Node]:
+def _decomposed(graph: Graph, node: Node, decompose: Decomposition, names: Names, added: list[str]) -> list[Node]:
     """Return the parts that make the outputs of a node, none if it stays whole; `added` gets the values they bring."""
     make = Body(graph, node.name, names)
     specs = [graph.specs[o] for o in node.outputs if o]

@@ -50,10 +50,7 @@ def lower_part(part: Part, backend: Backend) -> Part:
     lowered = check_answers.optional(made, Lowered, at, "a Lowered")
     if lowered is None:
         return replace(part, lowered=None)
-    problems = _other_interface(graph, lowered.graph) or [
-        *graph_problems(lowered.graph),
-        *_unknown_names(lowered),
-    ]
+    problems = _other_interface(graph, lowered.graph) or [*graph_problems(lowered.graph), *_unknown_names(lowered)]
     if problems:
         raise BackendError(
             "the backend lowered its part to a graph that cannot run in its place",
@@ -85,9 +82,7 @@ def _unknown_names(lowered: Lowered) -> list[str]:
     graph = lowered.graph
     values = {*graph.inputs, *graph.constants, *(o for node in graph.nodes for o in node.outputs)}
     nodes = {node.name for node in graph.nodes}
-    problems = [
-        f"{name!r} has no shape and type (Graph.specs)" for name in values - graph.specs.keys() if name
-    ]
+    problems = [f"{name!r} has no shape and type (Graph.specs)" for name in values - graph.specs.keys() if name]
     problems += [f"a layout names {name!r}, which is no value" for name in graph.layouts.keys() - values]
     views = {*lowered.views, *(view.root for view in lowered.views.values())}
     problems += [f"a view names {name!r}, which is no value" for name in views - values]

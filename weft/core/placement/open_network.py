@@ -224,12 +224,7 @@ class OpenNetworks:
     """Prepares a graph for one shape after the other, and keeps what it prepared last with open sizes."""
 
     def __init__(
-        self,
-        graph: Graph,
-        precision: Precision,
-        limits: Limits,
-        own: Sequence[AnyPass] = (),
-        *,
+        self, graph: Graph, precision: Precision, limits: Limits, own: Sequence[AnyPass] = (), *,
         tries: int = TRIES,
     ) -> None:
         self._graph, self._precision, self._limits, self._own = graph, precision, limits, own

@@ -80,9 +80,7 @@ class PreCompiled(Op):
         return f"PreCompiled(backend={self.backend})"
 
 
-def precompiled(
-    part: SubgraphView, backend: str, payload: object, inputs: Sequence[str] | None = None
-) -> Graph:
+def precompiled(part: SubgraphView, backend: str, payload: object, inputs: Sequence[str] | None = None) -> Graph:
     """Return the graph of one `PreCompiled` node that replaces a part and has its slots.
 
     The node reads `inputs`, which may name constants of the part; by default only the input slots.

@@ -62,13 +62,8 @@ class OptimizerOptions:
 
 
 def optimize(
-    bound: Graph,
-    backends: Backends,
-    options: OptimizerOptions,
-    *,
-    host: str = "cpu:0",
-    before: Assignment | None = None,
-    prepared: PreparedNetwork | None = None,
+    bound: Graph, backends: Backends, options: OptimizerOptions, *, host: str = "cpu:0",
+    before: Assignment | None = None, prepared: PreparedNetwork | None = None,
 ) -> OptimizedNetwork:
     """Return the network of a graph whose input shapes are all known.
 
@@ -84,13 +79,8 @@ def optimize(
 
 
 def divide_first(
-    bound: Graph,
-    backends: Backends,
-    options: OptimizerOptions,
-    *,
-    host: str = "cpu:0",
-    before: Assignment | None = None,
-    prepared: PreparedNetwork | None = None,
+    bound: Graph, backends: Backends, options: OptimizerOptions, *, host: str = "cpu:0",
+    before: Assignment | None = None, prepared: PreparedNetwork | None = None,
 ) -> OptimizedNetwork:
     """Return what `divide` returns; where sizes follow from values, the first stage, with what comes after it."""
     try:
@@ -106,18 +96,11 @@ def divide_first(
 
 
 def divide(
-    bound: Graph,
-    backends: Backends,
-    options: OptimizerOptions,
-    *,
-    host: str = "cpu:0",
-    before: Assignment | None = None,
-    prepared: PreparedNetwork | None = None,
+    bound: Graph, backends: Backends, options: OptimizerOptions, *, host: str = "cpu:0",
+    before: Assignment | None = None, prepared: PreparedNetwork | None = None,
 ) -> OptimizedNetwork:
     """Return what `optimize` returns before the backends lower their parts."""
-    prepared = prepared or prepare_network(
-        bound, options.config.precision, options.limits, options.passes
-    )
+    prepared = prepared or prepare_network(bound, options.config.precision, options.limits, options.passes)
     hints, journal = Hints(options.hints), prepared.journal.copy()
     graph, notes = decompose_refused(prepared.graph, backends, hints, journal)
     if notes:  # what came of ops that were taken apart
@@ -159,10 +142,7 @@ def divide(
 
 
 def optimize_parts(
-    graph: Graph,
-    backends: Backends,
-    assignment: Assignment,
-    hints: Mapping[str, str] | Hints | None = None,
+    graph: Graph, backends: Backends, assignment: Assignment, hints: Mapping[str, str] | Hints | None = None,
     journal: Journal | None = None,
 ) -> tuple[Graph, dict[str, str]]:
     """Return the graph after the backends' optimisers, and the device of every node.

@@ -159,10 +159,6 @@ def _surroundings(graph: Graph, parts: Sequence[Sequence[Node]]) -> list[Graph]:
     results = set(graph.outputs)
     made = [[o for node in nodes for o in node.outputs if o] for nodes in parts]
     return [
-        replace(
-            graph,
-            nodes=[n for o in own for n in readers.get(o, ())],
-            outputs=[o for o in own if o in results],
-        )
+        replace(graph, nodes=[n for o in own for n in readers.get(o, ())], outputs=[o for o in own if o in results])
         for own in made
     ]

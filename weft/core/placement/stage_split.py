@@ -120,9 +120,7 @@ class _Split:
                 elif index is not None and node.inputs[index] in self.blocked:
                     self._wait(node)
                 else:
-                    self._wait(
-                        node, ValueNeeded(f"{node.op.type} {node.name!r} runs between stages", index=index)
-                    )
+                    self._wait(node, ValueNeeded(f"{node.op.type} {node.name!r} runs between stages", index=index))
             elif any(i in self.blocked for i in node.inputs):
                 self._wait(node)
             else:
@@ -146,9 +144,7 @@ class _Split:
         if values is None:
             graph.nodes.append(node)
             return
-        graph.constants.update(
-            (name, value) for name, value in zip(node.outputs, values, strict=False) if name
-        )
+        graph.constants.update((name, value) for name, value in zip(node.outputs, values, strict=False) if name)
 
     def _bound(self, node: Node, op: RunSized) -> None:
         """Plan the bounded form of a node; the readers of its true outputs wait."""

@@ -111,15 +111,11 @@ class Archive:
         """Return the content of a member; ModelError if it is missing or damaged."""
         info = self._members.get(name)
         if info is None:
-            raise ModelError(
-                "the saved network is not complete", why=f"member {name!r} is missing", fix=SAVE_AGAIN
-            )
+            raise ModelError("the saved network is not complete", why=f"member {name!r} is missing", fix=SAVE_AGAIN)
         try:
             content = self._zip.read(info)
         except _DAMAGE as e:
-            raise ModelError(
-                "the saved network is damaged", why=f"member {name!r}: {e}", fix=SAVE_AGAIN
-            ) from None
+            raise ModelError("the saved network is damaged", why=f"member {name!r}: {e}", fix=SAVE_AGAIN) from None
         if len(content) != info.file_size:
             why = f"member {name!r} has {len(content):,} of {info.file_size:,} bytes"
             raise ModelError("the saved network is damaged", why=why, fix=SAVE_AGAIN)
@@ -131,9 +127,7 @@ def open_archive(path: Path) -> Iterator[Archive]:
     """Open a file to read from."""
     try:
         # Check the open file, not its path, which may name another file by now. O_NONBLOCK: do not wait for a pipe.
-        with open(
-            path, "rb", opener=lambda p, flags: os.open(p, flags | getattr(os, "O_NONBLOCK", 0))
-        ) as file:
+        with open(path, "rb", opener=lambda p, flags: os.open(p, flags | getattr(os, "O_NONBLOCK", 0))) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 fix = "name a file that OptimizedNetwork.save wrote"

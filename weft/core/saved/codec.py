@@ -97,9 +97,7 @@ def stored(array: Array) -> Array:
 
 def npy_header(dtype: DType, shape: Sequence[int]) -> bytes:
     """Return the start of a .npy file (version 1.0): the same bytes with every version of numpy."""
-    size = "".join(f"{n}, " for n in shape[:-1]) + (
-        f"{shape[-1]}{',' if len(shape) == 1 else ''}" if shape else ""
-    )
+    size = "".join(f"{n}, " for n in shape[:-1]) + (f"{shape[-1]}{',' if len(shape) == 1 else ''}" if shape else "")
     text = f"{{'descr': '{dtype.raw.newbyteorder('<').str}', 'fortran_order': False, 'shape': ({size}), }}"
     text += " " * (-(len(text) + 11) % 64) + "\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode("ascii")

@@ -173,9 +173,7 @@ def _tail_json(tail: Tail, nodes: _NodeTable) -> Json:
         "hints": dict(tail.options.hints),
         "fallback": tail.options.fallback,
         "limits": asdict(tail.options.limits),
-        "stages": [
-            {"about": s.about, "key": stage_key(s), **_network_json(s.network, nodes)} for s in tail.stages
-        ],
+        "stages": [{"about": s.about, "key": stage_key(s), **_network_json(s.network, nodes)} for s in tail.stages],
         "unforeseen": list(tail.unforeseen),
     }
 
@@ -438,9 +436,7 @@ class _Reader:
         problems = [f"member {n!r} is missing" for n in sorted(wanted - self.archive.names)]
         problems += [f"member {n!r} belongs to no network" for n in sorted(self.archive.names - wanted)]
         if problems:
-            raise ModelError(
-                "the saved network is not complete", why=listing(problems), fix=SAVE_AGAIN
-            )
+            raise ModelError("the saved network is not complete", why=listing(problems), fix=SAVE_AGAIN)
         told = {array_name(k): expect(each["crc"], int) for k, each in enumerate(self.manifest["arrays"])}
         told |= {blob_name(k): expect(crc, int) for k, (_, crc) in enumerate(self.manifest["bytes"])}
         others = [name for name, crc in told.items() if self.archive.crc(name) != crc]
@@ -467,9 +463,7 @@ class _Reader:
         for each in encoded:
             name = expect(each["name"], str)
             try:
-                nodes.append(
-                    Node(name, decoder.op(each["op"]), texts(each["inputs"]), texts(each["outputs"]))
-                )
+                nodes.append(Node(name, decoder.op(each["op"]), texts(each["inputs"]), texts(each["outputs"])))
             except UnknownOp as e:
                 problems.append(Problem(name, f": op type {str(e)!r} is not registered"))
             except Damaged as e:

@@ -204,11 +204,7 @@ def take_shapes(shapes: Any) -> dict[str, Shape]:
 
 
 def take_outputs(
-    graph: Graph,
-    specs: Mapping[str, TensorSpec],
-    outputs: Outputs | None,
-    *,
-    narrowable: Container[str] = (),
+    graph: Graph, specs: Mapping[str, TensorSpec], outputs: Outputs | None, *, narrowable: Container[str] = (),
     make: Callable[[str], Buffer] | None = None,
 ) -> list[Any]:
     """Return the caller's array or buffer for each output of a graph, or None; InputError lists all that do not fit.

@@ -278,9 +278,7 @@ class Capacities:
             raise self._unfit(length, why)
         return rows
 
-    def _open(
-        self, sizes: Sizes, arrays: Mapping[str, Array], values: Sizes
-    ) -> tuple[PreparedNetwork, OpenSizes]:
+    def _open(self, sizes: Sizes, arrays: Mapping[str, Array], values: Sizes) -> tuple[PreparedNetwork, OpenSizes]:
         """Return the network prepared with open sizes, which hold for these; NoCapacity if there is none."""
         graph = self._graph
         shapes = {

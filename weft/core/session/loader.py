@@ -43,13 +43,8 @@ class Loader:
     """
 
     def __init__(
-        self,
-        devices: OpenDevices,
-        *,
-        progress: Progress | None = None,
-        same_nodes: SameNodes | None = None,
-        wait: Wait = Wait.ALL,
-        parent: Loader | None = None,
+        self, devices: OpenDevices, *, progress: Progress | None = None, same_nodes: SameNodes | None = None,
+        wait: Wait = Wait.ALL, parent: Loader | None = None,
     ) -> None:
         self._devices, self._same_nodes, self._progress = devices, same_nodes, progress
         self.config, self.profile = devices.config, devices.profile
@@ -201,12 +196,8 @@ class Loader:
                 pipeline.show(part)
 
     def _pipeline(
-        self,
-        part: Part,
-        copies: Mapping[str, Node],
-        old: Mapping[str, deque[Pipeline]],
-        fetched: Collection[str],
-        state: Mapping[str, Tensor],
+        self, part: Part, copies: Mapping[str, Node], old: Mapping[str, deque[Pipeline]],
+        fetched: Collection[str], state: Mapping[str, Tensor],
     ) -> Pipeline:
         """Resize the next old pipeline of the device, or make a new one."""
         waiting = old.get(part.device)

@@ -82,15 +82,8 @@ class Prefetch:
     """
 
     def __init__(
-        self,
-        thread: Executor,
-        read: Callable[[], Graph],
-        shapes: Mapping[str, Shape] | None,
-        precision: Precision,
-        limits: Limits,
-        own: Sequence[AnyPass] = (),
-        *,
-        resizes: bool = True,
+        self, thread: Executor, read: Callable[[], Graph], shapes: Mapping[str, Shape] | None,
+        precision: Precision, limits: Limits, own: Sequence[AnyPass] = (), *, resizes: bool = True,
     ) -> None:
         graph = self._graph = _Step(thread, read)
         bound = self._bound = _Step(thread, lambda: _bind(graph, shapes))

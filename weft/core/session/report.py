@@ -110,14 +110,9 @@ def answers_of(backend: Backend) -> tuple[Mapping[str, int], list[str]]:
 
 
 def make_report(
-    choices: Sequence[DeviceChoice],
-    pipelines: Sequence[Pipeline],
-    refusals: Mapping[str, Mapping[str, str]],
-    copies: Sequence[CopyRecord],
-    config: BackendConfig,
-    remarks: Sequence[str] = (),
-    journal: Journal | None = None,
-    parts: Sequence[Part] = (),
+    choices: Sequence[DeviceChoice], pipelines: Sequence[Pipeline], refusals: Mapping[str, Mapping[str, str]],
+    copies: Sequence[CopyRecord], config: BackendConfig, remarks: Sequence[str] = (),
+    journal: Journal | None = None, parts: Sequence[Part] = (),
 ) -> Report:
     """Return the report of a session with these pipelines, which run these parts."""
     counts: dict[str, int] = {}

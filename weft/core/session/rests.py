@@ -281,12 +281,7 @@ class Rests:
             return self._made(key, rest, stage, ahead)
 
     def _made(
-        self,
-        key: Hashable,
-        rest: Rest,
-        stage: Stage,
-        ahead: Ahead | None,
-        size: int = 0,
+        self, key: Hashable, rest: Rest, stage: Stage, ahead: Ahead | None, size: int = 0,
         rows: Mapping[str, int | None] | None = None,
     ) -> StagePlan:
         """Return the plan of a stage, loaded and kept; ahead, it may be neither."""

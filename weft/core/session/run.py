@@ -51,13 +51,8 @@ class Run:
     """Whether it went on by its values."""
 
     def __init__(
-        self,
-        asked: Graph,
-        given: Sequence[Given | None] = (),
-        outputs: Outputs | None = None,
-        watch: OverflowWatch | None = None,
-        store: StateStore | None = None,
-        numbers: Sequence[int] = (),
+        self, asked: Graph, given: Sequence[Given | None] = (), outputs: Outputs | None = None,
+        watch: OverflowWatch | None = None, store: StateStore | None = None, numbers: Sequence[int] = (),
     ) -> None:
         self.asked = asked
         """The inputs and outputs of the network, as callers see them."""

@@ -72,9 +72,7 @@ class Runtime(NotCopied):
 
     @described(RuntimeKeywords)
     @door
-    def load(
-        self, network: OptimizedNetwork | str | os.PathLike[str], **options: Unpack[RuntimeKeywords]
-    ) -> int:
+    def load(self, network: OptimizedNetwork | str | os.PathLike[str], **options: Unpack[RuntimeKeywords]) -> int:
         """Load a network, or the saved one in a file, and return its id.
 
         The options are those of `weft.load`. `backend_options` override the runtime's and the network's own.
@@ -107,9 +105,7 @@ class Runtime(NotCopied):
         return sessions[network]
 
     @door
-    def run(
-        self, network: int, *inputs: Input | Mapping[str, Input], outputs: Outputs | None = None
-    ) -> list[Any]:
+    def run(self, network: int, *inputs: Input | Mapping[str, Input], outputs: Outputs | None = None) -> list[Any]:
         """Run a loaded network, as `Session.run` does."""
         return self.session(network).run(*inputs, outputs=outputs)
 

@@ -54,11 +54,7 @@ class LoadedStages:
     """
 
     def __init__(
-        self,
-        loader: Loader,
-        devices: Sequence[str],
-        host: str,
-        options: OptimizerOptions,
+        self, loader: Loader, devices: Sequence[str], host: str, options: OptimizerOptions,
         tail: Tail | None = None,
     ) -> None:
         self._loader, self._devices, self._host, self.options = loader, devices, host, options

@@ -43,11 +43,7 @@ log = logging.getLogger("weft.session")
 
 
 def optimize_stages(
-    bound: Graph,
-    backends: Backends,
-    options: OptimizerOptions,
-    *,
-    host: str = "cpu:0",
+    bound: Graph, backends: Backends, options: OptimizerOptions, *, host: str = "cpu:0",
     prepared: PreparedNetwork | None = None,
 ) -> OptimizedNetwork:
     """Return the network of a graph whose input shapes are all known, with all stages that can be foreseen.

@@ -127,13 +127,8 @@ def _step(probe: _Probe, layer: OpLayer) -> None:
 
 
 def _compute(
-    probe: _Probe,
-    op: Op,
-    slots: Sequence[OutputSlot],
-    sources: Sequence[OutputSlot | None],
-    specs: Sequence[TensorSpec | None],
-    values: Sequence[Array | None],
-    unsure: bool,
+    probe: _Probe, op: Op, slots: Sequence[OutputSlot], sources: Sequence[OutputSlot | None],
+    specs: Sequence[TensorSpec | None], values: Sequence[Array | None], unsure: bool,
 ) -> None:
     """Compute values that do not depend on what is fed, because shapes may depend on them."""
     if op.type in ("Shape", "Size") and specs and specs[0] is not None:

@@ -99,16 +99,8 @@ def lift(node: ImportedNode) -> None:
 
 @importer("Squeeze", "Unsqueeze", "ReduceSum", before=13)
 @importer(
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSum",
-    "ReduceLogSumExp",
-    "ReduceMax",
-    "ReduceMean",
-    "ReduceMin",
-    "ReduceProd",
-    "ReduceSumSquare",
-    before=18,
+    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin",
+    "ReduceProd", "ReduceSumSquare", before=18,
 )
 def _axes(node: ImportedNode) -> None:
     node.input_from("axes", 1)

@@ -37,7 +37,4 @@ class DetOnGpu(GpuOp):
         )
 
 
-register_family(
-    "det", "determinants",
-    cases=lambda: (one_node(Det(), (3, 5, 5)),),
-)
+register_family("det", "determinants", cases=lambda: (one_node(Det(), (3, 5, 5)),))

@@ -206,12 +206,7 @@ def _axis_ints(sizes: Sequence[int], strides: Mapping[str, Sequence[int]]) -> di
 
 
 def _launch_linear(
-    k: KernelBuilder,
-    expr: str,
-    count: int,
-    reads: dict[str, Tensor],
-    floats: dict[str, float],
-    y: Tensor,
+    k: KernelBuilder, expr: str, count: int, reads: dict[str, Tensor], floats: dict[str, float], y: Tensor,
     epilogue: bool,
 ) -> None:
     strides, sizes = collapse([t.shape for t in reads.values()], y.shape)

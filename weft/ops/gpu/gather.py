@@ -36,14 +36,8 @@ class _Gather(GpuOp):
 
 
 def _launch(
-    k: KernelBuilder,
-    template: str,
-    tensors: tuple[Tensor, Tensor, Tensor],
-    ints: Mapping[str, int],
-    variant: Mapping[str, int | str] | None = None,
-    *,
-    kind: ArgKind = "raw",
-    at_once: int = 1,
+    k: KernelBuilder, template: str, tensors: tuple[Tensor, Tensor, Tensor], ints: Mapping[str, int],
+    variant: Mapping[str, int | str] | None = None, *, kind: ArgKind = "raw", at_once: int = 1,
 ) -> None:
     """Launch a kernel over y, the last of the tensors x, places and y; an item moves `at_once` adjacent elements."""
     x, places, y = tensors

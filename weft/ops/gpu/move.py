@@ -34,9 +34,7 @@ class Strides:
     offset: int = 0
 
 
-def launch_move(
-    k: KernelBuilder, x: Tensor, y: Tensor, shape: Shape, source: Strides, target: Strides
-) -> None:
+def launch_move(k: KernelBuilder, x: Tensor, y: Tensor, shape: Shape, source: Strides, target: Strides) -> None:
     """Copy an element of `x` to `y` for every coordinate of `shape`; `source` and `target` give the positions.
 
     Adjacent axes are merged where both sides step through them evenly.

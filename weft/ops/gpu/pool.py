@@ -71,9 +71,7 @@ class PoolOnGpu(GpuOp):
         _launch("pool", op, k, inputs[0], outputs[0], {"BLOCKS": blocks, "TOTAL": total})
 
 
-def _launch(
-    template: str, op: Pool, k: KernelBuilder, x: Tensor | None, y: Tensor, sizes: dict[str, int]
-) -> None:
+def _launch(template: str, op: Pool, k: KernelBuilder, x: Tensor | None, y: Tensor, sizes: dict[str, int]) -> None:
     """Launch the window over the output, one of TOTAL elements or vectors in each work-item."""
     assert x is not None
     window = op.window(x.shape)
@@ -213,9 +211,7 @@ register_family(
 register_family(
     "pool_planar", "pools of float64",
     cases=lambda: (
-        one_node(
-            PlanarAveragePool(kernel_shape=(3, 2), pads=(0, 1, 2, 0)), noise64(2, 3, 7, 5), tolerance=1e-15
-        ),
+        one_node(PlanarAveragePool(kernel_shape=(3, 2), pads=(0, 1, 2, 0)), noise64(2, 3, 7, 5), tolerance=1e-15),
         one_node(PlanarLpPool(kernel_shape=(3, 2), p=3), noise64(2, 3, 7, 5), tolerance=1e-14),
     ),
     claimed=lambda caps: caps.doubles,

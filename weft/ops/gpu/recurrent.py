@@ -236,9 +236,7 @@ def _launch_steps(plan: RecurrentPlan, tile: RecurrentTile) -> None:
     k, op, problem, brought, inputs = plan.k, plan.op, plan.problem, plan.brought, plan.inputs
     each, hidden = problem.each, problem.each.hidden
     names = ("x", "w", "r", "b", "lens", "h_in", "c_in", "p")
-    given = {
-        name: t for name, t in zip(names, inputs, strict=False) if t is not None and name not in ("x", "w")
-    }
+    given = {name: t for name, t in zip(names, inputs, strict=False) if t is not None and name not in ("x", "w")}
     given["r"], r_steps = _recurrence(k, given["r"], problem)
     first: dict[str, Tensor] = {n: given.pop(n) for n in ("h_in", "c_in") if n in given}
     rows = each.directions * each.batch

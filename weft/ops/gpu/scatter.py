@@ -48,12 +48,8 @@ class _Scatter(GpuOp):
         return None
 
     def launch(
-        self,
-        k: KernelBuilder,
-        op: ScatterElements | ScatterND,
-        tensors: tuple[Tensor, Tensor, Tensor, Tensor],
-        ints: dict[str, int],
-        variant: dict[str, int],
+        self, k: KernelBuilder, op: ScatterElements | ScatterND, tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+        ints: dict[str, int], variant: dict[str, int],
     ) -> None:
         """Launch the copy and the writes, or the reduction; `tensors` are x, places, updates and y."""
         x, places, updates, y = tensors

@@ -41,9 +41,7 @@ class SoftmaxOnGpu(GpuOp):
         log = isinstance(op, LogSoftmax)
         team = choose_team(k, (x, y), lines, length) if inner == 1 else None
         if team is not None:
-            team.launch(
-                k, "softmax_rows", {"x": x}, {"y": y}, lines=lines, length=length, variant={"log": log}
-            )
+            team.launch(k, "softmax_rows", {"x": x}, {"y": y}, lines=lines, length=length, variant={"log": log})
             return
         short, grid, local = choose_group(k, lines, length, inner == 1)
         k.launch(

@@ -13,12 +13,7 @@ from weft.core.graph.tensor import Tensor
 from weft.kernels.launch import KernelBuilder, power_of_two
 from weft.kernels.self_test_cases import SelfTestCase, one_node
 from weft.kernels.source import ArgKind
-from weft.kernels.special import (
-    EXCHANGES,
-    in_place_of,
-    register_family,
-    register_special,
-)
+from weft.kernels.special import EXCHANGES, in_place_of, register_family, register_special
 from weft.ops.norm import LayerNormalization
 from weft.ops.softmax import LogSoftmax, Softmax
 
@@ -63,16 +58,8 @@ class Team:
     fours: bool
 
     def launch(
-        self,
-        k: KernelBuilder,
-        template: str,
-        reads: dict[str, Tensor],
-        writes: dict[str, Tensor],
-        *,
-        lines: int,
-        length: int,
-        ints: dict[str, int] | None = None,
-        floats: dict[str, float] | None = None,
+        self, k: KernelBuilder, template: str, reads: dict[str, Tensor], writes: dict[str, Tensor], *,
+        lines: int, length: int, ints: dict[str, int] | None = None, floats: dict[str, float] | None = None,
         variant: dict[str, Any] | None = None,
     ) -> None:
         """Launch a template over lines; all of `writes` but the first have one element a line."""

@@ -58,12 +58,8 @@ ASK = "WEFT_SELFTEST=process tests them in the program's own process"
 
 
 def verdicts(
-    device: DeviceInfo,
-    kinds: Sequence[SpecialKernel],
-    timeout: float,
-    beside: int = 1,
-    nearly_done: Callable[[], None] = lambda: None,
-    options: Options = NO_OPTIONS,
+    device: DeviceInfo, kinds: Sequence[SpecialKernel], timeout: float, beside: int = 1,
+    nearly_done: Callable[[], None] = lambda: None, options: Options = NO_OPTIONS,
 ) -> dict[str, Verdict]:
     """Return the verdict on each kind: from up to `beside` children side by side, then one child after the other.
 
@@ -87,11 +83,7 @@ def verdicts(
 
 
 def _children(
-    device: DeviceInfo,
-    options: Options,
-    kinds: Sequence[SpecialKernel],
-    timeout: float,
-    count: int = 1,
+    device: DeviceInfo, options: Options, kinds: Sequence[SpecialKernel], timeout: float, count: int = 1,
     nearly_done: Callable[[], None] = lambda: None,
 ) -> list[tuple[dict[str, Verdict], str]]:
     """Return for each child the verdicts that it gave, and how it ended if it failed."""

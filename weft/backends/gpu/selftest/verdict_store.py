@@ -86,11 +86,7 @@ def verify(runtime: GpuRuntime, templates: Collection[str] | None = None) -> boo
 
 
 def examine(
-    runtime: GpuRuntime,
-    *,
-    families: bool,
-    again: bool = False,
-    templates: Collection[str] | None = None,
+    runtime: GpuRuntime, *, families: bool, again: bool = False, templates: Collection[str] | None = None,
     known: Collection[str] = (),
 ) -> list[tuple[SpecialKernel, Verdict]]:
     """Return the verdict on each kind that the device claims to have, and on the families of portable kernels.
@@ -117,10 +113,7 @@ def examine(
 
 
 def verdicts(
-    runtime: GpuRuntime,
-    kinds: Sequence[SpecialKernel],
-    timeout: float | None = None,
-    again: bool = False,
+    runtime: GpuRuntime, kinds: Sequence[SpecialKernel], timeout: float | None = None, again: bool = False,
     templates: Collection[str] | None = None,
 ) -> dict[str, Verdict]:
     """Return the verdict on each kind by name, kept from an earlier start unless `again`; none if tests are off.

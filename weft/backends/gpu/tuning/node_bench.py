@@ -88,15 +88,8 @@ class NodeBench:
     """Owns copies of a node's inputs and outputs on the device; a context manager that frees them."""
 
     def __init__(
-        self,
-        runtime: GpuRuntime,
-        op: Op,
-        inputs: Sequence[Tensor | None],
-        outputs: Sequence[Tensor],
-        *,
-        label: str = "node",
-        target: Target | None = None,
-        clock: Callable[[], float] = perf_counter,
+        self, runtime: GpuRuntime, op: Op, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], *,
+        label: str = "node", target: Target | None = None, clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._device, self._clock = runtime.device, clock
         device, static = runtime.device, (runtime.static.take, runtime.static.give)

@@ -14,13 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.backends.gpu.device.device import (
-    BarrierCommand,
-    Binding,
-    Command,
-    GpuBuffer,
-    LaunchCommand,
-)
+from weft.backends.gpu.device.device import BarrierCommand, Binding, Command, GpuBuffer, LaunchCommand
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array

@@ -66,12 +66,8 @@ Progress = Callable[[int, int], None]
 
 
 def tune_pipelines(
-    pipelines: Iterable[Pipeline],
-    *,
-    budget: float = 60.0,
-    again: bool = False,
-    clock: Callable[[], float] = perf_counter,
-    progress: Progress | None = None,
+    pipelines: Iterable[Pipeline], *, budget: float = 60.0, again: bool = False,
+    clock: Callable[[], float] = perf_counter, progress: Progress | None = None,
 ) -> list[Tuned]:
     """Tune the choices that loaded pipelines leave open on their GPUs, for at most `budget` seconds on each device.
 

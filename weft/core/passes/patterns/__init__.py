@@ -17,16 +17,7 @@ from weft.core.passes.patterns.norms import (
 )
 
 __all__ = [
-    "attend_in_place",
-    "fuse_attention",
-    "fuse_channel_norms",
-    "fuse_compare_select",
-    "fuse_gelu",
-    "fuse_group_deviation",
-    "fuse_group_norm",
-    "fuse_l2_norm",
-    "fuse_layer_norm",
-    "fuse_rms_norm",
-    "fuse_sum_norm",
-    "share_keys",
+    "attend_in_place", "fuse_attention", "fuse_channel_norms", "fuse_compare_select", "fuse_gelu",
+    "fuse_group_deviation", "fuse_group_norm", "fuse_l2_norm", "fuse_layer_norm", "fuse_rms_norm",
+    "fuse_sum_norm", "share_keys",
 ]

@@ -103,12 +103,7 @@ def is_known(reader: Reader, value: str) -> bool:
 
 
 def put_norm(
-    reader: Reader,
-    root: Node,
-    kind: str,
-    x: str,
-    axes: Shape,
-    attributes: Mapping[str, float],
+    reader: Reader, root: Node, kind: str, x: str, axes: Shape, attributes: Mapping[str, float],
     parameters: tuple[str, ...] = (),
 ) -> None:
     """Replace `root` by a norm of x over these axes, with constants that vary along them at most.

@@ -248,9 +248,7 @@ class Builder:
             return regrouped(parts, [self.polynomial(d) for d in value.spec.dims])
         return self.open_axes(value.spec.dims)
 
-    def fed(
-        self, key: object, shape: Shape, dtype: DType, make: Callable[[Sequence[int]], Array | int]
-    ) -> str:
+    def fed(self, key: object, shape: Shape, dtype: DType, make: Callable[[Sequence[int]], Array | int]) -> str:
         """Return an input that follows from the numbers of a run; one of the same key is shared."""
         if key not in self._fed:
             name = self.make.names.fresh("sizes")

@@ -66,9 +66,7 @@ def _reshape(build: Builder, node: Node) -> None:
     parts = [p for axis in build.axes[x] for p in axis]
     axes = regrouped(parts, [build.polynomial(d) for d in build.source.specs[node.outputs[0]].dims])
     dims = build.extents(axes)
-    build.keep(
-        node, (x, build.make.ints(*dims)), axes, op=new_op("Reshape", allowzero=int(0 in dims))
-    )
+    build.keep(node, (x, build.make.ints(*dims)), axes, op=new_op("Reshape", allowzero=int(0 in dims)))
     zero = {build.axes[x][k] for k in build.zeros.get(x, ())}
     build.zeros[node.outputs[0]] = {k for k, axis in enumerate(axes) if axis in zero}
 
@@ -276,9 +274,7 @@ def _reduce(build: Builder, node: Node) -> None:
     which = op.resolve(None if named is None else np.array(named, np.int64), len(given))
     for axis in which:
         x = build.hidden(x, axis, NEUTRAL[op.type])
-    axes = tuple(
-        () if k in which else axis for k, axis in enumerate(given) if op.keepdims or k not in which
-    )
+    axes = tuple(() if k in which else axis for k, axis in enumerate(given) if op.keepdims or k not in which)
     parameters = [build.read(i) for i in node.inputs[1:] if i]
     if op.type == "ReduceMean" and any(is_padded(given[k]) for k in which):
         wide, attributes = build.make.dtype(x), {"keepdims": op.keepdims}
