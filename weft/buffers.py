@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from weft.core.buffers.buffer import Buffer
 from weft.core.buffers.device_memories import device_memories
+from weft.core.contract.backend import ForwardType
 from weft.core.contract.backend_options import BackendOptions
 from weft.core.contract.doors import door
 from weft.core.graph.dtypes import DType
@@ -119,8 +121,24 @@ def _dtype(dtype: object) -> DType:
     return dtype if isinstance(dtype, DType) else DType.of(dtype)
 
 
+_chosen: WeakKeyDictionary[Runtime, dict[DeviceName, DeviceChoice]] = WeakKeyDictionary()
+"""The devices that names meant, of each runtime."""
+
+
 def _choice(device: DeviceName, options: BackendOptions | None, runtime: Runtime | None) -> DeviceChoice:
+    """Return the device of a name: as long as there are buffers on it, a driver is not asked for its devices again."""
     held = runtime or default_runtime()
+    keeps = options is None and isinstance(device, (str, ForwardType))
+    known = _chosen.get(held, {}).get(device) if keeps else None
+    if known is not None and device_memories.is_open(known) and known.creator in held.registry.creators():
+        return known
+    found = _looked_up(device, options, held)
+    if keeps:
+        _chosen.setdefault(held, {})[device] = found
+    return found
+
+
+def _looked_up(device: DeviceName, options: BackendOptions | None, held: Runtime) -> DeviceChoice:
     names = held.registry.check_names(device)
     if len(names) > 1:
         raise ConfigError(

@@ -287,6 +287,61 @@ def test_what_is_dropped_is_freed() -> None:
         del made
 
 
+@pytest.mark.parametrize("device", GPUS)
+def test_new_ones_take_the_memory_of_those_that_were_dropped(device: str) -> None:
+    """A loop allocates and records nothing, whether it keeps the last results or not."""
+    with nothing_left(), weft.load(network(), device, fallback="error", wait="all") as session:
+        stats, kept = opened(device).stats, session.run(random(0), random(1), outputs=weft.Buffer)
+
+        def turn(k: int) -> list[weft.Buffer]:
+            y, z = session.run(random(k), random(1), outputs=weft.Buffer)
+            check({"y": y.numpy(), "z": z.numpy()}, random(k), random(1))
+            return [y, z]
+
+        for first in (0, 4):
+            before = stats.allocations, stats.live_bytes, stats.live_recordings
+            for k in range(first, first + 4):
+                kept = turn(k)
+            assert first == 0 or (stats.allocations, stats.live_bytes, stats.live_recordings) == before
+        del kept
+        for k in range(3):
+            turn(k)
+        assert (stats.allocations, stats.live_bytes) == before[:2]
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_the_memory_of_dropped_ones_makes_way(device: str) -> None:
+    limit = {device: {"memory_limit": 48 << 20}}
+    for another in (lambda: weft.empty((7 << 20,), device=device, backend_options=limit),
+                    lambda: weft.load(network(), device, backend_options=limit)):
+        held = weft.empty((1,), device=device, backend_options=limit)
+        big = weft.empty((4 << 20,), device=device, backend_options=limit)
+        del big
+        with another():
+            pass
+        held.close()
+
+
+def test_a_device_is_looked_up_once_as_long_as_there_are_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    creator = weft.registry.find("opencl")
+    asked, devices = list[int](), creator.devices
+
+    def noted() -> list[weft.DeviceInfo]:
+        asked.append(1)
+        return devices()
+
+    monkeypatch.setattr(creator, "devices", noted)
+    with weft.array(random(0), device="opencl") as first:
+        assert asked
+        asked.clear()
+        for _ in range(3):
+            assert weft.array(first, device="opencl").device == first.device
+        assert not asked
+    assert not any(use.buffers for use in weft.memory())
+    weft.array(random(0), device="opencl").close()
+    assert asked
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_submitted_run_holds_its_buffers(device: str) -> None:
     with nothing_left(), weft.load(network(), device) as session, weft.load(network(), "cpu") as other:

@@ -6,7 +6,8 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 
 from weft.core.buffers.buffer import Buffer
@@ -34,7 +35,7 @@ class DeviceMemories:
         self._held: dict[_Key, DeviceMemory] = {}
         self._dropped: deque[tuple[DeviceMemory, Tensor]] = deque()
         """What buffers held that were dropped without a close. A collection may run at any time, such as while this
-        thread holds a lock of the device, so it only takes note."""
+        thread holds a lock of the device, so it only takes note. The next buffers take their memory."""
         self._lock = threading.Lock()
         self._opening: dict[_Key, threading.Lock] = {}
         """Held while a device is opened, which takes long: buffers on others come and go meanwhile."""
@@ -56,7 +57,7 @@ class DeviceMemories:
     def _made(
         self, choice: DeviceChoice, make: Callable[[DeviceMemory], Tensor], *, is_writable: bool = True
     ) -> Buffer:
-        self.free_dropped()
+        left = self._set_aside()
         while True:
             memory = self._opened(choice)
             try:
@@ -72,8 +73,14 @@ class DeviceMemories:
             except BaseException:
                 self._close_empty(memory)
                 raise
+            self._close_left(left)
             dropped = partial(_note, self._dropped, memory)
             return Buffer.of(memory, tensor, partial(self._free, memory), dropped, is_writable=is_writable)
+
+    def is_open(self, choice: DeviceChoice) -> bool:
+        """Tell whether a device is open for buffers."""
+        memory = self._held.get((choice.creator, choice.index, choice.options))
+        return memory is not None and not memory.is_closed
 
     def _opened(self, choice: DeviceChoice) -> DeviceMemory:
         key = (choice.creator, choice.index, choice.options)
@@ -99,23 +106,47 @@ class DeviceMemories:
             with self._lock:
                 self._held = {key: each for key, each in self._held.items() if each is not memory}
 
-    def free_dropped(self) -> None:
-        """Free what buffers held that were dropped without a close."""
+    def _set_aside(self) -> set[DeviceMemory]:
+        """Leave the memory of buffers that were dropped without a close to the next ones; return which had some."""
+        left: set[DeviceMemory] = set()
         while self._dropped:
             try:
                 memory, tensor = self._dropped.popleft()
             except IndexError:
-                return  # another thread took the last
-            with caught(partial(log.warning, "a buffer that was dropped on %s could not be freed: %s", memory.device)):
+                break  # another thread took the last
+            left.add(memory)
+            with self._caught(memory):
                 if not memory.is_closed:
-                    self._free(memory, tensor)
+                    memory.spare(tensor)
+        return left
+
+    def _close_left(self, memories: Iterable[DeviceMemory]) -> None:
+        for memory in memories:
+            with self._caught(memory):
+                self._close_empty(memory)
+
+    @staticmethod
+    def _caught(memory: DeviceMemory) -> AbstractContextManager[None]:
+        return caught(partial(log.warning, "a buffer that was dropped on %s could not be freed: %s", memory.device))
+
+    def free_dropped(self) -> bool:
+        """Free the memory of buffers that were dropped without a close; tell whether there was some."""
+        self._set_aside()
+        with self._lock:
+            memories = [*self._held.values()]
+        freed = list[bool]()
+        for memory in memories:
+            with self._caught(memory):
+                freed.append(memory.free_spare())
+        self._close_left(memories)
+        return any(freed)
 
     @property
     def open(self) -> list[DeviceMemory]:
         """Return the memories in which there are buffers."""
         self.free_dropped()
         with self._lock:
-            return list(self._held.values())
+            return [*self._held.values()]
 
     def end(self, patience: float) -> bool:
         """Free all buffers at the end of the process; in a forked one they are its parent's."""

@@ -17,7 +17,12 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.host.tensor_copy import copy_tensor
-from weft.errors import ClosedError, InputError
+from weft.errors import ClosedError, InputError, OutOfMemory
+
+MOST_SPARE = 8
+"""How many tensors that nobody uses any more are kept for the next ones."""
+MOST_SPARE_BYTES = 256 << 20
+"""The most bytes of them."""
 
 
 class DeviceMemory:
@@ -33,6 +38,8 @@ class DeviceMemory:
         self._storage = StorageType.STATE if backend.keeps_state else StorageType.STATIC
         self._held: dict[Tensor, bool] = {}
         """The tensors, and whether their memory is of the backend: that of others is theirs."""
+        self._spare: list[Tensor] = []
+        """Tensors that nobody uses, kept for the next ones of their shapes and types; the latest is last."""
         self._closed = False
         self._lock = threading.RLock()
         """Held during each call of the backend, which need not know threads."""
@@ -75,13 +82,48 @@ class DeviceMemory:
             return tensor
 
     def acquire(self, name: str, spec: TensorSpec) -> Tensor:
-        """Return a tensor with any content; OutOfMemory if the device has no memory for it."""
-        tensor = Tensor(name, spec.dims, spec.dtype, backend=self._backend)
+        """Return a tensor with any content; OutOfMemory if the device has no memory for it.
+
+        It is a spare one if one fits: a device takes a millisecond to give memory, and a run to be recorded for it.
+        """
         with self._lock:
             self._check_open()
-            self._callbacks.acquire(tensor, self._storage)
+            fitting = [each for each in self._spare if (each.shape, each.dtype) == (spec.dims, spec.dtype)]
+            if fitting:
+                tensor = fitting[-1]
+                self._spare.remove(tensor)
+                tensor.name = name
+            else:
+                tensor = Tensor(name, spec.dims, spec.dtype, backend=self._backend)
+                try:
+                    self._callbacks.acquire(tensor, self._storage)
+                except OutOfMemory:
+                    if not self.free_spare():
+                        raise
+                    self._callbacks.acquire(tensor, self._storage)
             self._held[tensor] = True
         return tensor
+
+    def spare(self, tensor: Tensor) -> None:
+        """Keep the memory of a tensor that nobody uses any more for the next one of its shape and type.
+
+        It is freed if it is the host's, which others may share, or if too much is kept; and with `free_spare`.
+        """
+        with self._lock:
+            if self._backend.host_memory or not self._held.get(tensor, False):
+                self.release(tensor)
+                return
+            del self._held[tensor]
+            self._spare.append(tensor)
+            while len(self._spare) > MOST_SPARE or sum(each.nbytes for each in self._spare) > MOST_SPARE_BYTES:
+                self._callbacks.release(self._spare.pop(0), self._storage)
+
+    def free_spare(self) -> bool:
+        """Free what is kept for tensors to come; tell whether there was something."""
+        with self._lock:
+            spare, self._spare = self._spare, []
+            do_all(partial(self._callbacks.release, tensor, self._storage) for tensor in spare)
+            return bool(spare)
 
     def adopt(self, name: str, array: Array) -> Tensor:
         """Return a tensor in the memory of an array, of a backend whose memory is the host's."""
@@ -149,4 +191,4 @@ class DeviceMemory:
             if not self._closed:
                 self._closed = True
                 releases = [partial(self.release, tensor) for tensor in [*self._held]]
-                do_all([*releases, self._backend.onClearBuffer, self._backend.close])
+                do_all([*releases, self.free_spare, self._backend.onClearBuffer, self._backend.close])

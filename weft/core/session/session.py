@@ -1147,10 +1147,10 @@ def _asked(graph: Graph, state: Mapping[str, str]) -> Graph:
 
 
 def _make_room(session: Callable[[], Session | None]) -> bool:
-    """Free what stayed loaded in other sessions; tell whether there was something."""
+    """Free what buffers left, and what stayed loaded in other sessions; tell whether there was something."""
     owner = session()
     others = [other for other in list(_sessions) if other is not owner and not other.is_closed]
-    freed = [other._make_room() for other in others]
+    freed = [device_memories.free_dropped(), *(other._make_room() for other in others)]
     return any(freed)
 
 
