@@ -106,11 +106,12 @@ LAYERS = {
     "weft.buffers": 5,
     "weft.extend": 5,
     "weft.loading": 5,
-    "weft": 6,
-    "weft.onnx_backend": 6,
-    "weft.cli": 7,
-    "weft.__main__": 8,
-    "weft_conformance": 9,
+    "weft.serving": 6,
+    "weft": 7,
+    "weft.onnx_backend": 7,
+    "weft.cli": 8,
+    "weft.__main__": 9,
+    "weft_conformance": 10,
 }
 """A module imports from its own layer and from those below."""
 

@@ -49,6 +49,7 @@ from weft.frontends.builder import Network, parse
 from weft.loading import devices, load, optimize
 from weft.plugins import PackagedFrontEnds as _PackagedFrontEnds
 from weft.plugins import PluginFinder as _PluginFinder
+from weft.serving.pool import Pool
 
 __version__ = "0.1.0"
 
@@ -78,6 +79,7 @@ __all__ = [
     "Op",
     "OptimizationViews",
     "OptimizedNetwork",
+    "Pool",
     "Power",
     "PreCompiled",
     "Precision",

@@ -14,7 +14,8 @@
     |  |- CompileError        a kernel that the device's compiler refused
     |  |- DeviceLost          the device stopped responding
     |- ExecutionError         a node failed while it was prepared or run
-    |- ClosedError            use of a session or device after it was closed
+    |- ClosedError            use of a session, pool or device after it was closed
+    |- QueueFull              more requests wait than a pool takes
     |- CannotCopy             a session, runtime or buffer was to be pickled or copied; a TypeError, too
     |- CannotShare            memory that other libraries do not reach; a BufferError, too
 
@@ -260,7 +261,11 @@ class ExecutionError(WeftError):
 
 
 class ClosedError(WeftError):
-    """The session or device was closed before this call."""
+    """The session, pool or device was closed before this call."""
+
+
+class QueueFull(WeftError):
+    """More requests wait than a pool takes; nothing was done with this one."""
 
 
 class CannotCopy(WeftError, TypeError):

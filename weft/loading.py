@@ -199,6 +199,18 @@ def _reading(model: Model, asked: LoadOptions, *, resizes: bool) -> Iterator[Pre
         yield Prefetch(thread, read, asked.shapes, asked.precision, asked.limits, asked.passes, resizes=resizes)
 
 
+def read_once(model: Model | OptimizedNetwork, asked: LoadOptions) -> Model | OptimizedNetwork:
+    """Return what several loads get in the place of a model, so that all have the same network, read once.
+
+    In memory mode LIMIT it is the model itself, of whose file each session reads the weights that it wants.
+    """
+    if front_ends.choose(model).optimized:
+        network = front_ends.read(model, ReadOptions(backends=(asked.runtime or default_runtime()).registry))
+        assert isinstance(network, OptimizedNetwork)  # what `read` of such a front end returns
+        return network
+    return model if asked.memory is MemoryMode.LIMIT else _lasting_graph(model, asked.limits)
+
+
 def _graph(model: Model, limits: Limits) -> Graph:
     graph = front_ends.read(model, ReadOptions(limits))
     assert isinstance(graph, Graph)  # what `read` of a front end for models returns

@@ -263,6 +263,13 @@ class BackendRegistry(NotCopied):
         """Return every device of every backend that can run here."""
         return [d for c in self.creators() for d in present(c)[0] if unusable(c, d.index) is None]
 
+    def gpus(self) -> list[DeviceInfo]:
+        """Return every usable GPU once, also where several APIs list it: through the one that "auto" prefers.
+
+        Of two APIs that tell neither UUIDs nor PCI addresses, only the preferred one counts.
+        """
+        return device_choice.gpus(self)
+
     def unusable(self) -> list[tuple[DeviceInfo, str]]:
         """Return the devices that are present but unusable, each with the reason."""
         found = [(d, unusable(c, d.index)) for c in self.creators() for d in present(c)[0]]

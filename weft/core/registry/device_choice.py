@@ -221,9 +221,26 @@ def _one(known: Known, name: DeviceName) -> DeviceChoice:
     return _auto(known) if _is_auto(name) else _named(known, name)
 
 
-def _auto(known: Known) -> DeviceChoice:
+def gpus(known: Known) -> list[DeviceInfo]:
+    """Return every usable GPU once: through the API that "auto" prefers among those that list it."""
+    kept: list[DeviceInfo] = []
+    for creator, device in _ranked(known):
+        names = {device.uuid.lower(), device.pci.lower()} - {""}
+        of_others = [{d.uuid.lower(), d.pci.lower()} for d in kept if d.id != device.id]
+        is_kept = any(names & other for other in of_others) if names else bool(of_others)
+        if not device.software and not is_kept and unusable(creator, device.index) is None:
+            kept.append(device)
+    return kept
+
+
+def _ranked(known: Known) -> list[tuple[BackendCreator, DeviceInfo]]:
+    """Return the devices among which "auto" chooses, the preferred APIs first."""
     ranked = sorted((c for c in known.creators() if c.auto_rank is not None), key=lambda c: c.auto_rank or 0)
-    found = [(c, d) for c in ranked for d in present(c)[0]]
+    return [(c, d) for c in ranked for d in present(c)[0]]
+
+
+def _auto(known: Known) -> DeviceChoice:
+    found = _ranked(known)
     broken: list[str] = []
     for creator, d in found:
         if d.software:

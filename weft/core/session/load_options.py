@@ -77,7 +77,11 @@ class OptimizeKeywords(TypedDict, total=False):
     runtime: Runtime | None
 
 
-class LoadKeywords(OptimizeKeywords, _LoadingKeywords, total=False):
+class PoolKeywords(OptimizeKeywords, _LoadingKeywords, total=False):
+    """The keywords of `weft.Pool`: those of `weft.load`, but for a state, which belongs to one session."""
+
+
+class LoadKeywords(PoolKeywords, total=False):
     """The keywords of `weft.load`."""
 
     state: bool | Mapping[str, str]
