@@ -44,7 +44,7 @@ from weft.core.graph.tensor import Tensor
 from weft.core.host import disk_cache
 from weft.core.host.tensor_copy import copy_tensor
 from weft.core.memory.buffer_manager import BufferManager
-from weft.core.passes.fuse import fuse_epilogues, fuse_groups
+from weft.core.passes.fuse import fuse_epilogues
 from weft.errors import BackendError
 from weft.kernels.gpu_op import find_gpu_op
 from weft.kernels.launch import FOR_SHAPES
@@ -141,16 +141,12 @@ class GpuBackend(Engine):
             explain(views.reasons, str(step), before.nodes, after.nodes)
 
         turned = rewritten(view.graph, self._target, OF_PARTS, note)
-        if turned is not view.graph:
-            fused = fuse_epilogues(turned, self._can_fuse)
-            explain(views.reasons, FUSE_EPILOGUES, turned.nodes, fused.nodes)
-            views.substitute(view, fused)
-            return views
-        for group, made in fuse_groups(view.graph, self._can_fuse):
-            part = view.part(group)
-            explain(views.reasons, FUSE_EPILOGUES, part.nodes, [made])
-            views.substitute(part, replace(part.graph.copy(), nodes=[made]))
-        return views.keep_rest(view)
+        fused = fuse_epilogues(turned, self._can_fuse)
+        explain(views.reasons, FUSE_EPILOGUES, turned.nodes, fused.nodes)
+        if turned is view.graph and len(fused.nodes) == len(turned.nodes):
+            return views.keep_rest(view)
+        views.substitute(view, fused)  # as a whole: hundreds of groups would each be checked by themselves
+        return views
 
     def lower(self, graph: Graph) -> Lowered:
         """Return the part with its layouts, views and launches; see `weft.backends.gpu.lowering`.

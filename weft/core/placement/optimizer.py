@@ -25,6 +25,7 @@ from weft.core.contract.error_context import blame, callback_of
 from weft.core.contract.views import OptimizationViews, SubgraphView, substitute
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.limits import Budget, Limits
+from weft.core.host.garbage import without_collections
 from weft.core.passes import AnyPass
 from weft.core.passes.dead import remove_unread
 from weft.core.passes.duplicates import share_small_values
@@ -95,6 +96,7 @@ def divide_first(
     return replace(network, tail=tail)
 
 
+@without_collections()
 def divide(
     bound: Graph, backends: Backends, options: OptimizerOptions, *, host: str = "cpu:0",
     before: Assignment | None = None, prepared: PreparedNetwork | None = None,

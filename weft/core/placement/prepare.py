@@ -16,6 +16,7 @@ from weft.core.graph.symbolic import is_symbolic
 from weft.core.graph.validate import check_declared_types
 from weft.core.graph.widened import Widened
 from weft.core.host.derived_arrays import derived_arrays
+from weft.core.host.garbage import without_collections
 from weft.core.host.shared_arrays import shared_arrays
 from weft.core.host.threads import in_threads
 from weft.core.passes import PASSES, AnyPass, PassContext, PassManager, PassRecord, arranged
@@ -52,6 +53,7 @@ def pass_context(precision: Precision, budget: Budget) -> PassContext:
     return PassContext(budget, stored=DType.FLOAT16 if precision is Precision.LOW else DType.FLOAT32)
 
 
+@without_collections()
 def prepare_network(
     bound: Graph, precision: Precision, limits: Limits | None = None, own: Sequence[AnyPass] = ()
 ) -> PreparedNetwork:

@@ -42,6 +42,7 @@ from weft.core.graph.described import describe
 from weft.core.graph.graph import Graph, Node, depths
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
+from weft.core.host.garbage import without_collections
 from weft.core.passes.journal import Change, Journal, Step, same_nodes
 from weft.kernels.chain import CHAIN
 from weft.kernels.device_caps import DeviceCaps
@@ -169,6 +170,7 @@ def tuned_plan(
     return plan
 
 
+@without_collections()
 def lower(graph: Graph, target: Target) -> Lowered:
     """Return the part as a device runs it. Custom nodes are not planned: their executions launch what they like."""
     journal = _Notes(target)

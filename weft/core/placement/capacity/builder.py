@@ -16,6 +16,7 @@ from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Op, new_op
 from weft.core.graph.symbolic import LaterConstant, OpenSizes, SymbolicInt, Terms, has_open_size, is_symbolic
 from weft.core.graph.tensor import TensorSpec
+from weft.core.host.garbage import without_collections
 from weft.core.placement.capacity.axes import Axes, Axis, NoCapacity, Part, is_padded, padded_to, regrouped
 from weft.core.placement.capacity.network import CapacityNetwork, Fed
 from weft.core.placement.capacity.rules import RESHAPES, ROWS, RULES
@@ -23,6 +24,7 @@ from weft.core.placement.open_network import LaterConstants, Placed, placed
 from weft.errors import WeftError
 
 
+@without_collections()
 def with_capacities(
     prepared: Graph, sizes: OpenSizes, capacities: Mapping[str, int], fixed: Mapping[str, int],
     state: Mapping[str, str] | None = None,
