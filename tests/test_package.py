@@ -70,7 +70,7 @@ for missing in ("pyopencl", "vulkan", "cffi", "slangpy", "PIL", "onnxruntime"):
 import numpy, weft
 from weft import models
 assert [d.id for d in weft.devices()] == ["cpu"], weft.devices()
-assert set(weft.registry.absent()) == {"opencl", "vulkan"}
+assert set(weft.registry.absent()) == {"opencl", "vulkan", "ort"}
 with weft.load(models.path("shapes")) as session:
     y, = session.run(numpy.zeros((1, 3, 128, 128), "float32"))
     print(y.shape, *session.report.nodes_by_device)
@@ -302,7 +302,7 @@ def test_public_names_are_complete() -> None:
     assert weft.__all__ == sorted(weft.__all__)
     public = {n for n, v in vars(weft).items() if not n.startswith("_") and not is_submodule(n, v)}
     # The built-in backends are registered there; a user names them by id.
-    assert public - {"annotations", "CpuCreator", "OpenCLCreator", "VulkanCreator"} == set(weft.__all__)
+    assert public - {"annotations", "CpuCreator", "OpenCLCreator", "OrtCreator", "VulkanCreator"} == set(weft.__all__)
 
 
 def is_submodule(name: str, value: object) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from weft.backends.cpu.backend import CpuCreator
 from weft.backends.opencl.creator import OpenCLCreator
+from weft.backends.ort.creator import OrtCreator
 from weft.backends.vulkan.creator import VulkanCreator
 from weft.buffers import DeviceUse, array, empty, from_dlpack, memory
 from weft.core.buffers.buffer import Buffer
@@ -106,7 +107,7 @@ __all__ = [
     "registry",
 ]
 
-for _creator in (CpuCreator(), OpenCLCreator(), VulkanCreator()):
+for _creator in (CpuCreator(), OpenCLCreator(), VulkanCreator(), OrtCreator()):
     registry.insert(_creator.id, _creator, origin="weft")
 registry.finder = _PluginFinder()
 for _front_end in _FRONT_ENDS:

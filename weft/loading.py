@@ -142,10 +142,11 @@ def devices() -> list[DeviceInfo]:
 def _plan(runtime: Runtime, asked: LoadOptions) -> tuple[list[DeviceChoice], OptimizerOptions, DeviceChoice]:
     """Return the devices in order, the options, and the CPU, on which debug nodes run whatever the devices are."""
     known = runtime.registry
-    choices = known.choose(asked.device, pass_over=asked.fallback == "cpu")
+    choices = known.choose(asked.device, pass_over=asked.fallback != "error")
     cpu = DeviceChoice(known.find(ForwardType.CPU), 0)
-    if asked.fallback == "cpu" and not any(c.device == cpu.device for c in choices):
-        choices.append(cpu)
+    for each in [] if asked.fallback == "error" else [*known.choose(asked.fallback), cpu]:
+        if each.device not in {c.device for c in choices}:
+            choices.append(each)
     *choices, cpu = runtime.with_options([*choices, cpu], asked.backend_options)
     placed = resolved(known, asked.hints)
     return choices, OptimizerOptions(asked.config, placed, asked.fallback, asked.debug, asked.limits, asked.passes), cpu

@@ -16,7 +16,7 @@ OTHERS = [name for name in CHECKS if name != "table"]
 SAMPLE = ["Softmax", "Relu", "MatMul", "Concat", "GlobalAveragePool", "Transpose", "Gather", "Shape"]
 FEW = ["Relu", "Concat", "Transpose", "Shape"]
 """The sample for GPUs in the short run: those whose rows differ by numbers alone, or are computed in the load."""
-SUPPORTED = {"cpu": 60, "opencl": 10, "vulkan": 10}
+SUPPORTED = {"cpu": 60, "ort": 10, "opencl": 10, "vulkan": 10}
 """The least rows of the sample that a device must take: a kit in which all is refused would find nothing."""
 
 
@@ -26,6 +26,8 @@ tests/core/session/test_steady_state.py that threads may share a Vulkan device. 
 kit's time on OpenCL too: tests/ops/gpu/test_unread_outputs.py shows it there."""
 ON_CPU = {"outputs"}
 """Two thirds of the kit's time on the CPU, whose ops compute all outputs at once."""
+ON_ORT = {"outputs", "support"}
+"""As on the CPU. Each answer opens a session of ONNX Runtime, so that the check that asks the most takes seconds."""
 ON_VULKAN = SLOW | {"copies", "leaks", "networks", "convolutions"}
 ON_OPENCL = {"outputs", "copies", "networks", "convolutions"}
 """What the short run leaves out on a GPU: tests/core/host/test_copies.py copies between all forms there, too,
@@ -37,8 +39,8 @@ the matter of tests/ops/gpu."""
 @pytest.mark.parametrize(
     ("device", "without"),
     [
-        *[("cpu", ON_CPU), ("opencl", ON_OPENCL), ("vulkan", ON_VULKAN)],
-        *[pytest.param(device, set(), marks=pytest.mark.long) for device in ("cpu", "opencl", "vulkan")],
+        *[("cpu", ON_CPU), ("ort", ON_ORT), ("opencl", ON_OPENCL), ("vulkan", ON_VULKAN)],
+        *[pytest.param(device, set(), marks=pytest.mark.long) for device in ("cpu", "ort", "opencl", "vulkan")],
     ],
 )
 def test_a_device_of_ours_keeps_the_contract(

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,11 +23,6 @@ from tests.helpers.examples import EXAMPLES, load_example
 from tests.helpers.run_length import is_long
 from tests.helpers.warm_python import WarmPython
 from weft import Network, Node
-from weft.core.graph.described import described
-from weft.core.graph.graph import bind, infer_shapes
-from weft.models import path
-from weft.ops.binary import Mod
-from weft.ops.softmax import Softmax
 
 ROOT = Path(__file__).parents[2]
 PICTURE = np.random.default_rng(0).random((1, 3, 128, 128), np.float32)
@@ -125,7 +119,7 @@ def test_A22_a_package_is_there_after_pip_install_and_gone_after_uninstall(
     # The environment has no package but what is installed here; libraries come from where this test runs.
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True, timeout=120)
     python = tmp_path / "venv" / "bin" / "python"
-    package = shutil.copytree(EXAMPLES / "ort_backend", tmp_path / "package")
+    package = shutil.copytree(EXAMPLES / "package_backend", tmp_path / "package")
     x, expected = small_model(tmp_path / "small.onnx")
     np.save(tmp_path / "x.npy", x)
 
@@ -137,168 +131,18 @@ def test_A22_a_package_is_there_after_pip_install_and_gone_after_uninstall(
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    assert "ONNX Runtime" not in weft_command("devices")
+    assert "Acme softener" not in weft_command("devices")
     pip = ("-m", "pip", "--disable-pip-version-check")
     offline = ("--no-deps", "--no-build-isolation", "--no-index")
     in_environment(python, *pip, "install", *offline, str(package), folder=tmp_path)
     listed = in_environment(python, "-m", "weft", "devices", folder=tmp_path)
-    assert "ONNX Runtime" in listed and "ort is from entry point ort (package weft-ort 0.1.0)" in listed
-    out = weft_command("run", "small.onnx", "--device", "ort", "--input", "x=x.npy", "--output", "results")
-    assert "nodes: ort 1" in out
+    assert "Acme softener" in listed and "acme is from entry point acme (package weft-acme 0.1.0)" in listed
+    out = weft_command("run", "small.onnx", "--device", "acme+cpu", "--input", "x=x.npy", "--output", "results")
+    assert "nodes: cpu 2, acme 1" in out
     (result,) = (tmp_path / "results").rglob("*.npy")
     np.testing.assert_allclose(np.load(result), expected, rtol=1e-5, atol=1e-6)
-    in_environment(python, *pip, "uninstall", "--yes", "weft-ort", folder=tmp_path)
-    assert "ONNX Runtime" not in weft_command("devices")
-
-
-@pytest.fixture
-def ort(registered: list[str]) -> ModuleType:
-    """Register the package's backend and return its module."""
-    module = load_example("ort_backend/weft_ort")
-    weft.registry.insert("ort", module.OrtCreator())
-    registered.append("ort")
-    return module
-
-
-@pytest.mark.parametrize(("precision", "bound"), [("high", 1e-6), ("low", 5e-3)])
-def test_A22_a_network_goes_whole_to_onnx_runtime(ort: ModuleType, precision: str, bound: float) -> None:
-    with weft.load(path("shapes"), "cpu") as cpu:
-        (expected,) = cpu.run(PICTURE)
-    with weft.load(path("shapes"), "ort", precision=precision, fallback="error") as session:
-        (y,) = session.run(PICTURE)
-        assert session.report.nodes_by_device == {"ort": 1}
-        assert abs(y - expected).max() < bound
-        (both,) = session.run(np.concatenate([PICTURE, PICTURE]))  # another shape is another model
-        assert abs(both - expected).max() < bound
-
-
-def test_A22_answers_are_kept_by_models_without_weights(ort: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, sizes = ort.why_not_run_one, set()
-
-    def noting(model: bytes) -> str | None:
-        sizes.add(len(model))
-        return str(why) if (why := one(model)) else None
-
-    monkeypatch.setattr(ort, "why_not_run_one", noting)
-    with weft.load(path("shapes"), "ort", fallback="error") as session:
-        session.run(PICTURE)
-        session.run(np.concatenate([PICTURE, PICTURE]))
-    assert sizes and max(sizes) < 2000
-    assert not hasattr(ort.why_not_run, "cache_info"), "whole subgraphs are asked about each time"
-
-
-def test_A22_subgraphs_around_what_is_elsewhere_are_one_node_each(ort: ModuleType) -> None:
-    with weft.load(path("shapes"), "cpu") as cpu:
-        (expected,) = cpu.run(PICTURE)
-    with weft.load(path("shapes"), ["ort", "cpu"], hints={"both/*": "cpu"}) as session:
-        (y,) = session.run(PICTURE)
-        assert session.report.subgraphs == ("ort:0", "cpu:0", "ort:0")
-        assert session.report.nodes_by_device == {"ort": 2, "cpu": 1} and session.report.copies == ()
-    assert abs(y - expected).max() < 1e-6
-
-
-def test_A22_a_saved_network_has_the_models_in_it(ort: ModuleType, tmp_path: Path) -> None:
-    with weft.load(path("shapes"), "cpu") as cpu:
-        (expected,) = cpu.run(PICTURE)
-    weft.optimize(path("shapes"), "ort", shapes={"image": PICTURE.shape}).save(tmp_path / "shapes.weft")
-    with weft.load(tmp_path / "shapes.weft") as session:
-        (y,) = session.run(PICTURE)
-        assert session.report.nodes_by_device == {"ort": 1}
-    assert abs(y - expected).max() < 1e-6
-
-
-@pytest.mark.parametrize("last", ["Relu", "ReduceSum"])
-@pytest.mark.parametrize("read", [0, 1, 2])
-def test_A22_outputs_that_nobody_reads_are_in_the_model(ort: ModuleType, last: str, read: int, tmp_path: Path) -> None:
-    """A Split of three, of which one part is read, is no Split of fewer; nor when it was saved."""
-    net = Network("split")
-    parts = net.add_layer("Split", net.add_input("x", (1, 6)), axis=1, num_outputs=3, name="split")
-    net.add_output("y", net.add_layer(last, parts.output(read)))
-    x = np.arange(6, dtype=np.float32)[None]
-    (expected,) = weft.load(net, "cpu").run(x)
-    weft.optimize(net, "ort").save(tmp_path / "split.weft")
-    for model in (net, tmp_path / "split.weft"):
-        with weft.load(model, *(["ort"] if model is net else [])) as session:
-            np.testing.assert_array_equal(session.run(x)[0], expected)
-            assert session.report.nodes_by_device == {"ort": 1}
-
-
-def test_A22_a_split_that_counts_its_outputs_runs_as_a_single_node(ort: ModuleType) -> None:
-    """Before opset 18 nothing but the outputs said how many there are."""
-    made = helper.make_node("Split", ["x"], ["a", "b"], axis=1)
-    ends = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])]
-    shown = [helper.make_tensor_value_info("b", TensorProto.FLOAT, [1, 2])]
-    graph = helper.make_graph([made], "split", ends, shown)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    with weft.load(model, "ort", fallback="error") as session:
-        assert session.run(np.arange(4, dtype=np.float32)[None])[0].tolist() == [[2, 3]]
-
-
-def reason(ort: ModuleType, net: Network) -> str:
-    """Return why the last node of a network is not for ONNX Runtime."""
-    graph = infer_shapes(bind(net.to_graph(), {}))
-    backend = weft.registry.choose("ort")[0].open(weft.BackendConfig())
-    why = backend.why_not(*described(graph, graph.nodes[-1]), graph.nodes[-1].op)
-    assert why is not None
-    return why
-
-
-def test_A22_onnx_runtimes_own_reasons_arrive(ort: ModuleType) -> None:
-    net = Network("refused")
-    net.add_output("y", net.add_layer("Erf", net.add_input("x", (3,), "float64")))
-    assert reason(ort, net).startswith("ONNX Runtime: Could not find an implementation for Erf")
-
-
-def test_A22_what_is_no_onnx_node_is_refused(ort: ModuleType) -> None:
-    net = Network("old")
-    net.add_output("y", net.add_layer(Softmax(axis=1, flatten=True), net.add_input("x", (2, 3, 4))))
-    assert reason(ort, net).startswith("Softmax has no attribute flatten in opset")
-
-
-def test_A22_what_onnx_runtime_takes_and_then_fails_is_refused(ort: ModuleType) -> None:
-    net = Network("mod")
-    x = net.add_input("x", (3,))
-    net.add_output("y", net.add_layer(Mod(), x, x))
-    assert reason(ort, net) == "ONNX Runtime has no Mod of floats with fmod=0"
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-def test_A22_what_overflows_in_onnx_runtime_is_refused_or_right(ort: ModuleType, dtype: str) -> None:
-    """Some versions compute the formula of ONNX for ReduceLogSumExp, which overflows: the value decides."""
-    net = Network("large")
-    net.add_output("y", net.add_layer("ReduceLogSumExp", net.add_input("x", (2, 3), dtype), np.array([1])))
-    x = np.array([[1000, 1000, 1000], [-1000, -1000, -1001]], dtype)
-    with weft.load(net, ["ort", "cpu"]) as session:
-        (y,) = session.run(x)
-        refusals = [why for each in session.report.refusals.values() for why in each.values()]
-    np.testing.assert_allclose(y, [[1001.1], [-999.14]], rtol=1e-3)
-    assert all("wrong for large numbers: it gives" in why for why in refusals)
-
-
-def test_A22_a_version_that_overflows_is_found_by_value(ort: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Naive:
-        """Computes as a version without a kernel for the op does."""
-
-        def run(self, names: None, feeds: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-            with np.errstate(all="ignore"):
-                return [np.log1p(np.exp(feeds["x0"]))]
-
-    net = Network("large")
-    net.add_output("y", net.add_layer("Softplus", net.add_input("x", (4,))))
-    monkeypatch.setattr(ort, "open_session", lambda model, threads=0: Naive())
-    why = reason(ort, net)
-    assert why == "ONNX Runtime's Softplus of float32 is wrong for large numbers: it gives inf for 1000.0"
-
-
-def test_A22_a_subgraph_that_cannot_be_a_model_fails_with_the_reason(
-    ort: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Node by node it is taken, since large weights are not shown; as a whole it is too large for ONNX."""
-    monkeypatch.setattr(ort, "LARGEST", 10_000)
-    with weft.load(path("shapes"), ["ort", "cpu"], shapes={"image": PICTURE.shape}) as session:
-        assert session.report.nodes_by_device["cpu"] > 30
-        reasons = {why for each in session.report.refusals.values() for why in each.values()}
-    assert any("an ONNX model holds 10,000" in why for why in reasons)
+    in_environment(python, *pip, "uninstall", "--yes", "weft-acme", folder=tmp_path)
+    assert "Acme softener" not in weft_command("devices")
 
 
 # -- the tutorial: an addition becomes a pre-compiled node -------------------------------------------------------
@@ -397,17 +241,4 @@ def test_A22_the_backend_of_two_ops_keeps_the_contract(registered: list[str], ro
 @pytest.mark.parametrize("rows", ROWS)
 def test_A22_the_backend_that_compiles_keeps_the_contract(custom: ModuleType, rows: list[str]) -> None:
     report = weft_conformance.run("custom", only=[*OTHERS, *rows])
-    assert report.ok, str(report)
-
-
-@pytest.mark.usefixtures("passes_unchecked")  # tests/conformance/test_our_backends.py has them checked
-@pytest.mark.parametrize("rows", ROWS)
-def test_A22_the_backend_that_takes_subgraphs_keeps_the_contract(
-    ort: ModuleType, rows: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The threads of each session wait for work by spinning, on a core that other tests need.
-    monkeypatch.setattr(ort, "open_session", partial(ort.open_session, threads=1))
-    # Each of its answers opens a session of ONNX Runtime: the check that asks the most takes seconds.
-    others = [name for name in OTHERS if is_long() or name != "support"]
-    report = weft_conformance.run("ort", only=[*others, *rows])
     assert report.ok, str(report)

@@ -43,7 +43,7 @@ def test_A1_only_the_factory_need_exist() -> None:
 def test_A1_queries_by_id_and_by_type() -> None:
     assert registry.is_registered("cpu") and registry.is_registered(ForwardType.VULKAN)
     assert not registry.is_registered(ForwardType.USER_2) and not registry.is_registered("npu")
-    assert {k: v for k, v in registry.origins().items() if v == "weft"}.keys() == {"cpu", "opencl", "vulkan"}
+    assert {k: v for k, v in registry.origins().items() if v == "weft"}.keys() == {"cpu", "opencl", "vulkan", "ort"}
 
 
 def test_A1_other_processes_do_not_know_what_a_call_registered_whatever_origin_it_names() -> None:
@@ -268,7 +268,7 @@ assert not os.path.exists({count!r})
 from weft.backends.cpu.backend import CpuBackend
 weft.registry.insert("early", CpuBackend)
 assert not os.path.exists({count!r})
-assert weft.registry.ids() == ["cpu", "opencl", "vulkan", "early", "acme"], weft.registry.ids()
+assert weft.registry.ids() == ["cpu", "opencl", "vulkan", "ort", "early", "acme"], weft.registry.ids()
 weft.devices(); weft.registry.absent()
 print(open({count!r}).read())
 """
@@ -311,7 +311,7 @@ def BackendFactory(): return creator
     write(tmp_path / "acme_npu_backend.py", source)
     code = "import weft; print(weft.registry.ids(), weft.registry.failures)"
     printed = in_new_process(code, folders=str(tmp_path)).strip()
-    assert printed == "['cpu', 'opencl', 'vulkan', 'acme'] {}"
+    assert printed == "['cpu', 'opencl', 'vulkan', 'ort', 'acme'] {}"
 
 
 def test_A1_a_backend_that_derives_a_registry_from_its_own_folder_ends(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from weft.core.session.runtime import Runtime
 
 F = TypeVar("F", bound=Callable[..., Any])
-FALLBACKS = ("cpu", "error")
+FALLBACKS = ("cpu", "ort", "error")
 
 
 class _LoadingKeywords(TypedDict, total=False):
@@ -128,7 +128,7 @@ def _switch(name: str, value: object) -> bool:
 
 def _fallback(name: str, value: object) -> object:
     if value not in FALLBACKS:
-        raise ConfigError(f"{name}={value!r} is not known", fix='use "cpu" or "error"')
+        raise ConfigError(f"{name}={value!r} is not known", fix='use "cpu", "ort" or "error"')
     return value
 
 
@@ -233,9 +233,10 @@ class LoadOptions:
         flag_help="The shape of an input, NAME=1,3,224,224, or the size of a dimension that the model names, NAME=2",
     )
     fallback: str = _option(
-        "cpu", '"cpu", "error"',
+        "cpu", '"cpu", "ort", "error"',
         "What happens to a node that no named device supports: it runs on the CPU, with a warning, or `UnsupportedOps` "
-        "is raised. With error, a node that its first device refuses is an error too.",
+        "is raised. cpu is numpy. ort is ONNX Runtime, which is faster, and numpy for what it refuses. With error, a "
+        "node that its first device refuses is an error too.",
         flags=("--strict",),
         flag_help="Refuse a network that a device cannot run whole; else the CPU takes the rest.",
         check=_fallback,
