@@ -58,13 +58,8 @@ def launch_relayout(k: KernelBuilder, x: Tensor, y: Tensor) -> None:
     packed = y.layout.packed and len(y.shape) >= 2
     total = storage_size(y.shape, y.layout) // (4 if packed else 1)
     k.launch(
-        "relayout",
-        reads={"x": x},
-        writes={"y": y},
-        ints={"C": c, "HW": hw, "TOTAL": total},
-        variant={"source": _form(x), "target": _form(y)},
-        items=total,
-        epilogue=False,
+        "relayout", reads={"x": x}, writes={"y": y}, ints={"C": c, "HW": hw, "TOTAL": total},
+        variant={"source": _form(x), "target": _form(y)}, items=total, epilogue=False,
     )
 
 

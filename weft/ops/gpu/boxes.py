@@ -73,12 +73,9 @@ class NonMaxSuppressionOnGpu(GpuOp):
         number, kept = k.scratch((lines,), DType.INT32), k.scratch((lines,), DType.INT32)
         chosen = k.scratch((lines, most), DType.INT32)
         k.launch(
-            "nms_order",
-            reads={"scores": scores, **({"threshold": least} if least is not None else {})},
-            writes={"order": order, "number": number},
-            ints={"TOTAL": lines * count, "BOXES": count},
-            items=lines * count,
-            epilogue=False,
+            "nms_order", reads={"scores": scores, **({"threshold": least} if least is not None else {})},
+            writes={"order": order, "number": number}, ints={"TOTAL": lines * count, "BOXES": count},
+            items=lines * count, epilogue=False,
         )
         given = {"limit": limit if op.most is None else None, "overlap": overlap}
         number_of_words, bits = words(k.caps, count)
@@ -92,16 +89,12 @@ class NonMaxSuppressionOnGpu(GpuOp):
             ints={"LINES": lines, "CLASSES": classes, "BOXES": count, "MOST": most,
                   "WORDS": number_of_words, "BITS": bits},
             variant={"center": bool(op.center_point_box), "words": number_of_words},
-            grid=(min(lines, k.caps.max_grid[0]), 1, 1),
-            local=(k.tree_items(LARGEST), 1, 1),
-            epilogue=False,
+            grid=(min(lines, k.caps.max_grid[0]), 1, 1), local=(k.tree_items(LARGEST), 1, 1), epilogue=False,
         )
         k.launch(
-            "nms_rows",
-            reads={"chosen": chosen, "kept": kept},
+            "nms_rows", reads={"chosen": chosen, "kept": kept},
             writes=dict(zip(("y", "sizes"), outputs, strict=False)),
-            ints={"ROOM": rows.shape[0], "LINES": lines, "CLASSES": classes, "MOST": most},
-            items=rows.shape[0],
+            ints={"ROOM": rows.shape[0], "LINES": lines, "CLASSES": classes, "MOST": most}, items=rows.shape[0],
             epilogue=False,
         )
 
@@ -127,16 +120,13 @@ class RoiAlignOnGpu(GpuOp):
         x, rois, images, y = given(inputs, 0), given(inputs, 1), given(inputs, 2), outputs[0]
         half = op.coordinate_transformation_mode == "half_pixel"
         k.launch(
-            "roi_align",
-            reads={"x": x, "rois": rois, "images": images},
-            writes={"y": y},
+            "roi_align", reads={"x": x, "rois": rois, "images": images}, writes={"y": y},
             ints={
                 "TOTAL": prod(y.shape), "COLUMNS": y.shape[3], "ROWS": y.shape[2], "CHANNELS": y.shape[1],
                 "HEIGHT": x.shape[2], "WIDTH": x.shape[3], "IMAGES": x.shape[0], "RATIO": op.sampling_ratio,
             },
             floats={"SCALE": op.spatial_scale, "HALF": 0.5 if half else 0.0},
-            variant={"half": half, "largest": op.mode == "max"},
-            items=prod(y.shape),
+            variant={"half": half, "largest": op.mode == "max"}, items=prod(y.shape),
         )
 
 

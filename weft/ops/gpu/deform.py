@@ -49,10 +49,7 @@ class DeformConvOnGpu(GpuOp):
             sizes |= dict(zip(pair.split(), values, strict=True))
         optional = {name: t for name, t in (("bias", bias), ("mask", mask)) if t is not None}
         k.launch(
-            "deform_conv",
-            reads={"x": x, "w": w, "offset": offset, **optional},
-            writes={"y": y},
-            ints=sizes,
+            "deform_conv", reads={"x": x, "w": w, "offset": offset, **optional}, writes={"y": y}, ints=sizes,
             items=sizes["TOTAL"],
         )
 
@@ -87,11 +84,7 @@ class Col2ImOnGpu(GpuOp):
         for letter, values in {**letters, "D": window.dilations, "P": window.begin}.items():
             numbers |= {f"{letter}{d}": value for d, value in enumerate(values)}
         k.launch(
-            "col2im",
-            reads={"x": x},
-            writes={"y": outputs[0]},
-            ints=numbers,
-            variant={"rank": window.rank},
+            "col2im", reads={"x": x}, writes={"y": outputs[0]}, ints=numbers, variant={"rank": window.rank},
             items=numbers["TOTAL"],
         )
 register_family(

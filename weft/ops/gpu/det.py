@@ -29,11 +29,8 @@ class DetOnGpu(GpuOp):
         x, y = given(inputs, 0), outputs[0]
         total = prod(y.shape)
         k.launch(
-            "det",
-            reads={"x": x},
-            writes={"y": y, "work": k.scratch(x.shape, computed(x.dtype))},
-            ints={"TOTAL": total, "SIZE": x.shape[-1]},
-            items=total,
+            "det", reads={"x": x}, writes={"y": y, "work": k.scratch(x.shape, computed(x.dtype))},
+            ints={"TOTAL": total, "SIZE": x.shape[-1]}, items=total,
         )
 
 

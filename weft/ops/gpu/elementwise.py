@@ -124,13 +124,8 @@ def _launch_packed(
         )
     total = n * -(-c // 4) * hw
     k.launch(
-        "elementwise_c4",
-        reads=packed,
-        writes={"y": y},
-        ints={"HW": hw, "BLOCKS": -(-c // 4), "TOTAL": total},
-        floats=floats,
-        variant={"expr": expr, "modes": tuple(modes), "count": count},
-        items=total,
+        "elementwise_c4", reads=packed, writes={"y": y}, ints={"HW": hw, "BLOCKS": -(-c // 4), "TOTAL": total},
+        floats=floats, variant={"expr": expr, "modes": tuple(modes), "count": count}, items=total,
     )
 
 
@@ -224,11 +219,7 @@ def _launch_linear(
         ints |= _axis_ints(sizes, dict(zip(reads, strides, strict=True)))
     kind: ArgKind = "fours"
     k.launch(
-        "elementwise",
-        reads=reads,
-        writes={"y": y},
-        ints=ints,
-        floats=floats,
+        "elementwise", reads=reads, writes={"y": y}, ints=ints, floats=floats,
         variant={
             "expr": expr,
             "names": tuple(reads),
@@ -237,9 +228,7 @@ def _launch_linear(
             "wide": bool(fours),
             "fours": tuple(name for name in reads if name in fours),
         },
-        items=total,
-        kinds=dict.fromkeys(fours, kind),
-        epilogue=epilogue,
+        items=total, kinds=dict.fromkeys(fours, kind), epilogue=epilogue,
     )
 register_family(
     "elementwise", "element-wise kernels",

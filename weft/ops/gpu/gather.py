@@ -44,15 +44,8 @@ def _launch(
     raw = kind not in ("linear", "fours")
     total = prod(y.shape) // at_once
     k.launch(
-        template,
-        reads={"x": x, "places": places},
-        writes={"y": y},
-        ints={**ints, "TOTAL": total},
-        variant=variant,
-        items=total,
-        raw=raw,
-        kinds={"x": kind, "y": kind},
-        epilogue=not raw,
+        template, reads={"x": x, "places": places}, writes={"y": y}, ints={**ints, "TOTAL": total},
+        variant=variant, items=total, raw=raw, kinds={"x": kind, "y": kind}, epilogue=not raw,
     )
 
 

@@ -92,10 +92,7 @@ def launch_integers(k: KernelBuilder, operation: str, inputs: Inputs, y: Tensor,
     axes, rank = broadcast_ints(reads, y)
     ints |= axes
     k.launch(
-        "integers",
-        reads=reads,
-        writes={"y": y},
-        ints=ints,
+        "integers", reads=reads, writes={"y": y}, ints=ints,
         variant={
             "operation": operation,
             "steps": steps,
@@ -106,8 +103,7 @@ def launch_integers(k: KernelBuilder, operation: str, inputs: Inputs, y: Tensor,
             "count": len(given),
             "rank": rank,
         },
-        items=ints["TOTAL"],
-        epilogue=False,
+        items=ints["TOTAL"], epilogue=False,
     )
 
 
@@ -263,13 +259,8 @@ def launch_conversion(
 ) -> None:
     """Launch a template that converts element by element; `epilogue` is for floats that are the node's output."""
     k.launch(
-        template,
-        reads={"x": x},
-        writes={"y": y},
-        ints={"TOTAL": prod(y.shape)},
-        variant=variant,
-        items=prod(y.shape),
-        epilogue=epilogue,
+        template, reads={"x": x}, writes={"y": y}, ints={"TOTAL": prod(y.shape)}, variant=variant,
+        items=prod(y.shape), epilogue=epilogue,
     )
 register_family(
     "integers", "integer arithmetic",

@@ -50,8 +50,7 @@ class LinearAttentionOnGpu(GpuOp):
                 "EACH": each.heads // each.groups,
             },
             floats={"SCALE": op.factor(each)},
-            variant={"each_element": each.decays > 1, "each_head": each.corrections > 1},
-            items=total,
+            variant={"each_element": each.decays > 1, "each_head": each.corrections > 1}, items=total,
             epilogue=False,
         )
 

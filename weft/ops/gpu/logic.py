@@ -73,14 +73,8 @@ class WhereOnGpu(GpuOp):
         axes, rank = broadcast_ints(reads, y)
         ints = {"TOTAL": prod(y.shape), **axes}
         k.launch(
-            "choose",
-            reads=reads,
-            writes={"y": y},
-            ints=ints,
-            variant={"rank": rank},
-            items=ints["TOTAL"],
-            raw=True,
-            epilogue=False,
+            "choose", reads=reads, writes={"y": y}, ints=ints, variant={"rank": rank}, items=ints["TOTAL"],
+            raw=True, epilogue=False,
         )
 
 

@@ -57,15 +57,8 @@ def launch_move(k: KernelBuilder, x: Tensor, y: Tensor, shape: Shape, source: St
         ints |= {f"D{d}": size, f"XS{d}": s, f"YS{d}": t}
     kind = RAW_KINDS.get(at_once * x.dtype.itemsize, "raw")
     k.launch(
-        "move",
-        reads={"x": x},
-        writes={"y": y},
-        ints=ints,
-        variant={"rank": len(joined)},
-        items=ints["TOTAL"],
-        raw=True,
-        kinds={"x": kind, "y": kind},
-        epilogue=False,
+        "move", reads={"x": x}, writes={"y": y}, ints=ints, variant={"rank": len(joined)}, items=ints["TOTAL"],
+        raw=True, kinds={"x": kind, "y": kind}, epilogue=False,
     )
 
 
@@ -93,11 +86,8 @@ def launch_block_copy(k: KernelBuilder, x: Tensor, y: Tensor, first: int) -> Non
     n, c, *rest = x.shape
     total = n * -(-c // PACK) * prod(rest)
     k.launch(
-        "block_copy",
-        reads={"x": x},
-        writes={"y": y},
-        ints={"FIRST": first, "BLOCKS": -(-c // PACK), "HW": prod(rest), "TOTAL": total},
-        items=total,
+        "block_copy", reads={"x": x}, writes={"y": y},
+        ints={"FIRST": first, "BLOCKS": -(-c // PACK), "HW": prod(rest), "TOTAL": total}, items=total,
         epilogue=False,
     )
 

@@ -116,11 +116,8 @@ def _launch_rows(k: KernelBuilder, x: Tensor, outputs: Sequence[Tensor], lines: 
     sizes = {name: prod(t.shape) for name, t in lines.parameters.items()}
     whole = tuple(name for name, size in sizes.items() if size == length)
     team.launch(
-        k,
-        "normalize_rows",
-        {"x": x, **lines.parameters},
-        dict(zip(("y", "mean_out", "factor_out"), outputs, strict=False)),
-        lines=prod(x.shape) // length,
+        k, "normalize_rows", {"x": x, **lines.parameters},
+        dict(zip(("y", "mean_out", "factor_out"), outputs, strict=False)), lines=prod(x.shape) // length,
         length=length,
         ints={f"{name.upper()}_UNITS": size // team.width for name, size in sizes.items() if name not in whole},
         floats={} if lines.epsilon is None else {"EPSILON": lines.epsilon},
@@ -155,13 +152,10 @@ def launch_lines(k: KernelBuilder, x: Tensor, outputs: Sequence[Tensor], lines: 
     for name, t in lines.parameters.items():
         ints |= {"INNER": lines.inner, f"{name.upper()}_SIZE": max(prod(t.shape), 1)}
     k.launch(
-        "normalize_lines",
-        reads=reads,
-        writes=dict(zip(("y", "mean_out", "factor_out"), outputs, strict=False)),
-        ints=ints,
+        "normalize_lines", reads=reads,
+        writes=dict(zip(("y", "mean_out", "factor_out"), outputs, strict=False)), ints=ints,
         floats={} if lines.epsilon is None else {"EPSILON": lines.epsilon},
-        variant={**variant, "short": short, "factor": lines.factor, "spread": lines.spread},
-        grid=grid,
+        variant={**variant, "short": short, "factor": lines.factor, "spread": lines.spread}, grid=grid,
         local=local,
     )
 
@@ -309,26 +303,13 @@ def _launch_images(
         reads["moments"] = moments = k.scratch((work_groups, 2, PACK), DType.FLOAT32)
         fours["moments"] = "fours"
         k.launch(
-            "image_moments",
-            reads={"x": x},
-            writes={"moments": moments},
-            ints=ints,
-            variant={"groups": groups},
-            grid=(min(work_groups, k.caps.max_grid[0]), 1, 1),
-            local=local,
-            kinds=fours,
-            epilogue=False,
+            "image_moments", reads={"x": x}, writes={"moments": moments}, ints=ints, variant={"groups": groups},
+            grid=(min(work_groups, k.caps.max_grid[0]), 1, 1), local=local, kinds=fours, epilogue=False,
         )
     k.launch(
-        "normalize_images",
-        reads=reads,
-        writes={"y": y},
-        ints=ints,
-        floats={"EPSILON": epsilon},
-        variant={"groups": groups, "spread": not parameters},
-        grid=(min(work_groups, k.caps.max_grid[0]), 1, 1),
-        local=local,
-        kinds=fours,
+        "normalize_images", reads=reads, writes={"y": y}, ints=ints, floats={"EPSILON": epsilon},
+        variant={"groups": groups, "spread": not parameters}, grid=(min(work_groups, k.caps.max_grid[0]), 1, 1),
+        local=local, kinds=fours,
     )
 
 
@@ -438,15 +419,12 @@ class LrnOnGpu(GpuOp):
         blocks = -(-c // PACK)
         total = n * blocks * prod(rest)
         k.launch(
-            "lrn",
-            reads={"x": x},
-            writes={"y": y},
+            "lrn", reads={"x": x}, writes={"y": y},
             ints={
                 "HW": prod(rest), "BLOCKS": blocks, "CHANNELS": c, "TOTAL": total,
                 "LOW": min((op.size - 1) // 2, c), "HIGH": min(op.size // 2, c),
             },
-            floats={"BIAS": op.bias, "SHARE": op.alpha / op.size, "POWER": -op.beta},
-            items=total,
+            floats={"BIAS": op.bias, "SHARE": op.alpha / op.size, "POWER": -op.beta}, items=total,
         )
 
 

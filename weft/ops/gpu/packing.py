@@ -93,13 +93,9 @@ def pack_in_run(k: KernelBuilder, weight: Tensor, sizes: Shape, step: int = 1) -
     total = -(-taps * blocks_in // step) * step * blocks * PACK * PACK
     packed = k.scratch((1, PACK, total // PACK), weight.dtype, Layout.NC4HW4)
     k.launch(
-        "pack_weights",
-        reads={"x": seen_as(weight, (prod(sizes),))},
-        writes={"y": packed},
+        "pack_weights", reads={"x": seen_as(weight, (prod(sizes),))}, writes={"y": packed},
         ints={"TOTAL": total, "OUT": out, "IN": inside, "TAPS": taps, "BLOCKS": blocks, "BLOCKS_IN": blocks_in},
-        items=total,
-        kinds={"y": "linear"},
-        epilogue=False,
+        items=total, kinds={"y": "linear"}, epilogue=False,
     )
     return packed
 

@@ -64,15 +64,9 @@ class PadOnGpu(GpuOp):
         elif op.mode == "constant":
             reads["fill"] = k.constant("fill", lambda: fill.reshape(1))
         k.launch(
-            "pad",
-            reads=reads,
-            writes={"y": y},
-            ints=ints,
-            floats=floats,
-            variant={"rank": len(walk), "mode": op.mode, "packed": packed, "wider": wider},
-            items=ints["TOTAL"],
-            raw=not packed,
-            epilogue=False,
+            "pad", reads=reads, writes={"y": y}, ints=ints, floats=floats,
+            variant={"rank": len(walk), "mode": op.mode, "packed": packed, "wider": wider}, items=ints["TOTAL"],
+            raw=not packed, epilogue=False,
         )
 
 

@@ -77,13 +77,8 @@ def _launch(template: str, op: Pool, k: KernelBuilder, x: Tensor | None, y: Tens
     window = op.window(x.shape)
     mode, own_ints, floats = _kind(op, window)
     k.launch(
-        template,
-        reads={"x": x},
-        writes={"y": y},
-        ints=window_constants(window) | sizes | own_ints,
-        floats=floats,
-        variant={"mode": mode},
-        items=sizes["TOTAL"],
+        template, reads={"x": x}, writes={"y": y}, ints=window_constants(window) | sizes | own_ints,
+        floats=floats, variant={"mode": mode}, items=sizes["TOTAL"],
     )
 
 
@@ -133,15 +128,12 @@ class PlanarMaxPoolOnGpu(GpuOp):
         x, y = given(inputs, 0), outputs[0]
         total = prod(y.shape)
         k.launch(
-            "max_pool_planar",
-            reads={"x": x},
-            writes=dict(zip(("y", "places"), outputs, strict=False)),
+            "max_pool_planar", reads={"x": x}, writes=dict(zip(("y", "places"), outputs, strict=False)),
             ints={**window_constants(op.window(x.shape)), "TOTAL": total},
             variant={
                 "floats": x.dtype.is_float, "wide": x.dtype is DType.UINT64, "by_columns": bool(op.storage_order),
             },
-            items=total,
-            epilogue=False,
+            items=total, epilogue=False,
         )
 
 
@@ -170,13 +162,10 @@ def launch_global(k: KernelBuilder, x: Tensor, y: Tensor, mode: str) -> None:
     groups, rows = x.shape[0] * -(-blocks // wide), items // wide
     left = rows if rows <= MOST_ROWS else rows >> rows.bit_length() // 2  # about as many in each of two steps
     k.launch(
-        "pool_global",
-        reads={"x": x},
-        writes={"y": y},
+        "pool_global", reads={"x": x}, writes={"y": y},
         ints={"BLOCKS": blocks, "PLACES": places, "GROUPS": groups, "WIDE": wide, "ROWS": left},
         variant={"mode": mode, "at_once": at_once, "twice": left < rows},
-        grid=(min(groups, k.caps.max_grid[0]), 1, 1),
-        local=(items, 1, 1),
+        grid=(min(groups, k.caps.max_grid[0]), 1, 1), local=(items, 1, 1),
     )
 
 

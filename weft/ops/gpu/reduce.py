@@ -262,13 +262,8 @@ def launch_recipe(k: KernelBuilder, recipe: Recipe, x: Tensor, y: Tensor, axes: 
     words: dict[str, Any] = {field: getattr(recipe, field) for field in Recipe.__slots__}
     words |= {"adjacent": shared.outputs if shared else 1, "ahead": AHEAD if shared else 1}
     k.launch(
-        "reduce",
-        reads={"x": x},
-        writes={"y": y},
-        ints={**ints, "OUTPUTS": outputs},
-        variant={**words, "short": short},
-        grid=grid,
-        local=local,
+        "reduce", reads={"x": x}, writes={"y": y}, ints={**ints, "OUTPUTS": outputs},
+        variant={**words, "short": short}, grid=grid, local=local,
     )
 
 
@@ -317,13 +312,9 @@ def _launch_integers(
     low, high = halves(start)
     words = {field: getattr(recipe, field) for field in IntegerRecipe.__slots__}
     k.launch(
-        "reduce_integers",
-        reads={"x": x},
-        writes={"y": y},
+        "reduce_integers", reads={"x": x}, writes={"y": y},
         ints={**ints, "OUTPUTS": outputs, "START": low, "START_HIGH": high},
-        variant={**words, "short": short, "wide": x.dtype is DType.UINT64},
-        grid=grid,
-        local=local,
+        variant={**words, "short": short, "wide": x.dtype is DType.UINT64}, grid=grid, local=local,
         epilogue=False,
     )
 
@@ -350,9 +341,7 @@ class ArgExtremeOnGpu(GpuOp):
         lines = prod(x.shape) // length
         short, grid, local = choose_group(k, lines, length, inner == 1)
         k.launch(
-            "arg_extreme",
-            reads={"x": x},
-            writes={"y": y},
+            "arg_extreme", reads={"x": x}, writes={"y": y},
             ints={"LENGTH": length, "INNER": inner, "LINES": lines},
             variant={
                 "short": short,
@@ -360,9 +349,7 @@ class ArgExtremeOnGpu(GpuOp):
                 "last": bool(op.select_last_index),
                 "floats": x.dtype.is_float,
             },
-            grid=grid,
-            local=local,
-            epilogue=False,
+            grid=grid, local=local, epilogue=False,
         )
 
 
@@ -401,10 +388,7 @@ class ScanOnGpu(GpuOp):
             grid = (min(lines, k.caps.max_grid[0]), 1, 1)
             local = (k.tree_items(_most_items(k.caps, longest)), 1, 1)
         k.launch(
-            "scan",
-            reads=reads,
-            writes={"y": outputs[0]},
-            ints=ints,
+            "scan", reads=reads, writes={"y": outputs[0]}, ints=ints,
             variant={
                 "rank": rank,
                 "start": f"{float(op.first)}",
@@ -414,9 +398,7 @@ class ScanOnGpu(GpuOp):
                 "reverse": bool(op.reverse),
                 "exclusive": bool(op.exclusive),
             },
-            grid=grid,
-            local=local,
-            epilogue=not whole,
+            grid=grid, local=local, epilogue=not whole,
         )
 
 
@@ -453,11 +435,9 @@ class LinearRecurrenceOnGpu(GpuOp):
         shape, axis = factors.shape, op.axis % len(factors.shape)
         lines = prod(start.shape)
         k.launch(
-            "linear_recurrence",
-            reads={"factors": factors, "terms": terms, "start": start},
+            "linear_recurrence", reads={"factors": factors, "terms": terms, "start": start},
             writes={"y": outputs[0]},
-            ints={"LENGTH": shape[axis], "INNER": max(prod(shape[axis + 1 :]), 1), "LINES": lines},
-            items=lines,
+            ints={"LENGTH": shape[axis], "INNER": max(prod(shape[axis + 1 :]), 1), "LINES": lines}, items=lines,
         )
 
 

@@ -151,10 +151,7 @@ def _launch(k: KernelBuilder, r: Resampling) -> None:
         ints |= {"TOTAL": r.y.shape[0] * blocks * count, "BLOCKS": blocks, "HW": count}
     raw = r.nearest and not r.packed
     k.launch(
-        "resize",
-        reads={"x": r.x, **r.arguments(k, numbers)},
-        writes={"y": r.y},
-        ints=ints,
+        "resize", reads={"x": r.x, **r.arguments(k, numbers)}, writes={"y": r.y}, ints=ints,
         floats={"FILL": r.op.extrapolation_value} if r.cropped and not raw else {},
         variant={
             "rank": len(axes),
@@ -166,9 +163,7 @@ def _launch(k: KernelBuilder, r: Resampling) -> None:
             "cropped": r.cropped,
             "packed": r.packed,
         },
-        items=ints["TOTAL"],
-        raw=raw,
-        epilogue=False,
+        items=ints["TOTAL"], raw=raw, epilogue=False,
     )
 
 

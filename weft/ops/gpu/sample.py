@@ -45,20 +45,14 @@ class GridSampleOnGpu(GpuOp):
             reads["fill"] = k.constant("fill", partial(np.zeros, 1, x.dtype.numpy))
         size, local = k.for_items(ints["TOTAL"])
         k.launch(
-            "grid_sample",
-            reads=reads,
-            writes={"y": outputs[0]},
-            ints=ints,
-            floats=floats,
+            "grid_sample", reads=reads, writes={"y": outputs[0]}, ints=ints, floats=floats,
             variant={
                 "rank": len(lengths),
                 "mode": op.mode,
                 "padding": op.padding_mode,
                 "corners": bool(op.align_corners),
             },
-            grid=size,
-            local=local,
-            kinds=dict.fromkeys({"y", *reads} - {"grid"}, "raw") if moved else None,
+            grid=size, local=local, kinds=dict.fromkeys({"y", *reads} - {"grid"}, "raw") if moved else None,
             epilogue=not moved,
         )
 

@@ -62,11 +62,8 @@ class _Scatter(GpuOp):
         k.launch(
             "scatter_reduce" if reduces else "scatter",
             reads={**({"x": x} if reduces else {}), "places": places, "updates": updates},
-            writes={"y": y if reduces else _part(y, updates)},
-            ints={**ints, "TOTAL": total},
-            variant={**variant, **(_join(op, x) if reduces else {})},
-            items=total,
-            raw=not reduces,
+            writes={"y": y if reduces else _part(y, updates)}, ints={**ints, "TOTAL": total},
+            variant={**variant, **(_join(op, x) if reduces else {})}, items=total, raw=not reduces,
             epilogue=False,
         )
 
@@ -155,17 +152,13 @@ class TensorScatterOnGpu(GpuOp):
             return
         kind = RAW_KINDS.get(at_once * x.dtype.itemsize, "raw")
         k.launch(
-            "tensor_scatter",
-            reads={**({} if in_place else {"x": x}), "update": update, "first": first},
+            "tensor_scatter", reads={**({} if in_place else {"x": x}), "update": update, "first": first},
             writes={"y": _part(y, update) if in_place else y},
             ints={
                 "SIZE": size, "LENGTH": length, "INNER": inner // at_once, "PARTS": parts, "TOTAL": total,
             },
-            variant={"in_place": in_place, "circular": op.mode == "circular"},
-            items=total,
-            raw=True,
-            kinds={**dict.fromkeys(("x", "update", "y"), kind), "first": "linear"},
-            epilogue=False,
+            variant={"in_place": in_place, "circular": op.mode == "circular"}, items=total, raw=True,
+            kinds={**dict.fromkeys(("x", "update", "y"), kind), "first": "linear"}, epilogue=False,
         )
 
 

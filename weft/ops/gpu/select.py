@@ -69,8 +69,7 @@ class TopKOnGpu(GpuOp):
             kept = wanted if last else count // block * keep + min(keep, count % block)
             places = indices if last else [k.scratch((lines, kept), DType.INT32)]
             k.launch(
-                "top_k",
-                reads={"x": x, **({"origin": origin} if origin is not None else {})},
+                "top_k", reads={"x": x, **({"origin": origin} if origin is not None else {})},
                 writes={**({"y": values} if last else {}), **dict(zip(("places",), places, strict=False))},
                 ints={
                     "TOTAL": lines * count, "COUNT": count, "INNER": inner, "LENGTH": length, "BLOCK": block,
@@ -80,8 +79,7 @@ class TopKOnGpu(GpuOp):
                     "largest": bool(op.largest), "last": last, "narrowed": origin is not None,
                     "floats": x.dtype.is_float,
                 },
-                items=lines * count,
-                epilogue=False,
+                items=lines * count, epilogue=False,
             )
             if last:
                 return
@@ -93,13 +91,9 @@ def compact(k: KernelBuilder, x: Tensor, total: int, room: int) -> tuple[Tensor,
     places, count = k.scratch((room,), DType.INT32), k.scratch((1,), DType.INT32)
     items = k.tree_items(COMPACTED_BY)
     k.launch(
-        "compact",
-        reads={"x": x},
-        writes={"places": places, "count": count},
+        "compact", reads={"x": x}, writes={"places": places, "count": count},
         ints={"TOTAL": total, "RUN": -(-total // items), "ROOM": room},
-        variant={"wide": x.dtype in (DType.INT64, DType.UINT64)},
-        grid=(1, 1, 1),
-        local=(items, 1, 1),
+        variant={"wide": x.dtype in (DType.INT64, DType.UINT64)}, grid=(1, 1, 1), local=(items, 1, 1),
         epilogue=False,
     )
     return places, count
@@ -114,16 +108,13 @@ def move_slices(k: KernelBuilder, x: Tensor, places: Tensor, count: Tensor, axis
     shape = x.shape if len(y.shape) == len(x.shape) else (prod(x.shape),)
     zero = k.constant("zero", lambda: np.zeros(1, x.dtype.numpy))
     k.launch(
-        "compress",
-        reads={"x": x, "zero": zero, "places": places, "count": count},
+        "compress", reads={"x": x, "zero": zero, "places": places, "count": count},
         writes=dict(zip(("y", "sizes"), outputs, strict=False)),
         ints={
             "TOTAL": prod(y.shape), "COUNT": y.shape[axis], "SIZE": shape[axis], "INNER": prod(shape[axis + 1 :]),
             **{f"D{d}": size for d, size in enumerate(shape)},
         },
-        variant={"rank": len(shape), "axis": axis},
-        items=prod(y.shape),
-        raw=True,
+        variant={"rank": len(shape), "axis": axis}, items=prod(y.shape), raw=True,
         kinds={"places": "linear", "count": "linear", **({"sizes": "linear"} if len(outputs) > 1 else {})},
         epilogue=False,
     )
@@ -141,12 +132,9 @@ def room_sizes(
         return
     sizes = {f"S{d}": size for d, size in enumerate(shape) if count is None or d != counted}
     k.launch(
-        "room_sizes",
-        reads={} if count is None else {"count": count},
-        writes={"sizes": outputs[-1]},
+        "room_sizes", reads={} if count is None else {"count": count}, writes={"sizes": outputs[-1]},
         ints=sizes,
-        variant={"rank": len(shape), "counted": -1 if counted is None or count is None else counted},
-        items=1,
+        variant={"rank": len(shape), "counted": -1 if counted is None or count is None else counted}, items=1,
         epilogue=False,
     )
 
@@ -183,13 +171,10 @@ class NonZeroOnGpu(_Bounded):
             room_sizes(k, outputs, (0, 1), 1, count)
             return
         k.launch(
-            "nonzero",
-            reads={"places": places, "count": count},
+            "nonzero", reads={"places": places, "count": count},
             writes=dict(zip(("y", "sizes"), outputs, strict=False)),
             ints={"COUNT": total, **{f"D{d}": size for d, size in enumerate(x.shape)}},
-            variant={"rank": len(x.shape)},
-            items=total,
-            epilogue=False,
+            variant={"rank": len(x.shape)}, items=total, epilogue=False,
         )
 
 
@@ -249,24 +234,16 @@ class UniqueOnGpu(_Bounded):
         kind = {"floats": x.dtype.is_float, "wide": x.dtype is DType.UINT64}
         first, fresh, order, ranks = (k.scratch((count,), DType.INT32) for _ in range(4))
         k.launch(
-            "unique_first",
-            reads={"x": x},
-            writes={"first": first, "fresh": fresh},
-            ints=ints,
-            variant={**kind, "merges_nan": op.axis is None},
-            items=count,
-            epilogue=False,
+            "unique_first", reads={"x": x}, writes={"first": first, "fresh": fresh}, ints=ints,
+            variant={**kind, "merges_nan": op.axis is None}, items=count, epilogue=False,
         )
         places, number = compact(k, fresh, count, count)
         wanted = {name: t for name, t in (("indices", indices), ("counts", counts)) if t is not None}
         k.launch(
             "unique_rank",
             reads={"places": places, **({"x": x} if op.sorted else {}), **({"first": first} if counts else {})},
-            writes={"order": order, "ranks": ranks, **wanted},
-            ints=ints if op.sorted else {"COUNT": count},
-            variant={**kind, "ordered": bool(op.sorted)},
-            items=count,
-            epilogue=False,
+            writes={"order": order, "ranks": ranks, **wanted}, ints=ints if op.sorted else {"COUNT": count},
+            variant={**kind, "ordered": bool(op.sorted)}, items=count, epilogue=False,
         )
         if inverse is not None:
             rank = len(values.shape)
@@ -275,9 +252,7 @@ class UniqueOnGpu(_Bounded):
                 reads={"first": first, "ranks": ranks, **({"number": number} if sizes is not None else {})},
                 writes={"inverse": inverse, **({"sizes": sizes} if sizes is not None else {})},
                 ints={"COUNT": count, **{f"D{d}": size for d, size in enumerate(values.shape)}},
-                variant={"rank_of_x": rank, "axis": axis},
-                items=count,
-                epilogue=False,
+                variant={"rank_of_x": rank, "axis": axis}, items=count, epilogue=False,
             )
         move_slices(k, x, order, number, axis, [values])
 

@@ -45,13 +45,8 @@ class SoftmaxOnGpu(GpuOp):
             return
         short, grid, local = choose_group(k, lines, length, inner == 1)
         k.launch(
-            "softmax",
-            reads={"x": x},
-            writes={"y": y},
-            ints={"LENGTH": length, "INNER": inner, "LINES": lines},
-            variant={"log": log, "short": short},
-            grid=grid,
-            local=local,
+            "softmax", reads={"x": x}, writes={"y": y}, ints={"LENGTH": length, "INNER": inner, "LINES": lines},
+            variant={"log": log, "short": short}, grid=grid, local=local,
         )
 
 

@@ -72,15 +72,9 @@ class Team:
             "ahead": not caps.software,
         }
         k.launch(
-            template,
-            reads=reads,
-            writes=writes,
-            ints=ints,
-            floats=floats,
-            variant={**own, **(variant or {})},
+            template, reads=reads, writes=writes, ints=ints, floats=floats, variant={**own, **(variant or {})},
             grid=(max(1, min(-(-lines // self.rows), caps.max_grid[0])), 1, 1),
-            local=(self.items * self.rows, 1, 1),
-            kinds=kinds,
+            local=(self.items * self.rows, 1, 1), kinds=kinds,
         )
 
     @property

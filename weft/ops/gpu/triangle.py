@@ -40,14 +40,8 @@ class TriluOnGpu(_ByPosition):
         else:
             reads["diagonal"] = diagonal
         k.launch(
-            "trilu",
-            reads=reads,
-            writes={"y": y},
-            ints=ints,
-            variant={"upper": bool(op.upper)},
-            items=ints["TOTAL"],
-            raw=True,
-            epilogue=False,
+            "trilu", reads=reads, writes={"y": y}, ints=ints, variant={"upper": bool(op.upper)},
+            items=ints["TOTAL"], raw=True, epilogue=False,
         )
 
 
@@ -70,13 +64,8 @@ class OneHotOnGpu(_ByPosition):
         axis = op.axis % len(y.shape)
         ints = {"TOTAL": prod(y.shape), "INNER": max(prod(y.shape[axis + 1 :]), 1), "DEPTH": y.shape[axis]}
         k.launch(
-            "one_hot",
-            reads={"places": places, "values": values},
-            writes={"y": y},
-            ints=ints,
-            items=ints["TOTAL"],
-            kinds={"values": "raw", "y": "raw"},
-            epilogue=False,
+            "one_hot", reads={"places": places, "values": values}, writes={"y": y}, ints=ints,
+            items=ints["TOTAL"], kinds={"values": "raw", "y": "raw"}, epilogue=False,
         )
 
 
@@ -89,14 +78,8 @@ class ReverseSequenceOnGpu(_ByPosition):
         ints = {"TOTAL": prod(x.shape), "INNER": max(prod(x.shape[2:]), 1), "D1": max(x.shape[1], 1)}
         ints["TIME"] = x.shape[op.time_axis]
         k.launch(
-            "reverse_sequence",
-            reads={"x": x, "lengths": lengths},
-            writes={"y": outputs[0]},
-            ints=ints,
-            variant={"time_first": op.time_axis == 0},
-            items=ints["TOTAL"],
-            raw=True,
-            epilogue=False,
+            "reverse_sequence", reads={"x": x, "lengths": lengths}, writes={"y": outputs[0]}, ints=ints,
+            variant={"time_first": op.time_axis == 0}, items=ints["TOTAL"], raw=True, epilogue=False,
         )
 
 

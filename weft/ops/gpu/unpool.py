@@ -32,12 +32,8 @@ class MaxRoiPoolOnGpu(GpuOp):
         ints = dict(zip(("N", "C", "H", "W"), x.shape, strict=True))
         ints |= {"TOTAL": prod(y.shape), "ROWS": op.pooled_shape[0], "COLUMNS": op.pooled_shape[1]}
         k.launch(
-            "max_roi_pool",
-            reads={"x": x, "rois": rois},
-            writes={"y": y},
-            ints=ints,
-            floats={"SCALE": op.spatial_scale},
-            items=ints["TOTAL"],
+            "max_roi_pool", reads={"x": x, "rois": rois}, writes={"y": y}, ints=ints,
+            floats={"SCALE": op.spatial_scale}, items=ints["TOTAL"],
         )
 
 

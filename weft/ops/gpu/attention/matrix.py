@@ -343,12 +343,8 @@ class MatrixAttention(Algorithm[AttentionProblem, AttentionPlan, AttentionTile])
             unscaled = plan.scale > 0 and not plan.softcap and "mask" not in plan.reads
             variant |= {"staged": True, "query_tiles": tile.query_tiles, "unscaled": unscaled}
         k.launch(
-            "attention_matrix",
-            reads=plan.reads,
-            writes={"y": plan.y},
-            ints={**dict(p.places), "BLOCKS": blocks, "GROUPS": groups},
-            floats=plan.numbers(log(2)),
-            variant=variant,
-            grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1),
+            "attention_matrix", reads=plan.reads, writes={"y": plan.y},
+            ints={**dict(p.places), "BLOCKS": blocks, "GROUPS": groups}, floats=plan.numbers(log(2)),
+            variant=variant, grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1),
             local=(SUBGROUP, tile.warps, tile.slices),
         )

@@ -198,18 +198,14 @@ class TiledAttention(Algorithm[AttentionProblem, AttentionPlan, Tile]):
         blocks = -(-p.each.queries // tile.rows)
         groups = prod(p.each.lead) * blocks
         k.launch(
-            "attention",
-            reads=plan.reads,
-            writes={"y": plan.y},
-            ints={**dict(p.places), "BLOCKS": blocks, "GROUPS": groups},
-            floats=plan.numbers(),
+            "attention", reads=plan.reads, writes={"y": plan.y},
+            ints={**dict(p.places), "BLOCKS": blocks, "GROUPS": groups}, floats=plan.numbers(),
             variant={
                 "each": tile.each, "lx": tile.lx, "ly": tile.ly, "keys": tile.keys, "loads": LOADS,
                 "depth": vectors(p.each.depth), "width": vectors(p.each.width), "quads": p.lies_in(PACK),
                 "joint": tile.is_joint(k.caps, p.each), **plan.unusual,
             },
-            grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1),
-            local=(tile.items, 1, 1),
+            grid=(max(1, min(groups, k.caps.max_grid[0])), 1, 1), local=(tile.items, 1, 1),
         )
 
 
