@@ -87,9 +87,9 @@ class Algorithm(ABC, Generic[ProblemT, PlanT, TileT]):
     prologue: ClassVar[str] = ""
     """The kind of its kernels with a prologue, a name for `DeviceCaps.without`; "" if none applies steps to loads."""
 
-    @abstractmethod
     def why_not(self, problem: ProblemT) -> str | None:
         """Return why it cannot, or never should, solve a problem, as the end of a sentence; None if it can."""
+        return None
 
     @abstractmethod
     def candidates(self, problem: ProblemT) -> Sequence[Candidate]:

@@ -105,7 +105,6 @@ class DeviceModel:
         made: FiguresT = held
         return made
 
-
     def factor(self, rate: Rate) -> float:
         """Return how many times as much of something a unit does as one of the card that the figures are of."""
         return self.factors.get(rate, 1.0)

@@ -283,5 +283,3 @@ class KernelBuilder(ABC):
         groups = -(-max(total, 1) // local)
         most = max((MAX_ELEMENTS - total) // local, 1)  # a work-item computes its next index before it compares it
         return (max(1, min(groups, self.caps.max_grid[0], most)), 1, 1), (local, 1, 1)
-
-

@@ -194,7 +194,6 @@ class GlobalPool(Op):
     most_inputs: ClassVar[int | None] = 1
     by_image: ClassVar[bool] = True
 
-
     def infer(self, inputs: Sequence[TensorSpec | None], constants: Constants) -> tuple[TensorSpec, ...]:
         x = given(inputs, 0)
         float_type(x)

@@ -133,4 +133,3 @@ class Unique(RunSized):
             first, counts = first[order], counts[order]
             place = np.argsort(order, kind="stable")[place]
         return (values, *(np.asarray(each, np.int64) for each in (first, place, counts)))
-

@@ -160,7 +160,6 @@ class SplitToSequence(ListOp):
             raise unfit(f"pieces of {lengths} elements have no end")
         return [list(np.split(x, range(int(lengths), size, int(lengths)), axis)) if size else []]
 
-
     def foreseen(
         self, inputs: Sequence[Value], constants: Constants, ends: Sequence[Sequence[Value] | None]
     ) -> Sequence[Value]:

@@ -12,6 +12,7 @@ import pytest
 
 import weft
 from tests.helpers.cards import H200
+from tests.helpers.conv_problems import conv_problem
 from tests.helpers.convolutions import assert_compiles, matrices
 from tests.helpers.null_gpu import null_gpu
 from weft.backends.gpu import runtime as gpu_runtime
@@ -22,9 +23,8 @@ from weft.ops.gpu.conv.matrix.staged import (
     SIDE,
     SPECIAL,
     TILES,
+    MatrixConv,
     MatrixTile,
-    choose_tile,
-    legal_tiles,
     pack_weights,
 )
 
@@ -65,10 +65,12 @@ def test_the_kernel_of_every_tile_compiles(tile: MatrixTile, parted: bool, point
 
 
 def test_small_problems_get_small_tiles_and_deep_ones_slices() -> None:
-    assert choose_tile(H200, 32 * 56 * 56, 256, 64) == TILES[0]
-    deep = choose_tile(H200, 49, 512, 9 * 512)
+    conv = MatrixConv()
+    assert conv.tiles(conv_problem((32, 64, 56, 56), (256, 64, 1, 1), H200))[0] == TILES[0]
+    deep, _ = conv.tiles(conv_problem((1, 512, 7, 7), (512, 512, 3, 3), H200))
     assert deep is not None and deep.lz > 1 and deep.rows <= 16
-    assert all(t.lz == 1 for t in legal_tiles(H200, 32)), "one step cannot be shared out"
+    _, shallow = conv.tiles(conv_problem((1, 32, 7, 7), (512, 32, 1, 1), H200))
+    assert all(t.lz == 1 for t in shallow), "one step cannot be shared out"
 
 
 @pytest.mark.parametrize("found", ["", "a convolution of (1, 2) with (3, 4) was wrong by 1.0e+00"])

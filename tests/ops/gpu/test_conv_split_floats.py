@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import weft
 from tests.helpers.cards import H200
-from tests.helpers.conv_problems import take
+from tests.helpers.conv_problems import conv_problem, take
 from tests.helpers.convolutions import convolution, matrices
 from tests.helpers.device_figures import set_figures
 from tests.helpers.emulated_gpus import APIS, emulated_gpu
@@ -48,10 +48,9 @@ from weft.ops.gpu.conv.matrix.split_floats import (
     TILES,
     SplitFigures,
     SplitTile,
-    choose_tile,
-    legal_tiles,
     packed_weights,
 )
+from weft.ops.gpu.conv.matrix.staged import fitting, with_most_reuse
 from weft.ops.gpu.conv.matrix.warpgroups import STEP
 
 
@@ -260,8 +259,10 @@ def test_the_kernel_of_every_tile_compiles(tile: SplitTile, pointwise: bool, las
 
 
 def test_small_problems_get_small_tiles_and_deep_ones_slices() -> None:
-    assert choose_tile(H200, 32 * 56 * 56, 256, 64) == legal_tiles(H200, 64)[0]
-    deep = choose_tile(H200, 49, 512, 9 * 512)
+    large = conv_problem((32, 64, 56, 56), (256, 64, 1, 1), H200)
+    assert with_most_reuse(fitting(TILES, large), large) == fitting(TILES, large)[0]
+    small = conv_problem((1, 512, 7, 7), (512, 512, 3, 3), H200)
+    deep = with_most_reuse(fitting(TILES, small), small)
     assert deep is not None and deep.lz > 1
     wide = split_floats_wgmma.choose_tile(H200, 32 * 56 * 56, 256, 64, True)
     assert wide.cols >= 64 and wide.shared_bytes() <= 227 << 10

@@ -78,7 +78,6 @@ class SameNodes:
     """
 
 
-
 @dataclass(frozen=True, slots=True)
 class BackendInfo:
     """What a backend is constructed with: its id, the device's index, the configuration."""

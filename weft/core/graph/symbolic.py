@@ -458,7 +458,6 @@ def _ranges(guards: Mapping[tuple[Terms, Relation], bool]) -> list[tuple[Terms, 
     ]
 
 
-
 def _constant(number: int) -> Terms:
     return (((), number),) if number else ()
 

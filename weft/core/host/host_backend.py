@@ -115,7 +115,6 @@ class HostBackend(Backend):
             ) from e
 
 
-
 def _free_memory() -> str:
     free = _memory("SC_AVPHYS_PAGES")
     return "the host has less" if isinf(free) else f"the host has {free:,} bytes free"

@@ -163,5 +163,3 @@ class ArenaPlan(Generic[KeyT]):
 def _fits(planned: Sequence[int], wanted: Sequence[int]) -> bool:
     """Tell whether blocks fit into the places of others, and do not leave too much of them free."""
     return all(map(le, wanted, planned)) and sum(wanted) >= FULL * sum(planned)
-
-

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from weft.frontends.builder.network import Network
 
 
-
 def near(name: str, known: Iterable[str]) -> str:
     """Return ": did you mean ...?" with the known names that resemble a wrong one; "" if none does."""
     by_lower = {k.lower(): k for k in known}

@@ -143,10 +143,6 @@ class WholeRows(Algorithm[RecurrentProblem, RecurrentPlan, RecurrentTile]):
     name = "recurrent rows"
     whole = True
 
-    def why_not(self, problem: RecurrentProblem) -> str | None:
-        """Take every layer; there may be no tile for it."""
-        return None
-
     def candidates(self, problem: RecurrentProblem) -> Sequence[Candidate]:
         tiles = sorted((t for t in problem.tiles() if t.whole is self.whole), key=problem.time)
         return candidates_of(tiles, problem.time, problem.time(tiles[0])) if tiles else []

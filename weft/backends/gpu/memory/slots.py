@@ -246,5 +246,3 @@ def place_constants(tensor: Tensor, name: str) -> Mapping[str, int]:
     block_step, pixel_step = (1, blocks) if tensor.layout is Layout.NHWC4 else (places, 1)
     values = (blocks * places, block_step, pixel_step, region.first * block_step, c)
     return {f"{name}_{part}": value for part, value in zip(PLACE, values, strict=True)}
-
-

@@ -71,16 +71,6 @@ def _reshape(build: Builder, node: Node) -> None:
     build.zeros[node.outputs[0]] = {k for k, axis in enumerate(axes) if axis in zero}
 
 
-
-
-
-
-
-
-
-
-
-
 @_rule("Expand")
 def _expand(build: Builder, node: Node) -> None:
     x = build.read(node.inputs[0])

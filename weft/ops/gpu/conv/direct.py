@@ -43,14 +43,10 @@ class DirectConv(Algorithm[ConvProblem, ConvPlan, DirectTile]):
         k, p = plan.k, plan.problem
         window, out_group = p.constants, p.channels_out // p.group
         for first, count in pieces(p, p.channels_in * p.taps * PACK * p.weights.itemsize):
-            packed = plan.filters(
-                f"direct.{first}", first * PACK, min(count * PACK, p.channels_out - first * PACK)
-            )
+            packed = plan.filters(f"direct.{first}", first * PACK, min(count * PACK, p.channels_out - first * PACK))
             total = p.images * count * prod(p.window.outputs)
             k.launch(
-                "conv_direct",
-                reads={"x": plan.x, "w": packed, **plan.bias_vector()},
-                writes={"y": plan.y},
+                "conv_direct", reads={"x": plan.x, "w": packed, **plan.bias_vector()}, writes={"y": plan.y},
                 ints={
                     **window, "FIRST": first, "COUNT": count, "TOTAL": total,
                     "CO": p.channels_out, "OUT_GROUP": out_group, "IN_GROUP": p.channels_in,

@@ -52,11 +52,8 @@ def _launch(k: KernelBuilder, template: str, inputs: Inputs, y: Tensor, window: 
     channels, total = {"CI": x.shape[1], "CO": y.shape[1]}, prod(y.shape)
     groups = {"IN_GROUP": x.shape[1] // group, "OUT_GROUP": y.shape[1] // group}
     k.launch(
-        template,
-        reads={"x": x, "w": w, **({"b": bias} if bias is not None else {})},
-        writes={"y": y},
-        ints={**window_constants(window), **channels, **groups, "TOTAL": total},
-        items=total,
+        template, reads={"x": x, "w": w, **({"b": bias} if bias is not None else {})}, writes={"y": y},
+        ints={**window_constants(window), **channels, **groups, "TOTAL": total}, items=total,
     )
 
 

@@ -230,19 +230,9 @@ class WinogradConv(Algorithm[ConvProblem, ConvPlan, WinogradTile]):
         values = 2 * patches * (p.channels_in + p.channels_out) + p.channels_in * p.channels_out
         read = points * (down * p.channels_out + across * patches) * PACK * STEP * steps
         return Effort(
-            groups=points * down * across,
-            items=gemm.items,
-            registers=gemm.registers,
-            shared=gemm.shared_bytes(2),
-            rows=rows,
-            columns=columns,
-            rounds=steps,
-            depth=PACK * STEP,
-            slices=1,
-            read=4 * read,
-            moved=p.moved + 4 * points * values,
-            loads=tile_loads(gemm),
-            launches=3,
+            groups=points * down * across, items=gemm.items, registers=gemm.registers,
+            shared=gemm.shared_bytes(2), rows=rows, columns=columns, rounds=steps, depth=PACK * STEP, slices=1,
+            read=4 * read, moved=p.moved + 4 * points * values, loads=tile_loads(gemm), launches=3,
         )
 
     def launch(self, plan: ConvPlan, tile: WinogradTile) -> None:
@@ -290,15 +280,12 @@ def _launch_products(plan: ConvPlan, tile: GemmTile, v: Tensor, m: Tensor, patch
     spec = TensorSpec((READ * READ * _steps(p.channels_in) * STEP * PACK * p.blocks * PACK,), DType.FLOAT32)
     weights = k.constant("winograd", plan.packing(pack_weights), spec=spec)
     k.launch(
-        "conv_winograd_gemm",
-        reads={"v": v, "w": weights},
-        writes={"m": m},
+        "conv_winograd_gemm", reads={"v": v, "w": weights}, writes={"m": m},
         ints={
             "C4": p.blocks_in, "STEPS": _steps(p.channels_in), "COUNT": p.blocks, "PATCHES": patches, "TILES": rows,
         },
         variant={**tile.variant, "buffers": tile.buffers(k.caps), "copied": False},
-        kinds=dict.fromkeys("vwm", "fours"),
-        epilogue=False,
+        kinds=dict.fromkeys("vwm", "fours"), epilogue=False,
         grid=(min(rows, k.caps.max_grid[0]), -(-p.blocks // tile.columns), READ * READ),
         local=(tile.lx, tile.ly, tile.lz),
     )

@@ -82,18 +82,14 @@ def launch_few_rows(plan: ProductPlan, matrices: Sequence[Array], gate: Gate | N
     for first, count in plan.pieces(len(matrices)):
         weights = k.constant(f"rows.{first}", partial(_rows, matrices, first, count), Layout.NC4HW4)
         k.launch(
-            "matmul_rows",
-            reads={"a": plan.a, "w": weights, **addend},
-            writes={"y": plan.y},
+            "matmul_rows", reads={"a": plan.a, "w": weights, **addend}, writes={"y": plan.y},
             ints={"K": p.k, "VECTORS": -(-p.k // PACK), "FIRST": first, "COUNT": count, "N": p.n, **steps, **many},
             floats={"ALPHA": plan.alpha, "BETA": plan.beta},
             variant={
                 **rows, "quads": p.k % PACK == 0, "tree": not k.caps.software, "gated": gate is not None,
                 "at_a_time": figures.at_a_time,
             },
-            grid=(min(count, k.caps.max_grid[0]), 1, 1),
-            local=(items, 1, 1),
-            gate=gate,
+            grid=(min(count, k.caps.max_grid[0]), 1, 1), local=(items, 1, 1), gate=gate,
         )
 
 

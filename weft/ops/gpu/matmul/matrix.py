@@ -301,9 +301,7 @@ def _launch(plan: ProductPlan, tile: MatrixProductTile, *, epilogue: bool = True
     addend, steps = plan.addend()
     total, (a, b) = tiles_of(p, tile), (OperandLayout.of(p, which) for which in range(2))
     k.launch(
-        "matmul_matrix",
-        reads={"a": plan.a, "b": plan.b, **addend},
-        writes={"y": plan.y},
+        "matmul_matrix", reads={"a": plan.a, "b": plan.b, **addend}, writes={"y": plan.y},
         ints={
             "M": p.m, "N": p.n, "K": p.k, "ROUNDS": rounds_of(p.k, tile),
             "TILES_M": -(-p.m // tile.rows), "TILES_N": -(-p.n // tile.columns), "TILES": total,
@@ -315,8 +313,6 @@ def _launch(plan: ProductPlan, tile: MatrixProductTile, *, epilogue: bool = True
             "depth": DEPTH, "a_along": a.along, "a_wide": a.wide, "b_along": b.along, "b_wide": b.wide,
             "fours": p.fours, "result_pitch": RESULT_PITCH,
         },
-        kinds={"y": "fours"} if p.fours else None,
-        grid=(max(1, min(total, k.caps.max_grid[0])), 1, 1),
-        local=(SUBGROUP, tile.sm * tile.sn, tile.slices),
-        epilogue=epilogue,
+        kinds={"y": "fours"} if p.fours else None, grid=(max(1, min(total, k.caps.max_grid[0])), 1, 1),
+        local=(SUBGROUP, tile.sm * tile.sn, tile.slices), epilogue=epilogue,
     )

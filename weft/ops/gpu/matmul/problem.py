@@ -84,19 +84,10 @@ class ProductPlan:
 
     @classmethod
     def of(
-        cls,
-        k: KernelBuilder,
-        sizes: tuple[int, int, int],
-        tensors: tuple[Tensor, Tensor, Tensor],
-        a_steps: tuple[int, int],
-        b_steps: tuple[int, int],
-        batch: Shape = (),
-        a_batch: tuple[int, ...] = (),
-        b_batch: tuple[int, ...] = (),
-        *,
-        first: tuple[int, int] = (0, 0),
-        scale: tuple[float, float] = (1.0, 1.0),
-        c: Tensor | None = None,
+        cls, k: KernelBuilder, sizes: tuple[int, int, int], tensors: tuple[Tensor, Tensor, Tensor],
+        a_steps: tuple[int, int], b_steps: tuple[int, int], batch: Shape = (), a_batch: tuple[int, ...] = (),
+        b_batch: tuple[int, ...] = (), *, first: tuple[int, int] = (0, 0),
+        scale: tuple[float, float] = (1.0, 1.0), c: Tensor | None = None,
     ) -> ProductPlan:
         """Return the plan of a product of sizes m, n and k; `tensors` are a, b and y, `scale` is alpha and beta."""
         (m, n, depth), (a, b, y) = sizes, tensors
@@ -105,25 +96,11 @@ class ProductPlan:
         joins, double = k.joins_channels(n), y.dtype is DType.FLOAT64
         halves = a.dtype is b.dtype is y.dtype is DType.FLOAT16
         problem = ProductProblem(
-            m=m,
-            n=n,
-            k=depth,
-            a_steps=a_steps,
-            b_steps=b_steps,
-            first=first,
-            batch=batch,
-            a_batch=a_batch,
-            b_batch=b_batch,
-            weights=weights,
-            bias=bias,
-            adds=c is not None,
-            holds_scale=_holds(b, scale[0]) and _holds(c, scale[1]),
-            joins_channels=joins,
-            double=double,
-            halves=halves,
-            plain=(k.lies_plain(a), k.lies_plain(b)),
-            fours=n % PACK == 0 and k.lies_plain(y, count=PACK),
-            caps=k.caps,
+            m=m, n=n, k=depth, a_steps=a_steps, b_steps=b_steps, first=first, batch=batch, a_batch=a_batch,
+            b_batch=b_batch, weights=weights, bias=bias, adds=c is not None,
+            holds_scale=_holds(b, scale[0]) and _holds(c, scale[1]), joins_channels=joins, double=double,
+            halves=halves, plain=(k.lies_plain(a), k.lies_plain(b)),
+            fours=n % PACK == 0 and k.lies_plain(y, count=PACK), caps=k.caps,
         )
         return cls(k, problem, a, b, y, c, *scale)
 

@@ -44,12 +44,9 @@ class ThinProduct(Algorithm[ProductProblem, ProductPlan, OneItem]):
         columns = p.n * prod(p.batch)
         rows, many = rows_of(k, p.m)
         k.launch(
-            self.name,
-            reads={"a": plan.a, "b": plan.b, **addend},
-            writes={"y": plan.y},
+            self.name, reads={"a": plan.a, "b": plan.b, **addend}, writes={"y": plan.y},
             ints={"COLUMNS": columns, "N": p.n, "K": p.k, **p.steps(p.b_steps), **steps, **many},
-            floats={"ALPHA": plan.alpha, "BETA": plan.beta},
-            variant={"batch": len(p.batch), **rows},
+            floats={"ALPHA": plan.alpha, "BETA": plan.beta}, variant={"batch": len(p.batch), **rows},
             items=columns,
         )
 

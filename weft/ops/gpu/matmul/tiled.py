@@ -148,10 +148,6 @@ class TiledProduct(Algorithm[ProductProblem, ProductPlan, ProductTile]):
 
     name = "matmul"
 
-    def why_not(self, problem: ProductProblem) -> str | None:
-        """Return None: it computes every product."""
-        return None
-
     def candidates(self, problem: ProductProblem) -> Sequence[Candidate]:
         """Return the tiles by their estimates; on a CPU by their sizes."""
         caps = problem.caps
@@ -204,13 +200,7 @@ def launch_parts(plan: ProductPlan, parts: int, launch: Callable[[ProductPlan], 
 
 
 def _launch(
-    plan: ProductPlan,
-    tile: ProductTile,
-    b: Tensor,
-    b_steps: tuple[int, int],
-    first: int,
-    count: int,
-    *,
+    plan: ProductPlan, tile: ProductTile, b: Tensor, b_steps: tuple[int, int], first: int, count: int, *,
     epilogue: bool = True,
 ) -> None:
     k, p = plan.k, plan.problem

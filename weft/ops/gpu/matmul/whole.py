@@ -23,13 +23,9 @@ def launch_whole(plan: ProductPlan) -> None:
     total = prod(p.batch) * p.m * p.n
     grid, local = plan.k.for_items(total)
     plan.k.launch(
-        "matmul_whole",
-        reads={"a": plan.a, "b": plan.b, **reads},
-        writes={"y": plan.y},
+        "matmul_whole", reads={"a": plan.a, "b": plan.b, **reads}, writes={"y": plan.y},
         ints={"M": p.m, "N": p.n, "K": p.k, "TOTAL": total, **p.steps(p.b_steps), **ints},
-        variant={"rank": len(p.batch), "wide": plan.y.dtype.itemsize == 8},
-        grid=grid,
-        local=local,
+        variant={"rank": len(p.batch), "wide": plan.y.dtype.itemsize == 8}, grid=grid, local=local,
         epilogue=False,
     )
 

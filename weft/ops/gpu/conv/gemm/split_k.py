@@ -153,9 +153,7 @@ class Sums:
         blocks, places = self.plan.problem.blocks, prod(self.plan.problem.window.outputs)
         total = y.shape[0] * blocks * places
         k.launch(
-            SUM_PARTS,
-            reads={"sums": self.target, **self.plan.bias_vector()},
-            writes={"y": y},
+            SUM_PARTS, reads={"sums": self.target, **self.plan.bias_vector()}, writes={"y": y},
             ints={
                 "PARTS": self.parts, "IMAGES": y.shape[0], "BLOCKS": blocks, "PLACES": places, "TOTAL": total,
             },

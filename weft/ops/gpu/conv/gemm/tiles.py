@@ -231,20 +231,11 @@ class TiledConv(ImplicitGemm[GemmTile]):
         p, (chosen, parts) = problem, tile_and_parts(tile)
         work, rows, columns = self.work(p, chosen), chosen.rows, PACK * chosen.columns
         return Effort(
-            groups=work.groups * parts,
-            items=chosen.items,
-            registers=chosen.registers,
-            shared=chosen.shared_bytes(2),
-            rows=rows,
-            columns=columns,
-            rounds=-(-work.rounds // parts),
-            depth=PACK * chosen.depth,
-            slices=chosen.lz,
-            read=p.staged(rows, columns, PACK * STEP * steps_of(p)),
-            moved=p.moved,
-            parts=parts,
-            results=work.stored,
-            loads=tile_loads(chosen),
+            groups=work.groups * parts, items=chosen.items, registers=chosen.registers,
+            shared=chosen.shared_bytes(2), rows=rows, columns=columns, rounds=-(-work.rounds // parts),
+            depth=PACK * chosen.depth, slices=chosen.lz,
+            read=p.staged(rows, columns, PACK * STEP * steps_of(p)), moved=p.moved, parts=parts,
+            results=work.stored, loads=tile_loads(chosen),
         )
 
     def staging(self, problem: ConvProblem, tile: GemmTile) -> dict[str, int | bool]:

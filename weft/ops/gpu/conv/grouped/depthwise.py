@@ -138,9 +138,7 @@ class DepthwiseInTiles(Algorithm[ConvProblem, ConvPlan, DepthwiseTile]):
         ints = {name: window[name] for name in ("IH", "IW", "OH", "OW", "PH", "PW")}
         ints |= {"TILES_H": -(-window["OH"] // tile.rows), "TILES_W": -(-window["OW"] // tile.columns)}
         k.launch(
-            "conv_depthwise_tile",
-            reads=depthwise_reads(plan, plan.problem.layout),
-            writes={"y": plan.y},
+            "conv_depthwise_tile", reads=depthwise_reads(plan, plan.problem.layout), writes={"y": plan.y},
             ints={**ints, "BLOCKS": plan.problem.blocks, "TOTAL": total},
             variant={
                 **{name.lower(): window[name] for name in ("KH", "KW", "SH", "SW", "DH", "DW")},

@@ -137,9 +137,7 @@ class DepthwiseStaged(Algorithm[ConvProblem, ConvPlan, StagedTile]):
         k, problem = plan.k, plan.problem
         window = problem.constants
         k.launch(
-            "conv_depthwise_staged",
-            reads=depthwise_reads(plan, Layout.NC4HW4),
-            writes={"y": plan.y},
+            "conv_depthwise_staged", reads=depthwise_reads(plan, Layout.NC4HW4), writes={"y": plan.y},
             ints={
                 **{name: window[name] for name in ("IH", "IW", "OH", "OW", "PH", "PW")},
                 "TILES_H": -(-window["OH"] // tile.rows),
@@ -156,9 +154,7 @@ class DepthwiseStaged(Algorithm[ConvProblem, ConvPlan, StagedTile]):
                 "at_once": AT_ONCE,
                 "unrolled": problem.taps * tile.pixels <= MOST_PRODUCTS,
             },
-            grid=(tile.groups(problem), 1, 1),
-            local=(tile.items, 1, 1),
-            repeatable=True,
+            grid=(tile.groups(problem), 1, 1), local=(tile.items, 1, 1), repeatable=True,
         )
 
 

@@ -13,7 +13,6 @@ from weft.core.graph.layout import PACK, Array, Layout
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.chooser import Algorithm, Candidate, candidates_of, waves
 from weft.kernels.cost_model import Effort
-from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.matrix_shapes import HALVES
 from weft.kernels.self_test_cases import SelfTestCase
@@ -121,16 +120,6 @@ def is_much(problem: ConvProblem) -> bool:
     return products >= problem.caps.model.of(SplitFigures).least_products and problem.depth >= SIDE
 
 
-def legal_tiles(caps: DeviceCaps, k: int) -> list[SplitTile]:
-    """Return the tiles for a device and so many elements along K, from the best reuse to the most parallelism."""
-    return fitting(TILES, caps, k)
-
-
-def choose_tile(caps: DeviceCaps, pixels: int, channels: int, k: int) -> SplitTile | None:
-    """Return the tile with the most reuse that gives every compute unit a group; None if none fits."""
-    return with_most_reuse(legal_tiles(caps, k), caps, pixels, channels)
-
-
 def pack_weights(half: Array, tile: SplitTile) -> Array:
     """Return one half of split weights (rows along K) as [tile of columns][step][4 * kb along K][column], padded."""
     co, depth = half.shape
@@ -165,13 +154,9 @@ class SplitConv(Algorithm[ConvProblem, ConvPlan, SplitTile]):
 
     name = "conv_split"
 
-    def why_not(self, problem: ConvProblem) -> str | None:
-        """Return None: `why_not_split` has asked everything."""
-        return None
-
     def candidates(self, problem: ConvProblem) -> Sequence[Candidate]:
-        caps, (rows, columns, depth) = problem.caps, (problem.pixels, problem.channels_out, problem.depth)
-        best = choose_tile(caps, rows, columns, depth)
+        caps, legal = problem.caps, fitting(TILES, problem)
+        best = with_most_reuse(legal, problem)
         if best is None:
             return []
 
@@ -181,7 +166,7 @@ class SplitConv(Algorithm[ConvProblem, ConvPlan, SplitTile]):
         known = caps.model.of(SplitFigures)
         # The model of Winograd's method, which competes, is as far off here as there.
         cost = known.cost / WINS if is_much(problem) else known.little_cost
-        return candidates_of([best, *legal_tiles(caps, depth)], time, cost)
+        return candidates_of([best, *legal], time, cost)
 
     def effort(self, problem: ConvProblem, tile: SplitTile) -> Effort:
         """Return the work of a tile, whose items keep two sums for each result."""
@@ -196,8 +181,7 @@ class SplitConv(Algorithm[ConvProblem, ConvPlan, SplitTile]):
         packed = k.constant(f"split.{tile.columns}.{tile.kb}", pack, Layout.NC4HW4, spec)
         tiles, across = -(-p.pixels // tile.rows), -(-p.channels_out // tile.columns)
         k.launch(
-            "conv_split",
-            reads={"x": plan.x, "w": packed, "s": scales_back(plan), **plan.bias_vector()},
+            "conv_split", reads={"x": plan.x, "w": packed, "s": scales_back(plan), **plan.bias_vector()},
             writes={"y": plan.y},
             ints={
                 **p.constants, "C4": p.blocks_in, "STEPS": -(-p.depth // (PACK * tile.kb)), "PIXELS": p.pixels,
@@ -208,7 +192,6 @@ class SplitConv(Algorithm[ConvProblem, ConvPlan, SplitTile]):
                 "pointwise": p.pointwise, "last": p.rows,
                 "scale": str(2.0**-ACTIVATION_BITS), "low": str(2.0**-LOW_BITS),
             },
-            kinds={"w": "wide"},
-            grid=(min(tiles, k.caps.max_grid[0]), across, 1),
+            kinds={"w": "wide"}, grid=(min(tiles, k.caps.max_grid[0]), across, 1),
             local=(SUBGROUP, tile.sm * tile.sn, tile.lz),
         )

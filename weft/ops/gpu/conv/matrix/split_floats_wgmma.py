@@ -64,14 +64,10 @@ class SplitWgmmaFigures(AlgorithmFigures, section="conv_split_wgmma"):
     """Its share of the portable kernel's time."""
 
 
-def _has_warpgroups(caps: DeviceCaps) -> bool:
-    return split_floats.SPECIAL.present(caps) and caps.has_warpgroups
-
-
 SPECIAL = register_special(
     NAME,
     "convolutions of split fp32 by warpgroups",
-    claimed=_has_warpgroups,
+    claimed=lambda caps: split_floats.SPECIAL.present(caps) and caps.has_warpgroups,
     cases=lambda: split_floats.cases()[LARGE:],
     template="conv_split_wgmma",
 )
@@ -140,9 +136,7 @@ def choose_tile(caps: DeviceCaps, pixels: int, channels: int, depth: int, pointw
     return min(tiles(caps, channels, depth), key=partial(_time, caps, pixels, channels, depth, pointwise))
 
 
-def _time(
-    caps: DeviceCaps, pixels: int, channels: int, depth: int, pointwise: bool, tile: SplitWgmmaTile
-) -> float:
+def _time(caps: DeviceCaps, pixels: int, channels: int, depth: int, pointwise: bool, tile: SplitWgmmaTile) -> float:
     """Return the time of a tile by the model: waves over all multiprocessors, each of its steps and its stores."""
     known, steps = caps.model.of(SplitWgmmaFigures), -(-depth // STEP)
     groups = -(-pixels // tile.rows) * -(-channels // tile.cols)
@@ -204,18 +198,10 @@ class SplitWgmmaConv(Algorithm[ConvProblem, ConvPlan, SplitWgmmaTile]):
     def effort(self, problem: ConvProblem, tile: SplitWgmmaTile) -> Effort:
         p = problem
         return Effort(
-            on_matrix_units=True,
-            groups=p.tiles(tile.rows, tile.cols),
-            items=tile.items,
-            registers=tile.registers(p.pointwise),
-            shared=tile.shared_bytes(),
-            rows=tile.rows,
-            columns=tile.cols,
-            rounds=-(-p.depth // (STEP * tile.wz)),
-            depth=STEP,
-            slices=tile.wz,
-            read=p.staged(tile.rows, tile.cols, p.depth),
-            moved=p.moved,
+            on_matrix_units=True, groups=p.tiles(tile.rows, tile.cols), items=tile.items,
+            registers=tile.registers(p.pointwise), shared=tile.shared_bytes(), rows=tile.rows,
+            columns=tile.cols, rounds=-(-p.depth // (STEP * tile.wz)), depth=STEP, slices=tile.wz,
+            read=p.staged(tile.rows, tile.cols, p.depth), moved=p.moved,
         )
 
     def launch(self, plan: ConvPlan, tile: SplitWgmmaTile) -> None:
@@ -228,8 +214,7 @@ class SplitWgmmaConv(Algorithm[ConvProblem, ConvPlan, SplitWgmmaTile]):
         packed = k.constant(key, pack, spec=TensorSpec((size,), DType.FLOAT16))
         tiles_m, tiles_n = -(-p.pixels // tile.rows), -(-p.channels_out // tile.cols)
         k.launch(
-            "conv_split_wgmma",
-            reads={"x": plan.x, "w": packed, "s": scales_back(plan), **plan.bias_vector()},
+            "conv_split_wgmma", reads={"x": plan.x, "w": packed, "s": scales_back(plan), **plan.bias_vector()},
             writes={"y": plan.y},
             ints={
                 **p.constants, "C4": p.blocks_in, "ROUNDS": -(-p.depth // (STEP * tile.wz)),
@@ -240,6 +225,5 @@ class SplitWgmmaConv(Algorithm[ConvProblem, ConvPlan, SplitWgmmaTile]):
                 "raster": RASTER, "pointwise": p.pointwise,
                 "scale": str(2.0**-ACTIVATION_BITS), "low": str(2.0**-LOW_BITS),
             },
-            grid=(min(tiles_m * tiles_n, k.caps.max_grid[0]), 1, 1),
-            local=(tile.items, 1, 1),
+            grid=(min(tiles_m * tiles_n, k.caps.max_grid[0]), 1, 1), local=(tile.items, 1, 1),
         )

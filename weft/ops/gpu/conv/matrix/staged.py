@@ -13,7 +13,6 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.kernels.chooser import Facts
 from weft.kernels.cost_model import Effort
-from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.launch import PIECE
 from weft.kernels.matrix_shapes import HALVES
@@ -145,34 +144,20 @@ def facts_of_halves(problem: ConvProblem) -> Facts:
     return found
 
 
-def fitting(tiles: Sequence[MatrixTileT], caps: DeviceCaps, k: int) -> list[MatrixTileT]:
+def fitting(tiles: Sequence[MatrixTileT], problem: ConvProblem) -> list[MatrixTileT]:
     """Return the tiles that fit the device; those with slices of K only if there are two steps for each slice."""
+    caps = problem.caps
     return [
-        t
-        for t in tiles
-        if t.items <= caps.max_local_items
-        and t.shared_bytes() <= caps.local_memory
-        and (t.lz == 1 or -(-k // (PACK * t.kb)) >= 2 * t.lz)
+        t for t in tiles
+        if t.items <= caps.max_local_items and t.shared_bytes() <= caps.local_memory
+        and (t.lz == 1 or -(-problem.depth // (PACK * t.kb)) >= 2 * t.lz)
     ]
 
 
-def with_most_reuse(
-    tiles: Sequence[MatrixTileT], caps: DeviceCaps, pixels: int, channels: int
-) -> MatrixTileT | None:
+def with_most_reuse(tiles: Sequence[MatrixTileT], problem: ConvProblem) -> MatrixTileT | None:
     """Return the first tile that gives every compute unit a group, else the last one; None if there are no tiles."""
-    units = caps.compute_units
-    filling = (t for t in tiles if -(-pixels // t.rows) * -(-channels // t.columns) >= units)
+    filling = (t for t in tiles if problem.tiles(t.rows, t.columns) >= problem.caps.compute_units)
     return next(filling, tiles[-1] if tiles else None)
-
-
-def legal_tiles(caps: DeviceCaps, k: int) -> list[MatrixTile]:
-    """Return the tiles for a device and so many elements along K, from the best reuse to the most parallelism."""
-    return fitting(TILES, caps, k)
-
-
-def choose_tile(caps: DeviceCaps, pixels: int, channels: int, k: int) -> MatrixTile | None:
-    """Return the tile with the most reuse that gives every compute unit a group; None if none fits."""
-    return with_most_reuse(legal_tiles(caps, k), caps, pixels, channels)
 
 
 def pack_weights(weight: Array, tile: MatrixTile) -> Array:
@@ -212,21 +197,10 @@ def effort_of(problem: ConvProblem, tile: MatrixTile, parts: int, sums: int) -> 
     p, work = problem, work_of(problem, tile)
     registers = 8 * tile.fm * tile.fn * sums + 50
     return Effort(
-        on_matrix_units=True,
-        groups=work.groups * parts,
-        items=tile.items,
-        registers=registers,
-        shared=tile.shared_bytes(),
-        rows=tile.rows,
-        columns=tile.columns,
-        rounds=-(-work.rounds // parts),
-        depth=PACK * tile.kb,
-        slices=tile.lz,
-        read=p.staged(tile.rows, tile.columns, p.depth),
-        moved=p.moved,
-        parts=parts,
-        results=work.stored,
-        stepped=p.stepped(tile.rows, parts),
+        on_matrix_units=True, groups=work.groups * parts, items=tile.items, registers=registers,
+        shared=tile.shared_bytes(), rows=tile.rows, columns=tile.columns, rounds=-(-work.rounds // parts),
+        depth=PACK * tile.kb, slices=tile.lz, read=p.staged(tile.rows, tile.columns, p.depth), moved=p.moved,
+        parts=parts, results=work.stored, stepped=p.stepped(tile.rows, parts),
     )
 
 
@@ -235,13 +209,9 @@ class MatrixConv(ImplicitGemm[MatrixTile]):
 
     name, prologue = "conv_matrix", MATRIX_PROLOGUE
 
-    def why_not(self, problem: ConvProblem) -> str | None:
-        """Return None: `why_not_halves` has asked everything."""
-        return None
-
     def tiles(self, problem: ConvProblem) -> tuple[MatrixTile | None, Sequence[MatrixTile]]:
-        caps, depth = problem.caps, problem.depth
-        return choose_tile(caps, problem.pixels, problem.channels_out, depth), legal_tiles(caps, depth)
+        legal = fitting(TILES, problem)
+        return with_most_reuse(legal, problem), legal
 
     def work(self, problem: ConvProblem, tile: MatrixTile) -> TileWork:
         return work_of(problem, tile)

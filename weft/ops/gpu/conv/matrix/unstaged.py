@@ -207,21 +207,11 @@ class UnstagedConv(ImplicitGemm[UnstagedTile]):
         p, (chosen, parts) = problem, tile_and_parts(tile)
         work = self.work(p, chosen)
         return Effort(
-            on_matrix_units=True,
-            groups=work.groups * parts,
-            items=chosen.items,
-            registers=8 * chosen.fm * chosen.fn + 60,
-            shared=chosen.shared_bytes(),
-            rows=chosen.rows,
-            columns=chosen.columns,
-            rounds=-(-work.rounds // parts),
-            depth=CHUNK * chosen.ahead,
-            slices=chosen.lz,
-            read=p.staged(chosen.rows, chosen.columns, p.depth),
-            moved=p.moved,
-            parts=parts,
-            results=work.stored,
-            stepped=p.stepped(chosen.rows, parts),
+            on_matrix_units=True, groups=work.groups * parts, items=chosen.items,
+            registers=8 * chosen.fm * chosen.fn + 60, shared=chosen.shared_bytes(), rows=chosen.rows,
+            columns=chosen.columns, rounds=-(-work.rounds // parts), depth=CHUNK * chosen.ahead,
+            slices=chosen.lz, read=p.staged(chosen.rows, chosen.columns, p.depth), moved=p.moved, parts=parts,
+            results=work.stored, stepped=p.stepped(chosen.rows, parts),
         )
 
     def multiply(self, plan: ConvPlan, tile: UnstagedTile, sums: Sums) -> None:

@@ -140,14 +140,10 @@ def _cases() -> Sequence[SelfTestCase]:
     return [conv_case(x, w, stride) for x, w, stride in shapes]
 
 
-def _has_units(caps: DeviceCaps) -> bool:
-    return caps.has_warpgroups and caps.multiplies(HALVES)
-
-
 SPECIAL = register_special(
     "conv_wgmma",
     "convolutions by warpgroups",
-    claimed=_has_units,
+    claimed=lambda caps: caps.has_warpgroups and caps.multiplies(HALVES),
     cases=_cases,
     template="conv_wgmma",
     seconds=2.2,
@@ -341,9 +337,7 @@ class WgmmaConv(ImplicitGemm[WgmmaTile]):
             x, variant["volume"] = plan.stack.volumes, True
             ints = {**plan.stack.constants(), "SLICE_PIECES": plan.stack.blocks * PACK // piece}
         k.launch(
-            "conv_wgmma",
-            reads={"x": x, "w": packed, **sums.bias},
-            writes={"y": sums.target},
+            "conv_wgmma", reads={"x": x, "w": packed, **sums.bias}, writes={"y": sums.target},
             ints={
                 **p.constants, "PIECES": -(-p.channels_in // piece), "STEPS": steps, "PIXELS": p.pixels,
                 "COUNT": p.blocks, "TILES_M": tiles_m, "TILES_N": tiles_n, "X_ROW": rows[0] // PACK,
@@ -354,7 +348,6 @@ class WgmmaConv(ImplicitGemm[WgmmaTile]):
                 "raster": RASTER, "pointwise": p.pointwise, "wide": p.read_pieces, "each": each, "teams": tile.teams,
                 **variant, **sums.variant,
             },
-            grid=(min(tiles_m * tiles_n, most), 1, sums.parts),
-            local=(tile.items * tile.teams, 1, 1),
+            grid=(min(tiles_m * tiles_n, most), 1, sums.parts), local=(tile.items * tile.teams, 1, 1),
             epilogue=sums.epilogue,
         )

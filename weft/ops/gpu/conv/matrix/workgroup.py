@@ -175,18 +175,10 @@ class GroupMatrixConv(Algorithm[ConvProblem, ConvPlan, GroupTile]):
         registers = tile.rows * tile.columns // tile.items + 60
         shared = 2 * p.read.itemsize * tile.depth * (tile.rows + tile.columns)
         return Effort(
-            on_matrix_units=True,
-            groups=p.tiles(tile.rows, tile.columns),
-            items=tile.items,
-            registers=registers,
-            shared=shared,
-            rows=tile.rows,
-            columns=tile.columns,
-            rounds=-(-p.channels_in // tile.depth),
-            depth=tile.depth,
-            slices=1,
-            read=p.staged(tile.rows, tile.columns, p.depth),
-            moved=p.moved,
+            on_matrix_units=True, groups=p.tiles(tile.rows, tile.columns), items=tile.items,
+            registers=registers, shared=shared, rows=tile.rows, columns=tile.columns,
+            rounds=-(-p.channels_in // tile.depth), depth=tile.depth, slices=1,
+            read=p.staged(tile.rows, tile.columns, p.depth), moved=p.moved,
         )
 
     def launch(self, plan: ConvPlan, tile: GroupTile) -> None:
@@ -206,6 +198,5 @@ class GroupMatrixConv(Algorithm[ConvProblem, ConvPlan, GroupTile]):
                 "rows": tile.rows, "columns": tile.columns, "depth": tile.depth, "tail": p.channels_in % tile.depth,
             },
             kinds={"x": "wide", "w": "wide"},
-            grid=(-(-p.channels_out // tile.columns), -(-p.pixels // tile.rows), 1),
-            local=(tile.items, 1, 1),
+            grid=(-(-p.channels_out // tile.columns), -(-p.pixels // tile.rows), 1), local=(tile.items, 1, 1),
         )

@@ -70,12 +70,9 @@ class ConvTransposeOnGpu(GpuOp):
             count = min(most, blocks - first)
             total = y.shape[0] * count * prod(window.inputs)
             k.launch(
-                "conv_transpose",
-                reads={**reads, "w": _packed(k, flat, first, count, op.group > 1)},
-                writes={"y": y},
-                ints={**ints, "FIRST": first, "COUNT": count, "TOTAL": total},
-                variant={"grouped": op.group > 1},
-                items=total,
+                "conv_transpose", reads={**reads, "w": _packed(k, flat, first, count, op.group > 1)},
+                writes={"y": y}, ints={**ints, "FIRST": first, "COUNT": count, "TOTAL": total},
+                variant={"grouped": op.group > 1}, items=total,
             )
 
 

@@ -129,9 +129,7 @@ def are_finite(weight: Array) -> bool:
     return True
 
 
-def by_subpixel(
-    weight: Array, strides: Shape, first: Shape, counts: Shape, kernel: Shape, channels: int
-) -> Array:
+def by_subpixel(weight: Array, strides: Shape, first: Shape, counts: Shape, kernel: Shape, channels: int) -> Array:
     """Return weights (in, out, *taps) as (sub-pixels * channels, in, *kernel), the last tap first.
 
     There are `counts` sub-pixels from `first` on, which have `kernel` taps each. Channels beyond `out` are zeros.

@@ -130,11 +130,7 @@ class VolumeConv:
         return Window(*(each[1:] for each in fields))
 
     def _convolve(
-        self,
-        window: Window,
-        images: Tensor,
-        weight: LateWeights,
-        stored: OutputMap,
+        self, window: Window, images: Tensor, weight: LateWeights, stored: OutputMap,
         stack: SliceStack | None = None,
     ) -> None:
         k, y = self.k.for_output_map(self.y, (images.shape[0], weight.shape[0], *window.outputs), stored)

@@ -62,13 +62,9 @@ class SliceStack:
         total = self.images.shape[0] * taps * self.blocks * area
         grid, local = self.k.for_items(total)
         self.k.launch(
-            STACKED,
-            reads={"x": self.volumes},
-            writes={"y": self.images},
-            ints={"TOTAL": total, "C4": self.blocks, "TAPS": taps, "AREA": area, **self.constants()},
-            grid=grid,
-            local=local,
-            epilogue=False,
+            STACKED, reads={"x": self.volumes}, writes={"y": self.images},
+            ints={"TOTAL": total, "C4": self.blocks, "TAPS": taps, "AREA": area, **self.constants()}, grid=grid,
+            local=local, epilogue=False,
         )
 
 
