@@ -112,6 +112,7 @@ LAYERS = {
     "weft.cli": 8,
     "weft.__main__": 9,
     "weft_conformance": 10,
+    "weft.torch": 7,
 }
 """A module imports from its own layer and from those below."""
 

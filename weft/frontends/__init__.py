@@ -1,4 +1,4 @@
-"""The front ends that Weft brings: ONNX files and networks built by hand become graphs, saved networks are loaded."""
+"""The front ends that Weft brings: ONNX files, programs of PyTorch, networks built by hand, and saved networks."""
 
 from __future__ import annotations
 
@@ -33,6 +33,13 @@ def _read_graph(model: Any, options: ReadOptions) -> Graph:
     return graph
 
 
+def _read_exported(model: Any, options: ReadOptions) -> Graph:
+    from weft.frontends.torch.exported import read
+
+    _register_ops()
+    return read(model, options.limits)
+
+
 def _read_saved(model: Any, options: ReadOptions) -> OptimizedNetwork:
     _register_ops()
     return model if isinstance(model, OptimizedNetwork) else OptimizedNetwork.load(model, backends=options.backends)
@@ -49,6 +56,7 @@ FRONT_ENDS = (
     FrontEnd("ONNX", _read_onnx, (".onnx", ""), (bytes, bytearray, memoryview, *PROTO)),
     FrontEnd("saved networks", _read_saved, (SAVED,), (OptimizedNetwork,), OptimizedNetwork),
     FrontEnd("networks built by hand", _read_network, types=("weft.frontends.builder.network.Network",)),
+    FrontEnd("PyTorch's programs", _read_exported, types=("torch.export.exported_program.ExportedProgram",)),
     FrontEnd("graphs", _read_graph, types=(Graph,)),
 )
 """The front ends that Weft brings."""

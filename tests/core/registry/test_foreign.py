@@ -46,7 +46,7 @@ FILES: dict[str, tuple[bytes, str, str]] = {
     ),
     "torch.export": (
         archive("p/archive_format", "p/models/model.json"), "an exported program of PyTorch",
-        "torch.onnx.export(torch.export.load('{name}'), (), 'model.onnx', dynamo=True)",
+        "weft.load(torch.export.load('{name}'))",
     ),
     "torch.save": (archive("net/data.pkl", "net/data/0"), "a PyTorch checkpoint", "torch.onnx.export(model.eval()"),
     "torch.save before 1.6": (
@@ -135,9 +135,8 @@ def test_an_address_is_no_path() -> None:
 @pytest.mark.parametrize(
     ("module", "name", "what", "fix"),
     [
-        ("torch.nn.modules.module", "Module", "a PyTorch module", "torch.onnx.export(model.eval(), (example,)"),
+        ("torch.nn.modules.module", "Module", "a PyTorch module", "weft.load(torch.export.export("),
         ("torch.jit._script", "ScriptModule", "a TorchScript module", "dynamo=False"),
-        ("torch.export.exported_program", "ExportedProgram", "an exported program of PyTorch", "export(program, ()"),
         ("torch.onnx._internal.exporter._onnx_program", "ONNXProgram", "an ONNX program of", "program.model_proto"),
         ("keras.src.models.model", "Model", "a Keras model", "model.export('model.onnx'"),
         ("onnx_ir._core", "Model", "a model of onnx_ir", "onnx_ir.to_proto(model)"),

@@ -177,7 +177,7 @@ def _names_in(tail: bytes) -> list[str]:
 def _archive(names: Sequence[str]) -> Foreign:
     ends = {name.rpartition("/")[2] for name in names}
     if ends & {"serialized_exported_program.json", "archive_format"}:
-        fix = "torch.onnx.export(torch.export.load({name!r}), (), 'model.onnx', dynamo=True)"
+        fix = "load it by PyTorch first: weft.load(torch.export.load({name!r}))"
         return Foreign("an exported program of PyTorch (torch.export)", fix)
     if "constants.pkl" in ends or any("/code/" in name for name in names):
         fix = "torch.onnx.export(torch.jit.load({name!r}), (example,), 'model.onnx', dynamo=False)"
@@ -271,13 +271,9 @@ _OBJECTS: tuple[tuple[Iterable[str], str, str], ...] = (
         "a TorchScript module",
         "torch.onnx.export(model, (example,), 'model.onnx', dynamo=False), and load that file",
     ),
-    (
-        ("torch.export.exported_program.ExportedProgram",),
-        "an exported program of PyTorch",
-        "torch.onnx.export(program, (), 'model.onnx', dynamo=True), and load that file",
-    ),
     (("torch.onnx.",), "an ONNX program of PyTorch", "load its model: weft.load(program.model_proto)"),
-    (("torch.nn.modules.module.Module",), "a PyTorch module", f"{EXPORT}, and load that file"),
+    (("torch.nn.modules.module.Module",), "a PyTorch module",
+     f"weft.load(torch.export.export(model.eval(), (example,))); or {EXPORT}, and load that file"),
     (
         ("keras.", "tf_keras."),
         "a Keras model",
