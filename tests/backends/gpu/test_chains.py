@@ -23,8 +23,7 @@ from tests.helpers.nets import Net, feeds
 from tests.helpers.null_gpu import NullDevice, null_gpu
 from tests.helpers.random_nets import SLOW, networks
 from tests.helpers.run_length import examples
-from weft.backends.gpu.recording.launches import BoundChain, PlannedChain
-from weft.backends.gpu.recording.pipeline_recording import access
+from weft.backends.gpu.recording.launches import BoundChain, PlannedChain, access
 from weft.backends.gpu.recording.schedule import levels
 from weft.core.contract.backend_options import Options
 from weft.core.contract.lowered import Listing

@@ -26,9 +26,9 @@ from weft.backends.gpu.lowering.support import why_not
 from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.memory.slots import Region, Slots
 from weft.backends.gpu.pipeline import GpuPipeline
-from weft.backends.gpu.recording.launches import BoundLaunch, PlannedLaunch
-from weft.backends.gpu.recording.pipeline_recording import PipelineRecording, access, run_once
-from weft.backends.gpu.recording.schedule import Access
+from weft.backends.gpu.recording.launches import BoundLaunch, PlannedLaunch, access
+from weft.backends.gpu.recording.pipeline_recording import PipelineRecording
+from weft.backends.gpu.recording.schedule import Access, run_once
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.core.contract.backend import Backend, BackendInfo, Execution, StorageType, Wait
 from weft.core.contract.engine import Engine
@@ -354,8 +354,8 @@ class GpuBackend(Engine):
         self.recording.wait()
         return True
 
-    def repeat(self, suspect: bool) -> Iterator[BoundLaunch]:
-        """Repeat the run launch by launch, and yield each when it has ended.
+    def repeat(self, suspect: bool) -> Iterator[list[Tensor]]:
+        """Repeat the run launch by launch, and yield what each stored, as host tensors that the next one overwrites.
 
         Chains need more kernels for that, so a run with chains is only repeated if it is suspect.
         """

@@ -215,5 +215,5 @@ class GpuPipeline(Pipeline):
     def repeat(self, watch: OverflowWatch, *, suspect: bool) -> None:
         """Repeat the run launch by launch, and show what each one stores; see `GpuBackend.repeat`."""
         with blame(self.device, "the run could not be repeated"):
-            for launch in self.backend.repeat(suspect):
-                show_stored(watch, self.backend.recording.stored(launch.accessed[1]))
+            for stored in self.backend.repeat(suspect):
+                show_stored(watch, stored)

@@ -301,11 +301,17 @@ def to_float16(value: Array) -> Array:
     """Return the value in fp16. Finite numbers stay finite, or a mask of -3e38 would make a softmax NaN."""
     with np.errstate(over="ignore"):
         half = value.astype(np.float16)
-    if half.size and magnitude(half).max() >= INFINITE:
+    if half.size and not are_finite_halves(half):
         value = value.astype(np.float32, copy=False)
         most = np.finfo(np.float16).max
         half = np.where(np.isfinite(value), np.clip(value, -most, most), value).astype(np.float16)
     return half
+
+
+def are_finite_halves(half: Array) -> bool:
+    """Tell whether some fp16 numbers, at least one, are finite, from their bits: those of negative ones are larger."""
+    bits = half.view(np.uint16)
+    return bool(bits.view(np.int16).max() < INFINITE and bits.max() < (INFINITE | 0x8000))
 
 
 def magnitude(half: Array) -> Array:

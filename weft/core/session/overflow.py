@@ -18,7 +18,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.core.graph.op import MovingOp
-from weft.core.passes.precision import INFINITE, magnitude
+from weft.core.passes.precision import are_finite_halves
 
 HELD = 32768.0
 """A value that reaches this stays float32: other inputs may make it twice as large."""
@@ -78,7 +78,7 @@ class OverflowWatch:
             seen.is_finite = seen.is_finite and not bool(np.any(np.isnan(stored) | np.isposinf(stored)))
             return
         if is_half:
-            seen.is_finite = seen.is_finite and bool(magnitude(stored).max() < INFINITE)
+            seen.is_finite = seen.is_finite and are_finite_halves(stored)
             return
         largest = float(max(stored.max(), -stored.min()))
         if not np.isfinite(largest):
@@ -129,6 +129,12 @@ def _in_model(names: Iterable[str]) -> set[str]:
 
 
 def _all_finite(values: Array) -> bool:
+    if not values.size:
+        return True
+    if values.dtype == np.float16:
+        return are_finite_halves(values)
+    if values.dtype == np.float32:  # NaN is the largest and the smallest number of an array
+        return bool(np.isfinite(values.max()) and np.isfinite(values.min()))
     return bool(np.isfinite(values.astype(np.float32, copy=False)).all())
 
 

@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.backends.gpu.device.device import Binding, LaunchCommand
 from weft.backends.gpu.device.kernel_builds import Build
+from weft.backends.gpu.memory.slots import Region, touched
+from weft.backends.gpu.recording.schedule import Access
+from weft.core.contract.backend import StorageType
 from weft.core.contract.lowered import Launch
 from weft.core.graph.tensor import Tensor
 from weft.kernels.device_caps import Size3
@@ -120,3 +124,26 @@ class BoundChain(BoundLaunch):
         """Return all tensors that its levels read, and all that they write."""
         pairs = [level.accessed for level in self.levels]
         return [t for reads, _ in pairs for t in reads], [t for _, writes in pairs for t in writes]
+
+
+def access(launch: BoundLaunch, known: dict[object, Binding] | None = None) -> Access:
+    """Return a launch as a command with the bytes that it reads and writes.
+
+    `known` are pieces that other launches are bound to; those that this one adds to them are kept there, too.
+    """
+    pieces: dict[object, Binding] = {} if known is None else known
+
+    def whole(tensor: Tensor) -> Binding:
+        region: Region = tensor.memory
+        key = region.slot, region.start, region.length
+        found = pieces.get(key)
+        if found is None:
+            found = pieces[key] = region.binding()
+        return found
+
+    bindings = tuple([whole(t) for t in (*launch.reads, *launch.writes)])
+    command = LaunchCommand(launch.kernel, bindings, launch.grid, launch.label)
+    # No launch writes STATIC memory, so it cannot cause hazards.
+    read, written = launch.accessed
+    reads = tuple([touched(t, whole(t)) for t in read if t.memory.slot.storage is not StorageType.STATIC])
+    return Access(command, reads, tuple([touched(t, whole(t)) for t in written]))

@@ -11,8 +11,6 @@ from enum import Enum
 from time import perf_counter
 from typing import Any, TypeVar
 
-import numpy as np
-
 from weft.backends.gpu.device import fork_guard
 from weft.backends.gpu.device.device import (
     BarrierCommand,
@@ -26,14 +24,13 @@ from weft.backends.gpu.device.device import (
 from weft.backends.gpu.memory.heap import DeviceHeap, LentBuffer
 from weft.backends.gpu.memory.slots import Region, touched
 from weft.backends.gpu.recording.chunked_upload import LEAST_DIRECT, Job, Stream, chunks, worthwhile
-from weft.backends.gpu.recording.launches import BoundLaunch
+from weft.backends.gpu.recording.launches import access
 from weft.backends.gpu.recording.run_launches import RunLaunches
-from weft.backends.gpu.recording.schedule import Access, KeptLevels, schedule
+from weft.backends.gpu.recording.schedule import Access, KeptLevels, run_once, schedule
+from weft.backends.gpu.recording.stored import stored_by
 from weft.backends.gpu.recording.submissions import WHOLE, Division, Submissions
-from weft.core.contract.backend import StorageType
 from weft.core.contract.error_context import is_error
 from weft.core.contract.profile import SPAN, ProfilingContext, Work
-from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
 from weft.errors import DeviceError
@@ -474,58 +471,23 @@ class PipelineRecording:
         if self.submissions.learn(run.division, took, waited=now - asked > took / 10):
             self.forget_replays()
 
-    def repeat(self) -> Iterator[BoundLaunch]:
-        """Run every launch by itself, from the host memory of the inputs, and yield it when it has ended.
-
-        Memory that a launch is the first to write is zero before.
-        """
+    def repeat(self) -> Iterator[list[Tensor]]:
+        """Run every launch again, from the host memory of the inputs, and yield what each stored (`stored_by`)."""
         self.wait()
         fork_guard.check(*self._place)
         with ExitStack() as placed:
-            before, cleared = list[Access](), set[int]()
+            before, filled = list[Access](), set[int]()
             for name, port in (self._inputs | self._outputs).items():
                 if port.in_place:
                     placed.enter_context(_placed(port.tensor, port.buffer))
                 elif name in self._inputs:
                     before.append(_upload(port.buffer, port.tensor))
-                cleared |= {id(port.tensor.memory.slot)} if name in self._inputs else set()
+                filled |= {id(port.tensor.memory.slot)} if name in self._inputs else set()
             before += [_inside(source, target) for source, target in self.imports]
-            cleared |= {id(target.memory.slot) for _, target in self.imports}
+            filled |= {id(target.memory.slot) for _, target in self.imports}
             if before:
                 run_once(self.device, before)
-            for launch in self.run.one_by_one:
-                read, written = launch.accessed
-                cleared |= {id(tensor.memory.slot) for tensor in read}
-                for tensor in written:
-                    slot = tensor.memory.slot
-                    if id(slot) not in cleared and slot.storage is not StorageType.STATE:
-                        cleared.add(id(slot))
-                        self._write(Binding(slot.buffer, slot.offset, slot.nbytes), np.zeros(slot.nbytes, np.uint8))
-                for part in self.submissions.in_parts([launch], self.device):
-                    run_once(self.device, [access(part.launch)])
-                yield launch
-
-    def stored(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Return host tensors of the same names with all numbers in the memory of float tensors."""
-        found = []
-        for tensor in tensors:
-            if tensor.dtype in (DType.FLOAT16, DType.FLOAT32):
-                binding = tensor.memory.binding()
-                numbers = np.empty(binding.nbytes // tensor.dtype.itemsize, tensor.dtype.numpy)
-                host = binding.buffer.host
-                if host is None:
-                    self.device.download(binding.buffer, binding.offset, numbers)
-                else:
-                    numbers.view(np.uint8)[:] = host[binding.offset :][: numbers.nbytes]
-                found.append(Tensor(tensor.name, numbers.shape, tensor.dtype, memory=numbers))
-        return found
-
-    def _write(self, binding: Binding, data: Array) -> None:
-        host = binding.buffer.host
-        if host is None:
-            self.device.upload(binding.buffer, binding.offset, data)
-        else:
-            host[binding.offset :][: data.nbytes] = data
+            yield from stored_by(self.run.one_by_one, filled, self.heap, self.submissions)
 
     def _end(self) -> None:
         for stream in self._streams.values():
@@ -586,39 +548,6 @@ def _has_bytes_of(array: Array, tensor: Tensor) -> bool:
 def _oldest(keys: Sequence[T]) -> Sequence[T]:
     """Return what makes room for one more among the uses of callers' memory, of which the last is last."""
     return keys[: max(len(keys) - MOST_KEPT + 1, 0)]
-
-
-def run_once(device: GpuDevice, accesses: Sequence[Access]) -> None:
-    """Record, run and wait for some commands."""
-    handle = device.record(schedule(accesses))
-    try:
-        device.submit(handle)
-        device.wait(handle)
-    finally:
-        device.release(handle)
-
-
-def access(launch: BoundLaunch, known: dict[object, Binding] | None = None) -> Access:
-    """Return a launch as a command with the bytes that it reads and writes.
-
-    `known` are pieces that other launches are bound to; those that this one adds to them are kept there, too.
-    """
-    pieces: dict[object, Binding] = {} if known is None else known
-
-    def whole(tensor: Tensor) -> Binding:
-        region: Region = tensor.memory
-        key = region.slot, region.start, region.length
-        found = pieces.get(key)
-        if found is None:
-            found = pieces[key] = region.binding()
-        return found
-
-    bindings = tuple([whole(t) for t in (*launch.reads, *launch.writes)])
-    command = LaunchCommand(launch.kernel, bindings, launch.grid, launch.label)
-    # No launch writes STATIC memory, so it cannot cause hazards.
-    read, written = launch.accessed
-    reads = tuple([touched(t, whole(t)) for t in read if t.memory.slot.storage is not StorageType.STATIC])
-    return Access(command, reads, tuple([touched(t, whole(t)) for t in written]))
 
 
 def _inside(source: Tensor, target: Tensor) -> Access:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from weft.backends.gpu.device.device import BarrierCommand, Binding, Command
+from weft.backends.gpu.device.device import BarrierCommand, Binding, Command, GpuDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,3 +206,18 @@ def schedule(accesses: Sequence[Access], kept: KeptLevels | None = None) -> list
             commands.append(BarrierCommand())
         commands += level
     return commands
+
+
+def run_once(device: GpuDevice, accesses: Sequence[Access]) -> None:
+    """Record, run and wait for some commands, level by level."""
+    run_commands(device, schedule(accesses))
+
+
+def run_commands(device: GpuDevice, commands: Sequence[Command]) -> None:
+    """Record, run and wait for some commands, with the barriers among them."""
+    handle = device.record(commands)
+    try:
+        device.submit(handle)
+        device.wait(handle)
+    finally:
+        device.release(handle)

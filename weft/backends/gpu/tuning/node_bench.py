@@ -15,8 +15,8 @@ from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.execution import GpuExecution, PipelineContext
 from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.memory.slots import Region, Slots, Spot
-from weft.backends.gpu.recording.launches import BoundLaunch
-from weft.backends.gpu.recording.pipeline_recording import PipelineRecording, access
+from weft.backends.gpu.recording.launches import BoundLaunch, access
+from weft.backends.gpu.recording.pipeline_recording import PipelineRecording
 from weft.backends.gpu.recording.schedule import schedule
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.tuning_tables.choice import Choice

@@ -14,7 +14,7 @@ from time import perf_counter
 from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.device.kernel_builds import Builds, thread_count
 from weft.backends.gpu.execution import GpuExecution
-from weft.backends.gpu.recording.pipeline_recording import access
+from weft.backends.gpu.recording.launches import access
 from weft.backends.gpu.recording.schedule import schedule
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.backends.gpu.tuning.candidate_timing import STEADY, Contest
