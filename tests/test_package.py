@@ -223,7 +223,7 @@ def test_the_folders_of_the_gpu_door_build_on_each_other() -> None:
 SESSION = [
     "load_gate", "arguments", "notices", "overflow", "pipeline", "report", "executable", "open_devices",
     "loader", "plans", "left_weights", "prefetch", "state", "capacities", "stage_loader", "rests", "run",
-    "stages_ahead", "planner", "later", "session", "load_options", "runtime",
+    "stages_ahead", "network_plan", "planner", "growing", "later", "session", "load_options", "runtime",
 ]
 """The modules that run a network, lowest first: a runtime calls its sessions, and these what they own."""
 

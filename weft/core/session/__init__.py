@@ -15,7 +15,8 @@
 | `Pipeline` | one backend object, its executions, tensors and constants, whether it is running |
 | `Notifier`, `Notices` | the contexts of a runtime and the next id; the id of one network, and which contexts know it |
 | `StateStore` | the values that live from run to run, where they lie, and how many rows they have |
-| `Capacities` | which sizes grew in the last runs |
+| `RangeCheck` | whether runs are looked at for overflow, and what sees what the next one stores |
+| `Growth`, `Capacities` | whether runs are planned for capacities; which sizes grew in the last runs |
 | `Prefetch` | what another thread has made of a model so far: the graph, the bound graph, the prepared network |
 | `host.shutdown` | the objects that are closed when the process ends |
 """

@@ -17,6 +17,7 @@ from weft.core.graph.graph import Graph, bind
 from weft.core.graph.layout import Array
 from weft.core.graph.limits import Limits
 from weft.core.graph.symbolic import OpenSizes
+from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.capacity import CapacityNetwork, NoCapacity, growth, with_capacities
 from weft.core.placement.open_network import OpenNetwork
 from weft.core.placement.prepare import PreparedNetwork, prepare_network
@@ -59,6 +60,11 @@ class RoomyPlan:
             return None
         numbers = self.network.numbers(sizes)
         return numbers if self.network.holds(sizes, numbers) else None
+
+    def live_specs(self, names: Iterable[str], numbers: Sequence[int]) -> dict[str, TensorSpec]:
+        """Return the specs of outputs, without padding, of a run for whose sizes the numbers are."""
+        live = self.network
+        return {o: TensorSpec(live.live_shape(o, numbers), live.graph.specs[o].dtype) for o in names}
 
 
 class _NotPrepared(NoCapacity):

@@ -8,9 +8,11 @@ again. What is not finite in float32 either, such as log(0) or what is made of a
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,6 +21,10 @@ from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.core.graph.op import MovingOp
 from weft.core.passes.precision import are_finite_halves
+from weft.core.placement.optimized_network import OptimizedNetwork
+from weft.core.session.arguments import is_half
+
+log = logging.getLogger("weft.session")
 
 HELD = 32768.0
 """A value that reaches this stays float32: other inputs may make it twice as large."""
@@ -158,3 +164,106 @@ def are_suspect(arrays: Sequence[object]) -> bool:
 def are_checked(arrays: Sequence[object]) -> bool:
     """Tell whether outputs are so small that all of them are checked in every run."""
     return sum(a.nbytes for a in arrays if isinstance(a, np.ndarray)) <= MOST_CHECKED
+
+
+class Planned(Protocol):
+    """What plans the network of a session."""
+
+    graph: Graph
+    fixed: OptimizedNetwork | None
+
+    @property
+    def narrowable(self) -> frozenset[str]:
+        """Return the inputs and outputs that the plan of now can take and give in fp16."""
+        ...
+
+
+class RangeCheck:
+    """Looks at the runs of a session at precision LOW for overflow, and has them repeated in float32."""
+
+    def __init__(self, *, is_on: bool) -> None:
+        self.is_on = is_on
+        """Whether runs are looked at."""
+        self.watch = OverflowWatch() if is_on else None
+        """Sees what the next run stores."""
+        self.halves = frozenset[str]()
+        """The outputs that were given in fp16 before values overflowed; for fp16 arrays they are converted since."""
+        self._in_vain = 0
+        """How many runs were watched in which nothing overflowed, though they showed what is not finite."""
+
+    def may_repeat(self, given: Sequence[object]) -> bool:
+        """Tell whether a run with these arrays for its outputs may be repeated."""
+        return self.is_on and (self.watch is not None or are_checked(given))
+
+    def settled(
+        self, results: list[Any], inputs: Mapping[str, Any], planner: Callable[[], Planned],
+        repeat: Callable[[], list[Any]], widen: Callable[[frozenset[str]], None],
+    ) -> list[Any]:
+        """Return the results of a run that has ended, or of another with what overflowed in float32.
+
+        A run that was not watched is repeated if its outputs are not finite, unless NaN in its inputs explains that.
+        Buffers are not read for that. `planner` returns what plans now, `repeat` the results of the same run again,
+        and `widen` has values stored in float32 from now on.
+        """
+        watch, self.watch = self.watch, None
+        is_odd = watch is None and are_suspect(self._judged(results, planner()))
+        has_nan = (watch is not None or is_odd) and not have_no_nan(inputs.values())
+        if watch is None:
+            if has_nan or not is_odd:
+                return results
+            results, watch = self._watched(repeat)
+
+        def plan_in_float32(names: frozenset[str]) -> tuple[list[Any], OverflowWatch]:
+            now = planner()
+            self.halves |= now.narrowable.intersection(now.graph.outputs)
+            widen(names)
+            return self._watched(repeat)
+
+        before, infinite = planner().graph.overflowing, frozenset[str]()
+        for _ in range(ROUNDS):
+            now = planner()
+            found = watch.overflowing(infinite) - now.graph.overflowing
+            if not found:
+                break
+            if now.fixed is not None and not are_finite([*inputs.values()]):
+                break  # it may be what was given, which only another plan would tell
+            if now.fixed is not None:
+                names = ", ".join(sorted(found)[:5])
+                log.warning("values overflow float16 in an optimised network, which stays as it is: %s", names)
+                self.is_on = False
+                return results
+            results, watch = plan_in_float32(now.graph.overflowing | found)
+        if planner().graph.overflowing != before:
+            infinite = watch.infinite
+            kept = before | watch.beyond_half(planner().graph.overflowing)
+            if kept != planner().graph.overflowing:
+                results, watch = plan_in_float32(kept)
+                found = watch.overflowing(infinite)
+                if not found <= kept:
+                    results, _ = plan_in_float32(kept | found)
+        if planner().graph.overflowing != before:
+            names = ", ".join(sorted({*map(in_model, planner().graph.overflowing - before)})[:5])
+            log.warning("values overflowed float16 in a run and are float32 from now on: %s", names)
+        elif has_nan or are_suspect(self._judged(results, planner())):
+            self._in_vain += 1
+            if has_nan and self._in_vain < MOST_IN_VAIN:
+                self.watch = OverflowWatch()  # what other inputs make may differ
+            elif not has_nan and self._in_vain >= MOST_IN_VAIN:
+                self.is_on = False
+                log.info("outputs are not finite at any precision: later runs are not checked for overflow")
+        return results
+
+    def _watched(self, repeat: Callable[[], list[Any]]) -> tuple[list[Any], OverflowWatch]:
+        self.watch = watch = OverflowWatch(thorough=True)
+        try:
+            return repeat(), watch
+        finally:
+            self.watch = None
+
+    def _judged(self, results: list[Any], now: Planned) -> list[Any]:
+        """Return the outputs that tell of an overflow: not those that are float32 and given in arrays of float16."""
+        wide = self.halves - now.narrowable
+        if not wide:
+            return results
+        named = zip(now.graph.outputs, results, strict=True)
+        return [result for name, result in named if not (name in wide and is_half(result))]

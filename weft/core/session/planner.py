@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 
 from weft.core.contract.backend import Backend, BackendConfig, MemoryMode, Precision, Wait
 from weft.core.contract.error_context import do_all, is_error
 from weft.core.contract.lowered import PlanAgain, TakesLong
-from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.layout import Array
-from weft.core.graph.tensor import OPEN_RANK, SequenceSpec, Tensor, TensorSpec
+from weft.core.graph.tensor import OPEN_RANK, Tensor
 from weft.core.placement.assign import Assignment, Backends
 from weft.core.placement.check_network import check_devices
 from weft.core.placement.hints import Hints
@@ -27,52 +26,20 @@ from weft.core.placement.optimizer import OptimizerOptions, divide, divide_first
 from weft.core.placement.prepare import PreparedNetwork
 from weft.core.placement.replan import NodeRefused, until_taken
 from weft.core.registry.device_choice import DeviceChoice
-from weft.core.session.arguments import Forms
 from weft.core.session.capacities import RoomyPlan
 from weft.core.session.loader import NO_STATE, Loader
+from weft.core.session.network_plan import NetworkPlan, forms_of
 from weft.core.session.pipeline import Progress
-from weft.core.session.plans import Plan, Plans
+from weft.core.session.plans import Plans
 from weft.core.session.prefetch import Prefetch
-from weft.core.session.rests import Rest, Rests
-from weft.core.session.run import Corners, GoOn, Live, Step
+from weft.core.session.rests import Rests
+from weft.core.session.run import Corners, GoOn, Live
 from weft.core.session.stage_loader import LoadedStages
 from weft.core.session.stages_ahead import foresee
 from weft.core.session.state import StatePairs, StateStore
 from weft.errors import BackendError, OutOfMemory, WeftError, brief, grouped
 
 log = logging.getLogger("weft.session")
-
-
-@dataclass(eq=False)
-class NetworkPlan(Plan):
-    """How a whole network runs for certain sizes, or its first stage."""
-
-    shapes: Hashable = None
-    """The shapes of the inputs, and the values of those that decide shapes."""
-    divided: OptimizedNetwork | None = None
-    """The network before backends lower their parts; None if it is for capacities."""
-    bound: Graph | None = None
-    """The model with these sizes; None if they change from run to run."""
-    steps: Sequence[Step] = ()
-    """What a run does behind what is loaded."""
-    rest: Rest | None = None
-    """What waits for values of a run, if the network is a first stage."""
-    narrowable: frozenset[str] = frozenset()
-    """The inputs and outputs that it can take and give in fp16, though the model has fp32."""
-    wanted: frozenset[str] = frozenset()
-    """The inputs and outputs for which there were fp16 arrays when it was planned."""
-    forms: Forms | None = None
-    """The arrays that it takes as they come; None if inputs are sequences."""
-    given: Forms | None = None
-    """The arrays for outputs that it takes as they come; None if later stages give the outputs."""
-    half_outputs: frozenset[str] = frozenset()
-    """The outputs that it gives in fp16, though the model has fp32."""
-    reads_late: bool = False
-    """Whether an input may be read after an output was written: several parts or stages run."""
-    values: Mapping[str, Array] = field(default_factory=dict)
-    """The inputs that decide shapes, with the values that it was made for."""
-    roomy: RoomyPlan | None = None
-    """The capacities that it was made for, if it holds for all sizes up to them."""
 
 
 class Planner:
@@ -131,6 +98,11 @@ class Planner:
     def config(self) -> BackendConfig:
         """Return what backends are opened with."""
         return self.options.config
+
+    @property
+    def narrowable(self) -> frozenset[str]:
+        """Return the inputs and outputs that the plan of now can take and give in fp16."""
+        return self.now.narrowable
 
     @property
     def _is_thrifty(self) -> bool:
@@ -205,8 +177,8 @@ class Planner:
                 plan = NetworkPlan(
                     key, self._why(bound, values, alike, before), shapes=shapes,
                     divided=divided if keeps else None, bound=bound if keeps else None, rest=rest, narrowable=can,
-                    wanted=wanted, forms=_forms(inputs, bound.specs, half),
-                    given=None if rest is not None else _forms(self.graph.outputs, divided.graph.specs, half),
+                    wanted=wanted, forms=forms_of(inputs, bound.specs, half),
+                    given=None if rest is not None else forms_of(self.graph.outputs, divided.graph.specs, half),
                     half_outputs=half & {*self.graph.outputs}, values=values,
                     reads_late=rest is not None or len(divided.parts) > 1,
                 )
@@ -507,10 +479,3 @@ def _narrowable(network: OptimizedNetwork) -> frozenset[str]:
     """Return the inputs and outputs that a network can take and give in fp16, though the model has fp32."""
     whole = network.config.precision is Precision.LOW and network.tail is None
     return narrowable(network) if whole else frozenset()
-
-
-def _forms(names: Sequence[str], specs: Mapping[str, TensorSpec], half: frozenset[str]) -> Forms | None:
-    """Return the forms of arrays with these names, in fp16 for names in `half`; None if some are sequences."""
-    if any(isinstance(specs[i], SequenceSpec) for i in names):
-        return None
-    return [(i, (DType.FLOAT16 if i in half else specs[i].dtype).numpy, specs[i].dims) for i in names]

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,11 @@ from weft.core.contract.error_context import at_node, blame
 from weft.core.graph.control_op import ControlOp, Value
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Node
-from weft.core.graph.layout import Array
+from weft.core.graph.layout import Array, Shape
 from weft.core.graph.tensor import TensorSpec
 from weft.core.placement.rows import padded
 from weft.core.placement.stage_split import Corner
-from weft.core.session.arguments import Given, Outputs, take_outputs
+from weft.core.session.arguments import Given, Outputs, apart, hosted, take_outputs
 from weft.core.session.capacities import RoomyPlan
 from weft.core.session.executable import Executable
 from weft.core.session.overflow import OverflowWatch
@@ -41,33 +42,36 @@ MakeBuffer = Callable[[Mapping[str, TensorSpec], str], Buffer]
 class Run:
     """One run: what it was given, and the values that it has made so far."""
 
-    inputs: dict[str, Any] | None = None
-    """Copies of the inputs of a run that is watched, if the caller may change them before it ends."""
+    arrays: Mapping[str, Any] = MappingProxyType({})
+    """What its plan takes, until that is there; as long as the run may be repeated."""
+    unpadded: dict[str, Array] | None = None
+    """The caller's arrays, if `arrays` has padding in their place."""
+    shapes: Mapping[str, Shape] = MappingProxyType({})
+    """Their shapes."""
+    numbers: Sequence[int] = ()
+    """What a network for capacities computes of the sizes of the run."""
+    given: Sequence[Given | None] = ()
+    """The arrays for the outputs, in order, that what is loaded may fill itself."""
     asked_outputs: Outputs | None = None
     """The caller's arrays for the outputs as they came, of whatever library."""
+    watch: OverflowWatch | None = None
+    """Sees what devices store."""
+    store: StateStore | None = None
+    """The values that live from run to run, if there are any."""
+    state: Mapping[str, Array] = MappingProxyType({})
+    """Those on the host before the run."""
+    may_repeat = False
+    """Whether it was submitted and is watched, so that it is repeated from copies of its inputs."""
     whole: Collection[str] = ()
     """The values in arrays that nobody else has and that hold nothing else."""
     went_on = False
     """Whether it went on by its values."""
 
-    def __init__(
-        self, asked: Graph, given: Sequence[Given | None] = (), outputs: Outputs | None = None,
-        watch: OverflowWatch | None = None, store: StateStore | None = None, numbers: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, asked: Graph, outputs: Outputs | None = None) -> None:
         self.asked = asked
         """The inputs and outputs of the network, as callers see them."""
-        self.given = given
-        """The arrays for the outputs, in order, that what is loaded may fill itself."""
         self.outputs = outputs
         """The caller's arrays for the outputs."""
-        self.watch = watch
-        """Sees what devices store."""
-        self.store = store
-        """The values that live from run to run, if there are any."""
-        self.state: Mapping[str, Array] = {} if store is None else store.arrays
-        """Those on the host before the run."""
-        self.numbers = numbers
-        """What a network for capacities computes of the sizes of the run."""
         self.values: dict[str, Any] = {}
         """The values that steps may still read, by name."""
         self.rows: Rows = {}
@@ -79,9 +83,32 @@ class Run:
 
     def within(self, values: dict[str, Value]) -> Run:
         """Return the run of a graph that a node of this one holds, for the values of its inputs."""
-        made = Run(self.asked, watch=self.watch)
-        made.values, made.used, made.own = values, self.used, self.own
+        made = Run(self.asked)
+        made.watch, made.values, made.used, made.own = self.watch, values, self.used, self.own
         return made
+
+    def pads(self, arrays: dict[str, Array], numbers: Sequence[int]) -> None:
+        """Note that the plan takes padding in the place of these arrays, and what it computes of their sizes."""
+        self.unpadded, self.numbers = arrays, numbers
+        self.shapes = {name: array.shape for name, array in arrays.items()}
+
+    def keep_apart(self) -> None:
+        """Copy inputs that share memory with arrays for outputs, which may be written before they are read."""
+        if self.outputs is None:
+            return
+        targets = self.given or self.outputs
+        if self.unpadded is None:
+            self.arrays = apart(self.arrays, targets)
+        else:
+            self.unpadded = apart(self.unpadded, targets)
+
+    def keep_copies(self) -> None:
+        """Copy the inputs, which the caller may change before the run is repeated."""
+        self.arrays, self.unpadded = copy.deepcopy(hosted(self.arrays)), copy.deepcopy(self.unpadded)
+
+    def let_go(self) -> None:
+        """Hold no array of the caller's any more."""
+        self.arrays, self.unpadded, self.given, self.outputs = {}, None, (), None
 
     def keep(self, steps: Sequence[Step], inputs: Mapping[str, Given], *, lasting: bool) -> None:
         """Keep what steps will read of the inputs; copies, if `lasting`, since the caller may change them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import threading
@@ -27,12 +26,11 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.later_constants import MOST_INTEGERS
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.tensor import OPEN_RANK, SequenceSpec, TensorSpec
+from weft.core.graph.tensor import SequenceSpec, TensorSpec
 from weft.core.graph.validate import validate
 from weft.core.host import shutdown
-from weft.core.placement.capacity import Axes, NoCapacity
+from weft.core.placement.capacity import Axes
 from weft.core.placement.hints import check_hints
-from weft.core.placement.open_network import OpenNetwork
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.placement.optimizer import OptimizerOptions
 from weft.core.registry.device_choice import DeviceChoice
@@ -40,7 +38,6 @@ from weft.core.session.arguments import (
     Given,
     Input,
     Outputs,
-    apart,
     as_given,
     buffers_in,
     half_outputs,
@@ -48,29 +45,18 @@ from weft.core.session.arguments import (
     hosted,
     is_half,
     take_inputs,
-    take_outputs,
-    take_planned,
-    take_planned_outputs,
     take_shapes,
 )
-from weft.core.session.capacities import Capacities, RoomyPlan, sizes_of
+from weft.core.session.capacities import RoomyPlan
+from weft.core.session.growing import Growth
 from weft.core.session.later import Later, in_turn
 from weft.core.session.left_weights import LeftWeights
 from weft.core.session.loader import Loader, close_forgotten, forget
+from weft.core.session.network_plan import NetworkPlan, are_values
 from weft.core.session.open_devices import OpenDevices
-from weft.core.session.overflow import (
-    MOST_IN_VAIN,
-    ROUNDS,
-    OverflowWatch,
-    are_checked,
-    are_finite,
-    are_suspect,
-    have_no_nan,
-    in_model,
-    masks_of,
-)
+from weft.core.session.overflow import RangeCheck, masks_of
 from weft.core.session.pipeline import Pipeline, Progress
-from weft.core.session.planner import NetworkPlan, Planner, Sooner
+from weft.core.session.planner import Planner, Sooner
 from weft.core.session.prefetch import Prefetch
 from weft.core.session.report import Report, Transfers, joined
 from weft.core.session.run import Run
@@ -193,19 +179,8 @@ class Session(NotCopied):
         """Why kernels that were there soon stay: others could not be prepared."""
         self._decided = False
         """Whether it was looked at which inputs decide shapes, after a run that went on by values."""
-        self._checks_range = overflow_check and self.config.precision is Precision.LOW
-        self._watch = OverflowWatch() if self._checks_range else None
-        """Sees what the next run stores."""
-        self._in_vain = 0
-        """How many runs were watched in which nothing overflowed, though they showed what is not finite."""
-        self._halves = frozenset[str]()
-        """The outputs that it gave in fp16 before values overflowed; for fp16 arrays they are converted since."""
-        self._capacities: Capacities | None = None
-        """Plans for sizes that grow; None where each size is planned by itself."""
-        self._numbers: Sequence[int] = ()
-        """What the plan for capacities computed of the sizes of the run that was started."""
-        self._unpadded: dict[str, Array] | None = None
-        """The arrays of the run that was started, if it runs arrays with padding in their place."""
+        self._range = RangeCheck(is_on=overflow_check and self.config.precision is Precision.LOW)
+        self._growth = Growth(partial(_planner_of, weakref.ref(self)))
         self._asked = _asked(graph, state or {})
         """The network as callers see it: without its state."""
         self._run = Run(self._asked)
@@ -219,7 +194,7 @@ class Session(NotCopied):
         with self._lock:  # the end of the process waits for the lock
             _sessions.add(self)
             shutdown.note(self)
-            self._plan_capacities()
+            self._growth.begin()
             if self._store is None:
                 self._prepare(bound, ahead=True)
             else:
@@ -394,163 +369,66 @@ class Session(NotCopied):
         type, it is planned anew.
         """
         own, outputs = outputs, None if outputs is None else host_outputs(outputs)
-        arrays = self._accept(inputs, outputs)
-        given = self._checked(outputs)
-        plan = self._planner.now
-        if outputs is not None and (plan.reads_late or self._checks_range or buffers_in(given)):
-            arrays = self._kept_apart(arrays, outputs, given)
+        run = self._accepted(inputs, outputs)
         try:
-            self._start(arrays, given, outputs)
-            results = self._finish(self._run)
-            if self._checks_range:
-                results = self._in_range(arrays, outputs, results)
+            self._start(run)
+            results = self._finish(run)
+            if self._range.is_on:
+                results = self._in_range(run, results)
             return results if own is outputs else as_given(self._asked, own, results)
         finally:
+            run.let_go()
             self._planner.now.executable.abandon()  # after an interrupt, too
 
-    def _may_repeat(self, given: Sequence[Given | None]) -> bool:
-        """Tell whether a checked run with these arrays for its outputs may be repeated after an overflow."""
-        return self._watch is not None or are_checked(given)
+    def _in_range(self, run: Run, results: list[Any]) -> list[Any]:
+        """Return the results of a run, or of another with what overflowed in float32; see `RangeCheck`."""
+        repeat = partial(self._repeated, run)
+        return self._range.settled(results, run.arrays, lambda: self._planner, repeat, self._plan_in_float32)
 
-    def _in_range(self, arrays: dict[str, Given], outputs: Outputs | None, results: list[Any]) -> list[Any]:
-        """Return the results of a run, or of another with what overflowed in float32; see `weft.core.session.overflow`.
-
-        A run that was not watched is repeated if its outputs are not finite, unless NaN in its inputs explains that.
-        Buffers are not read for that.
-        """
-        watch, self._watch = self._watch, None
-        is_odd = watch is None and are_suspect(self._judged(results))
-        has_nan = (watch is not None or is_odd) and not have_no_nan(arrays.values())
-        if watch is None:
-            if has_nan or not is_odd:
-                return results
-            results, watch = self._watched_run(arrays, outputs)
-        before, infinite = self.graph.overflowing, frozenset[str]()
-        for _ in range(ROUNDS):
-            found = watch.overflowing(infinite) - self.graph.overflowing
-            if not found:
-                break
-            if self._planner.fixed is not None and not are_finite([*arrays.values()]):
-                break  # it may be what was given, which only another plan would tell
-            if self._planner.fixed is not None:
-                names = ", ".join(sorted(found)[:5])
-                log.warning("values overflow float16 in an optimised network, which stays as it is: %s", names)
-                self._checks_range = False
-                return results
-            self._plan_in_float32(self.graph.overflowing | found)
-            results, watch = self._watched_run(arrays, outputs)
-        if self.graph.overflowing != before:
-            infinite = watch.infinite
-            kept = before | watch.beyond_half(self.graph.overflowing)
-            if kept != self.graph.overflowing:
-                self._plan_in_float32(kept)
-                results, watch = self._watched_run(arrays, outputs)
-                found = watch.overflowing(infinite)
-                if not found <= kept:
-                    self._plan_in_float32(kept | found)
-                    results, _ = self._watched_run(arrays, outputs)
-        if self.graph.overflowing != before:
-            names = ", ".join(sorted({*map(in_model, self.graph.overflowing - before)})[:5])
-            log.warning("values overflowed float16 in a run and are float32 from now on: %s", names)
-        elif has_nan or are_suspect(self._judged(results)):
-            self._in_vain += 1
-            if has_nan and self._in_vain < MOST_IN_VAIN:
-                self._watch = OverflowWatch()  # what other inputs make may differ
-            elif not has_nan and self._in_vain >= MOST_IN_VAIN:
-                self._checks_range = False
-                log.info("outputs are not finite at any precision: later runs are not checked for overflow")
-        return results
-
-    def _judged(self, results: list[Array]) -> list[Array]:
-        """Return the outputs that tell of an overflow: not those that are float32 and given in arrays of float16."""
-        wide = self._halves - self._planner.now.narrowable
-        if not wide:
-            return results
-        named = zip(self.graph.outputs, results, strict=True)
-        return [result for name, result in named if not (name in wide and is_half(result))]
-
-    def _watched_run(self, arrays: dict[str, Given], outputs: Outputs | None) -> tuple[list[Any], OverflowWatch]:
-        self._watch = watch = OverflowWatch(thorough=True)
+    def _repeated(self, run: Run) -> list[Any]:
+        """Return the results of a run once more, from the state that was before it."""
         self._undo_run()
+        again = self._accepted([run.arrays if run.unpadded is None else run.unpadded], run.outputs)
         try:
-            taken = self._accept([arrays if self._unpadded is None else self._unpadded], outputs)
-            given = self._checked(outputs)
-            self._start(taken, given, outputs)
-            return self._finish(self._run), watch
+            self._start(again)
+            return self._finish(again)
         finally:
-            self._watch = None
+            again.let_go()
 
     def _undo_run(self) -> None:
-        """Let the state be as it was before the last run, which is repeated."""
+        """Let the state be as it was before the last run."""
         if self._store is not None:
             self._store.undo(self._run.state)
 
     def _plan_in_float32(self, overflowing: frozenset[str]) -> None:
         """Load the network again with these values in float32."""
         self._undo_run()
-        self._halves |= self._planner.now.narrowable.intersection(self.graph.outputs)
         self._settle()
         self._planner.plan_again(overflowing)
-        self._plan_capacities()
+        self._growth.begin()
         if self._store is None:
             self._prepare(self._planner.bound)
             return
         self._planner.now = NetworkPlan()
 
-    def _checked(self, outputs: Outputs | None, *, converted: frozenset[str] = frozenset()) -> list[Given | None]:
-        """Return the arrays for the outputs in order; an empty list if none is given, or later stages give the outputs.
-
-        The arrays of `converted` are in the type of `output_arrays`, whatever the run gives.
-        """
-        plan = self._planner.now
-        network = plan.executable.network
-        assert network is not None
-        if outputs is None:
-            return []
-        if plan.rest is not None:
-            return []
-        if plan.roomy is not None:  # they are copied to when the run has ended
-            take_outputs(self._asked, self._live_specs(plan.roomy), outputs)
-            return []
-        planned = None
-        if plan.given is not None and not converted:
-            planned = take_planned_outputs(plan.given, outputs)
-        if planned is not None:
-            return planned
-        specs = {o: network.graph.specs[o] for o in self.graph.outputs}
-        specs |= {o: self._travelling(o, specs[o]) for o in converted}
-        wide = self._halves - plan.narrowable
-        specs |= {o: TensorSpec(specs[o].shape, DType.FLOAT16) for o in wide & half_outputs(self.graph, outputs)}
-        make = partial(self._new_output, specs)
-        return take_outputs(self.graph, specs, outputs, narrowable=plan.narrowable, make=make)
-
-    def _live_specs(self, roomy: RoomyPlan) -> dict[str, TensorSpec]:
-        """Return the specs of the outputs of the run for whose sizes the numbers are, without padding."""
-        live = roomy.network
-        known = {o: (live.live_shape(o, self._numbers), live.graph.specs[o].dtype) for o in self._asked.outputs}
-        return {o: TensorSpec(*spec) for o, spec in known.items()}
+    def _accepted(self, inputs: Sequence[Input | Mapping[str, Input]], outputs: Outputs | None) -> Run:
+        """Return a run of these arrays, for whose shapes and types the session is prepared."""
+        run = Run(self._asked, outputs)
+        run.arrays = self._accept(run, inputs)
+        if outputs is not None:
+            plan = self._planner.now
+            run.given = plan.targets(self._asked, outputs, run.numbers, self._new_output, halves=self._range.halves)
+            repeats = self._range.is_on and (run.unpadded is not None or self._range.may_repeat(run.given))
+            if plan.reads_late or repeats or buffers_in(run.given):
+                run.keep_apart()
+        return run
 
     def _new_output(self, specs: Mapping[str, TensorSpec], name: str) -> Buffer:
         return self._new_buffer(name, specs[name], self._maker(name))
 
-    def _kept_apart(
-        self, arrays: dict[str, Given], outputs: Outputs | None, given: Sequence[Given | None]
-    ) -> dict[str, Given]:
-        """Return the inputs of a run, as copies where it may read one after an output was written there."""
-        repeats = self._checks_range and (self._unpadded is not None or self._may_repeat(given))
-        if outputs is None or not (self._planner.now.reads_late or repeats or buffers_in(given)):
-            return arrays
-        if self._unpadded is not None:
-            self._unpadded = apart(self._unpadded, given or outputs)
-            return arrays
-        return apart(arrays, given or outputs)
-
-    def _start(
-        self, arrays: Mapping[str, Given], given: Sequence[Given | None], outputs: Outputs | None, *,
-        lasting: bool = False,
-    ) -> None:
+    def _start(self, run: Run, *, lasting: bool = False) -> None:
         """Start a run; `lasting` copies what it reads later, which the caller may change."""
-        planner, watch = self._planner, self._watch
+        planner, watch, arrays = self._planner, self._range.watch, run.arrays
         plan, store = planner.now, planner.store
         planner.plans.begin(plan)
         if watch is not None or plan.rest is not None:
@@ -559,12 +437,14 @@ class Session(NotCopied):
             assert plan.executable.network is not None
             own = () if plan.roomy is None else plan.roomy.network.masks
             watch.masks = masks_of(plan.executable.network.graph, own)
-        run = self._run = Run(self._asked, given, outputs, watch, store, self._numbers)
-        plan.executable.start(arrays, given, watch=watch)
+        self._run, run.watch = run, watch
+        if store is not None:
+            run.store, run.state = store, store.arrays
+        plan.executable.start(arrays, run.given, watch=watch)
         if plan.steps:
             run.keep(plan.steps, arrays, lasting=lasting)
         if store is not None and plan.roomy is not None:
-            store.rows = plan.roomy.network.rows(self._numbers)
+            store.rows = plan.roomy.network.rows(run.numbers)
             store.length += store.rows
 
     def _finish(self, run: Run) -> list[Any]:
@@ -578,7 +458,6 @@ class Session(NotCopied):
         except BaseException:
             self._undo_run()
             raise
-        run.given, run.outputs = (), None
         return results
 
     @_alone
@@ -590,15 +469,14 @@ class Session(NotCopied):
         the caller's own may be changed at once; those of `input_arrays` and `outputs` only after `wait`.
         """
         own, outputs = outputs, None if outputs is None else host_outputs(outputs)
-        arrays = self._accept(inputs, outputs)
-        given = self._checked(outputs)
-        arrays = self._kept_apart(arrays, outputs, given)
-        kept = None
-        if self._watch is not None:
-            arrays = kept = copy.deepcopy(hosted(arrays))
-            self._unpadded = copy.deepcopy(self._unpadded)
-        self._start(arrays, given, outputs, lasting=True)
-        self._run.asked_outputs, self._run.inputs = own, kept
+        run = self._accepted(inputs, outputs)
+        is_watched = self._range.watch is not None
+        if is_watched:
+            run.keep_copies()
+        self._start(run, lasting=True)
+        run.asked_outputs, run.may_repeat = own, is_watched
+        if not is_watched:
+            run.arrays = {}
 
     @_alone
     def wait(self, outputs: Outputs | None = None) -> list[Any]:
@@ -625,15 +503,20 @@ class Session(NotCopied):
                 fix="give them to submit, which may then save a copy, or to wait",
             )
         if outputs is not None:
-            run.given = self._checked(outputs, converted=half_outputs(self.graph, outputs) & {*self.graph.outputs})
+            run.given = self._planner.now.targets(
+                self._asked, outputs, run.numbers, self._new_output, halves=self._range.halves,
+                converted=half_outputs(self._asked, outputs) & {*self._asked.outputs},
+            )
             run.outputs = outputs
         else:
             own, outputs = before, run.outputs
         run.asked_outputs = None
-        kept, run.inputs = run.inputs, None
-        results = self._finish(run)
-        if kept is not None:
-            results = self._in_range(kept, outputs, results)
+        try:
+            results = self._finish(run)
+            if run.may_repeat:
+                results = self._in_range(run, results)
+        finally:
+            run.let_go()
         return results if own is outputs else as_given(self._asked, own, results)
 
     @_alone
@@ -674,10 +557,10 @@ class Session(NotCopied):
         arrays = {}
         for name in self._asked.inputs:
             spec = bound.specs[name] if plan.roomy else graph.specs.get(name, bound.specs[name])
-            if plan.roomy and self._unpadded is not None:
-                spec = TensorSpec(self._unpadded[name].shape, spec.dtype)
+            if plan.roomy and self._run.shapes:
+                spec = TensorSpec(self._run.shapes[name], spec.dtype)
             if not isinstance(spec, SequenceSpec):
-                arrays[name] = plan.executable.lend(name, self._travelling(name, spec), is_input=True)
+                arrays[name] = plan.executable.lend(name, plan.travelling(name, spec), is_input=True)
         return arrays
 
     @_alone
@@ -688,8 +571,9 @@ class Session(NotCopied):
         of outputs follow from values that only a run tells.
         """
         self._settle()
-        specs = {name: self._travelling(name, spec) for name, spec in self._output_specs().items()}
-        return {name: self._planner.now.executable.lend(name, spec, is_input=False) for name, spec in specs.items()}
+        plan = self._planner.now
+        specs = {name: plan.travelling(name, spec) for name, spec in self._output_specs().items()}
+        return {name: plan.executable.lend(name, spec, is_input=False) for name, spec in specs.items()}
 
     def _output_specs(self) -> dict[str, TensorSpec]:
         """Return the specs of the outputs for the current sizes; InputError if these do not tell them."""
@@ -705,7 +589,9 @@ class Session(NotCopied):
                 "shapes (outputs={name: array})",
             )
         graph = self._first_stage().graph
-        return {o: graph.specs[o] for o in graph.outputs} if plan.roomy is None else self._live_specs(plan.roomy)
+        if plan.roomy is not None:
+            return plan.roomy.live_specs(self._asked.outputs, self._run.numbers)
+        return {o: graph.specs[o] for o in graph.outputs}
 
     @_alone
     def buffer(self, what: str | TensorSpec, value: Any = None) -> Buffer:
@@ -721,11 +607,11 @@ class Session(NotCopied):
             spec, device = what, self._first_stage().devices[0]
         elif what in self._asked.inputs:
             graph = self._first_stage().graph
-            spec = self._travelling(what, bound.specs[what] if plan.roomy else graph.specs[what])
+            spec = plan.travelling(what, bound.specs[what] if plan.roomy else graph.specs[what])
             readers = (p.device for p in plan.executable.pipelines if what in p.graph.inputs)
             device = next(readers, self._planner.choices[0].device)
         elif what in self._asked.outputs:
-            spec = self._travelling(what, self._output_specs()[what])
+            spec = plan.travelling(what, self._output_specs()[what])
             device = self._maker(what)
         else:
             names = listing([*self._asked.inputs, *self._asked.outputs], ", ")
@@ -751,10 +637,6 @@ class Session(NotCopied):
         """Return what the runs so far copied to and from devices; of stages, what the first one copied."""
         return replace(self._planner.loader.transfers)
 
-    def _travelling(self, name: str, spec: TensorSpec) -> TensorSpec:
-        """Return the spec of an input or output in the smallest type in which it can travel."""
-        return TensorSpec(spec.shape, DType.FLOAT16) if name in self._planner.now.narrowable else spec
-
     @_alone
     def close(self) -> None:
         """Free everything; the devices stay open for other sessions. A second close does nothing.
@@ -777,7 +659,7 @@ class Session(NotCopied):
             self._end_later()
             self._ends.clear()
             self._planner.close()
-            self._capacities = None
+            self._growth.end()
             self._asked = _interface(self._asked)
             self._run = Run(self._asked)
             self._planner.forget(_interface(self.graph), _interface(self._planner.bound))
@@ -852,92 +734,10 @@ class Session(NotCopied):
             loader.drop()
             raise
 
-    # -- sizes that grow, and state --------------------------------------------------------------------
-
-    def _plan_capacities(self) -> None:
-        """Make what plans for capacities, where sizes are open and the session may keep weights on the host."""
-        options, self._capacities = self.options, None
-        pairs = {} if self._store is None else self._store.pairs
-        plain = options.debug is None and not options.passes and OPEN_RANK not in self.graph.symbols()
-        if self._planner.fixed is None and plain and self.config.memory is not MemoryMode.LIMIT:
-            self._capacities = Capacities(
-                self.graph, self.config.precision, options.limits, pairs, partial(_found_open, weakref.ref(self)),
-                partial(_roomy, weakref.ref(self)),
-            )
-        elif self._store is not None:
-            raise ConfigError(
-                "a state cannot be kept here",
-                where=f"network {self.graph.name!r}",
-                why="state does not go together with memory='limit', passes=, debug=, inputs of open rank or a saved "
-                "network",
-                fix="leave that out, or leave state out and pass the values as inputs and outputs",
-            )
-
     def _prepare_state(self) -> None:
-        """Load for the first run if all sizes but that of the state are known, and none follows from a value."""
-        specs = {i: self._planner.bound.specs[i] for i in self._asked.inputs}
-        if not all(spec.is_static and not isinstance(spec, SequenceSpec) for spec in specs.values()):
-            return
-        try:
-            self._take_state({i: np.zeros(spec.dims, spec.dtype.numpy) for i, spec in specs.items()})
-        except ConfigError:
-            if self._capacities is None or not self._capacities.decide:
-                raise
-
-    def _take_state(self, arrays: dict[str, Array]) -> dict[str, Array]:
-        """Return what a network for capacities takes, which is loaded for the length that the state has now."""
-        assert self._store is not None and self._capacities is not None
-        plan = self._planner.now
-        try:
-            found = self._capacities.for_state(arrays, self._store.length)
-        except NoCapacity as e:
-            raise ConfigError(
-                "the network cannot keep this state",
-                where=f"network {self.graph.name!r}",
-                why=str(e),
-                fix="leave state out, and pass the values as inputs and outputs",
-            ) from e
-        if found is not plan.roomy or not plan.executable.is_loaded or self._store.has_pending:
-            self._store.check_fixed(found.network.graph, found.network.inputs)
-            self._prepare_roomy(found, "a state has these rows")
-            shapes = {i: a.shape for i, a in arrays.items()}
-            self._planner.bound = bind(self.graph, shapes)
-        self._numbers = self._capacities.numbers(found, arrays, self._store.length)
-        self._unpadded = arrays
-        fed = {i: arrays[i] for i in found.network.inputs if i in arrays}
-        return found.network.feed(fed, self._numbers) | self._store.arrays
-
-    def _take_grown(
-        self, given: dict[str, Any], halves: frozenset[str], values: Mapping[str, Array]
-    ) -> dict[str, Any] | None:
-        """Return what a network for capacities takes, if a cache among the inputs grows from run to run; else None.
-
-        `halves` are the inputs for which float16 is given though the model has float32.
-        """
-        if self._capacities is None or self._planner.now.rest is not None:
-            return None
-        if any(isinstance(self.graph.specs[i], SequenceSpec) for i in self.graph.inputs):
-            return None
-        numbered = {f"{i}[0]": int(a.reshape(-1)[0]) for i, a in values.items() if a.size == 1}
-        if len(numbered) < len(values):
-            return None
-        sizes = sizes_of(self.graph, given) | numbered
-        plan = self._planner.now.roomy if self._planner.now.executable.is_loaded else None
-        steady = self._capacities.note(sizes)
-        numbers = None if plan is None else plan.numbers(sizes)
-        if plan is None or numbers is None:
-            plan = self._capacities.known(sizes)
-            if plan is None and steady:
-                plan = self._capacities.for_growth(given, numbered)
-            numbers = None if plan is None else plan.numbers(sizes)
-            if plan is None or numbers is None:
-                return None
-            self._prepare_roomy(plan, "a cache among the inputs grows from run to run")
-            self._planner.bound = bind(self.graph, {i: a.shape for i, a in given.items()})
-        arrays = hosted(given)
-        arrays |= {i: arrays[i].astype(np.float32) for i in halves}
-        self._numbers, self._unpadded = numbers, arrays
-        return plan.network.feed({i: arrays[i] for i in plan.network.inputs}, numbers)
+        """Load for the first run of a network with a state, as far as its sizes are known."""
+        self._run = Run(self._asked)
+        self._growth.load_for_state(self._run, self._prepare_roomy)
 
     def _prepare_roomy(self, roomy: RoomyPlan, why: str) -> None:
         """Load a network for capacities. One that comes while better kernels are prepared gets such, too, with them."""
@@ -1026,35 +826,28 @@ class Session(NotCopied):
         if self._planner.loader.is_closed:
             raise ClosedError("the session is closed", fix="load the model again")
 
-    def _accept(self, inputs: Sequence[Input | Mapping[str, Input]], outputs: Outputs | None) -> dict[str, Any]:
+    def _accept(self, run: Run, inputs: Sequence[Input | Mapping[str, Input]]) -> Mapping[str, Any]:
         """Check the arrays, prepare the session for their shapes and types if it must be, and return them by name."""
-        planner = self._planner
+        planner, outputs = self._planner, run.outputs
         if planner.loader.is_closed:
             self._check_open()
         if self._later is not None and self._later.is_made:
             planner.now.executable.abandon()
             self._take_later()
             planner = self._planner
-        self._unpadded = None
         if planner.store is not None:
-            if self._planner.now.executable.started:  # its outputs are lost, but not what it made of the state
+            if planner.now.executable.started:  # its outputs are lost, but not what it made of the state
                 self._finish(self._run)
             with nullcontext() if self._later is None else self._later.paused():
-                return self._take_state(hosted(take_inputs(self._asked, inputs)))
+                return self._growth.feed_state(run, hosted(take_inputs(self._asked, inputs)), self._prepare_roomy)
         plan = planner.now
-        # What most runs get, with as few calls as can be.
-        is_loaded = plan.executable.network is not None
-        if plan.forms is not None and is_loaded and not (plan.rest or planner.deciding):
-            planned = take_planned(plan.forms, inputs)
-            if planned is not None and (not plan.half_outputs if outputs is None else self._are_planned(plan, outputs)):
-                return planned
-        elif is_loaded and (planned := self._taken(plan, inputs, outputs)) is not None:
+        if plan.executable.network is not None and (planned := self._taken(plan, inputs, outputs)) is not None:
             return planned
-        for plan in self._planner.plans.all(NetworkPlan):
+        for plan in planner.plans.all(NetworkPlan):
             if plan.executable.is_loaded and (planned := self._taken(plan, inputs, outputs)) is not None:
                 assert plan.bound is not None
-                self._planner.turn_to(plan)
-                self._planner.bound = plan.bound
+                planner.turn_to(plan)
+                planner.bound = plan.bound
                 return planned
         arrays = take_inputs(self.graph, inputs, keep_half=self.config.precision is Precision.LOW)
         specs = self._planner.bound.specs
@@ -1063,13 +856,13 @@ class Session(NotCopied):
         values = hosted({i: tensors[i] for i in self.graph.inputs if i in self._planner.deciding})
         halves = _half_inputs(specs, tensors)
         wanted = halves | half_outputs(self.graph, outputs)
-        grown = self._take_grown(tensors, halves, values)
+        grown = self._growth.feed(run, tensors, halves, values, self._prepare_roomy)
         if grown is not None:
             return grown
         specs = self._planner.bound.specs
         is_new = not self._planner.now.executable.is_loaded or self._planner.now.roomy is not None
         is_new = is_new or any(a.shape != specs[i].shape for i, a in tensors.items())
-        if is_new or not _are_values(self._planner.now.values, values):
+        if is_new or not are_values(self._planner.now.values, values):
             shapes = {i: a.shape for i, a in tensors.items()}
             self._prepare(_with_values(bind(self.graph, shapes, self._planner.bound), values), wanted)
             if values and self._planner.now.rest is not None:  # other shapes follow from values that only a run tells
@@ -1105,16 +898,7 @@ class Session(NotCopied):
         """Return the arrays by name if a plan takes them as they come, else None."""
         if plan.rest is not None and not self._decided:
             return None
-        planned = None if plan.forms is None else take_planned(plan.forms, inputs)
-        if planned is None:
-            return None
-        if self._planner.deciding and not _are_values(plan.values, {i: planned[i] for i in self._planner.deciding}):
-            return None
-        return planned if self._are_planned(plan, outputs) else None
-
-    def _are_planned(self, plan: NetworkPlan, outputs: Outputs | None) -> bool:
-        """Tell whether a plan gives its outputs in the types of a caller's arrays."""
-        return half_outputs(self.graph, outputs) & plan.narrowable == plan.half_outputs
+        return plan.take(self._asked, inputs, outputs, self._planner.deciding)
 
 
 def _forget_all(ends: Sequence[Loader | Later]) -> None:
@@ -1123,19 +907,9 @@ def _forget_all(ends: Sequence[Loader | Later]) -> None:
         forget(each.give_up if isinstance(each, Later) else each.close_unheard)
 
 
-def _found_open(session: Callable[[], Session | None], bound: Graph) -> OpenNetwork | None:
-    """Return the graph of a session prepared with open sizes, which hold for a bound one."""
+def _planner_of(session: Callable[[], Session | None]) -> Planner | None:
     owner = session()
-    if owner is None:
-        return None
-    owner._planner.take_open()
-    return None if owner._planner.open is None else owner._planner.open.found(bound)
-
-
-def _roomy(session: Callable[[], Session | None]) -> Sequence[RoomyPlan]:
-    """Return the plans of a session for capacities, those used last first."""
-    owner = session()
-    return [] if owner is None else [p.roomy for p in owner._planner.plans.all(NetworkPlan) if p.roomy is not None]
+    return None if owner is None else owner._planner
 
 
 def _asked(graph: Graph, state: Mapping[str, str]) -> Graph:
@@ -1160,11 +934,6 @@ def _with_values(bound: Graph, values: Mapping[str, Array]) -> Graph:
         bound.inputs = [i for i in bound.inputs if i not in values]
         bound.constants = bound.constants | {name: value.copy() for name, value in values.items()}
     return bound
-
-
-def _are_values(known: Mapping[str, Array], given: Mapping[str, Array]) -> bool:
-    """Tell whether arrays are those that a plan was made for."""
-    return known.keys() == given.keys() and all(np.array_equal(known[i], a) for i, a in given.items())
 
 
 def _interface(graph: Graph) -> Graph:
