@@ -50,7 +50,9 @@ from weft.frontends.builder import Network, parse
 from weft.loading import devices, load, optimize
 from weft.plugins import PackagedFrontEnds as _PackagedFrontEnds
 from weft.plugins import PluginFinder as _PluginFinder
+from weft.serving.own_device import own_device
 from weft.serving.pool import Pool
+from weft.serving.predictor import Predictor
 
 __version__ = "0.1.0"
 
@@ -84,6 +86,7 @@ __all__ = [
     "Power",
     "PreCompiled",
     "Precision",
+    "Predictor",
     "Profile",
     "Report",
     "Runtime",
@@ -102,6 +105,7 @@ __all__ = [
     "load",
     "memory",
     "optimize",
+    "own_device",
     "parse",
     "register_op",
     "registry",

@@ -274,3 +274,9 @@ class CannotCopy(WeftError, TypeError):
 
 class CannotShare(WeftError, BufferError):
     """Memory was to be shared by DLPack that cannot be: it is a device's own, or of a type that DLPack lacks."""
+
+
+def is_fatal(e: BaseException) -> bool:
+    """Tell whether an error says that a session, or its device, is of no use any more: only another one may work."""
+    lost = isinstance(e, DeviceError) and not isinstance(e, (CompileError, OutOfMemory))
+    return lost or isinstance(e, (ClosedError, BackendError))

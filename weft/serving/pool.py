@@ -30,15 +30,7 @@ from weft.core.registry.device_choice import DeviceName
 from weft.core.session.arguments import Forms, Input, hosted, take_inputs, take_planned
 from weft.core.session.load_options import LoadOptions, PoolKeywords, described
 from weft.core.session.session import Session
-from weft.errors import (
-    BackendError,
-    ClosedError,
-    CompileError,
-    ConfigError,
-    DeviceError,
-    InputError,
-    OutOfMemory,
-)
+from weft.errors import ClosedError, ConfigError, DeviceError, InputError, is_fatal
 from weft.loading import load, read_once
 from weft.serving.batches import BatchRunner, batch_sizes, check_batches
 from weft.serving.request_queue import Request, RequestQueue
@@ -188,7 +180,7 @@ class _Core:
         try:
             results, padded = replica.runner.run(batch)
         except Exception as e:
-            works = not _is_fatal(e) and (isinstance(e, (InputError, ConfigError)) or replica.works())
+            works = not is_fatal(e) and (isinstance(e, (InputError, ConfigError)) or replica.works())
             self.count(running=-len(batch))
             self.take_failure(batch, e, works)
             replica.state, replica.why = "ready", replica.why if works else str(e)
@@ -279,13 +271,6 @@ class _Core:
 
 def _closed() -> Exception:
     return ClosedError("the pool is closed", fix="make another")
-
-
-def _is_fatal(e: Exception) -> bool:
-    """Tell whether an error says that a session, or its device, is of no use any more."""
-    return isinstance(e, (ClosedError, BackendError)) or (
-        isinstance(e, DeviceError) and not isinstance(e, (CompileError, OutOfMemory))
-    )
 
 
 class Pool(NotCopied):
