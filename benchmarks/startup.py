@@ -1,13 +1,16 @@
 """Time the start of ResNet-50 up to its first result: on a machine that never ran it, and on later starts.
 
     python -m benchmarks.startup --devices vulkan,opencl --precision low,high --json startup.json
+    python -m benchmarks.startup --network qwen-genai --precision low
 
 Every start is a process of its own (start_once.py). For each device and precision the first one finds all caches
 empty, the second one those that the first left. That holds for the drivers' caches too (~/.nv/ComputeCache and
 ~/.cache/nvidia of NVIDIA's, Mesa's, PoCL's): HOME and the variables that move them point into a fresh folder, or
 a first start would be one in name only. A start is counted from the end of `import weft` to the first result; the
 file is written, and in the page cache, before. Kernels that are tested or compiled after the first run are there at
-"all kernels", from the same moment on; "self-test" says how long tests took, wherever they are.
+"all kernels", from the same moment on; "self-test" says how long tests took, wherever they are. The first result of
+a language model with a state (qwen-genai, of `benchmarks.decoders`) is that of a prompt of 500 words, and "word" is the
+next one.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
+from math import inf, isinf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,12 +34,15 @@ from typing import Any
 import onnx
 
 from benchmarks import models
+from benchmarks.decoders import DECODERS, save
 from benchmarks.facts import command, variables
 from benchmarks.gpt2 import GPT2, gpt2
 from benchmarks.options import output, words
 
 FIRST, SECOND = 3.0, 1.0
 """Seconds that a first and a second start may take."""
+FIRST_TEXT, SECOND_TEXT = 5.0, inf
+"""The same for a language model with a state."""
 FOLDERS = {
     "HOME": "home", "XDG_CACHE_HOME": "home/.cache", "WEFT_CACHE_DIR": "weft",
     "CUDA_CACHE_PATH": "cuda", "__GL_SHADER_DISK_CACHE_PATH": "gl",
@@ -45,10 +52,11 @@ FOLDERS = {
 TIMEOUT = 600.0
 DECODER, CACHED = "gpt2", 128
 """The name of a language model, GPT-2 in fp16, and the words in its cache when it starts."""
-NETWORKS = (*models.MODELS, DECODER)
+TEXTS = tuple(f"{name}-genai" for name in DECODERS)
+NETWORKS = (*models.MODELS, DECODER, *TEXTS)
 HEADERS = (
-    "device", "precision", "import", "first start", "of it load", "run", "all kernels", "self-test", "second start",
-    "met",
+    "device", "precision", "import", "first start", "of it load", "run", "word", "all kernels", "self-test",
+    "second start", "word", "met",
 )
 
 
@@ -59,20 +67,22 @@ class Start:
     device: str
     precision: str
     name: str = ""
+    bars: tuple[float, float] = FIRST, SECOND
+    """Seconds that a first and a second start may take."""
     first: list[dict[str, float]] = field(default_factory=list)
     second: list[dict[str, float]] = field(default_factory=list)
     failed: str = ""
 
     def seconds(self, which: str, what: str) -> float | None:
         """Return the median of one time of the "first" or "second" starts, if there are any."""
-        times = [times[what] for times in getattr(self, which)]
+        times = [times[what] for times in getattr(self, which) if what in times]
         return median(times) if times else None
 
     @property
     def met(self) -> bool | None:
         """Tell whether both bars are reached; None if they were not measured."""
         first, second = self.seconds("first", "start"), self.seconds("second", "start")
-        return None if first is None or second is None else first < FIRST and second < SECOND
+        return None if first is None or second is None else first < self.bars[0] and second < self.bars[1]
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -112,6 +122,10 @@ def main() -> None:
 
 def write_model(network: str, image: int, path: Path) -> None:
     """Write a network to a file: for pictures of this size, or for a word behind `CACHED` others."""
+    if network in TEXTS:
+        name, form = network.split("-")
+        save(name, form, path.parent)
+        return
     if network == DECODER:
         model, sizes = gpt2(GPT2, half=True), {"batch": 1, "words": 1, "past": CACHED, "past + words": CACHED + 1}
         for value in (*model.graph.input, *model.graph.output):
@@ -125,7 +139,7 @@ def write_model(network: str, image: int, path: Path) -> None:
 
 def measure(model: Path, device: str, precision: str, repeats: int) -> Start:
     """Start a network on one device with empty caches, then with those that it left; `repeats` times."""
-    found = Start(device, precision)
+    found = Start(device, precision, bars=(FIRST_TEXT, SECOND_TEXT) if model.stem in TEXTS else (FIRST, SECOND))
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(prefix="weft-startup-") as folder:
             for kept in (found.first, found.second):
@@ -180,12 +194,13 @@ def table(starts: Sequence[Start], *, bars: bool = True) -> str:
     """Return the medians, in seconds, as a table of Markdown, with the bars unless they mean nothing."""
     headers = HEADERS if bars else HEADERS[:-1]
     lines = ["| " + " | ".join(headers) + " |", "|---" * len(headers) + "|"]
-    if bars:
-        lines.append(f"| bars | | | < {FIRST:g} | | | | | < {SECOND:g} | |")
+    if bars and starts:
+        first, second = starts[0].bars
+        lines.append(f"| bars | | | < {first:g} | | | | | | {'-' if isinf(second) else f'< {second:g}'} | | |")
     for s in starts:
-        first = (s.seconds("first", what) for what in ("start", "load", "run", "all", "selftest"))
-        times = [s.seconds("second", "import"), *first]
-        cells = [_number(value) for value in (*times, s.seconds("second", "start"))]
+        begun = (s.seconds("first", what) for what in ("start", "load", "run", "word", "all", "selftest"))
+        times = [s.seconds("second", "import"), *begun]
+        cells = [_number(value) for value in (*times, *(s.seconds("second", what) for what in ("start", "word")))]
         met = {None: "not measured", True: "yes", False: "NO"}[s.met]
         lines.append(f"| {' | '.join([s.device, s.precision, *cells, *([met] if bars else [])])} |")
     return "\n".join(lines)

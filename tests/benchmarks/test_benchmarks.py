@@ -277,6 +277,15 @@ def test_starts_have_empty_caches_and_then_those_of_the_first(tmp_path: Path) ->
     assert len(startup.table([found, missing]).splitlines()) == 5
 
 
+def test_a_language_model_starts_with_a_prompt_and_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "tiny-genai.onnx"
+    startup.write_model("tiny-genai", 224, path)
+    found = startup.measure(path, "cpu", "low", 1)
+    assert not found.failed and found.bars[0] == startup.FIRST_TEXT
+    assert all(0 < t["word"] < t["all"] for t in (*found.first, *found.second))
+    assert "| < 5 |" in startup.table([found])
+
+
 def test_a_trial_of_starts_has_no_bars() -> None:
     times = dict.fromkeys(("import", "start", "load", "selftest", "run", "all"), 90.0)
     found = startup.Start("vulkan", "low", first=[times], second=[times])
