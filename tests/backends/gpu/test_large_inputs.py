@@ -19,7 +19,7 @@ from tests.helpers.waits import ended
 from weft.backends.gpu.device.device import Command, GpuBuffer
 from weft.backends.gpu.recording import chunked_upload
 from weft.backends.gpu.recording.chunked_upload import Stream
-from weft.backends.vulkan import context
+from weft.backends.vulkan import submission
 from weft.backends.vulkan.device import VulkanDevice
 from weft.core.contract.profile import Profiled
 from weft.core.graph.graph import Graph
@@ -290,7 +290,7 @@ def test_a_session_closes_whose_chunks_were_under_way_when_vulkan_was_lost(monke
             lost = name in ("vkGetFenceStatus", "vkWaitForFences")
             return (lambda *_: -4) if lost else getattr(real, name)
 
-    real, device = cast(Any, context).lib, cast(VulkanDevice, opened("vulkan"))
+    real, device = cast(Any, submission).lib, cast(VulkanDevice, opened("vulkan"))
     monkeypatch.setattr(device, "gone", False)  # as it is again afterwards: nothing was lost
     weft.load(network(), device="vulkan").close()
     before = device.stats.live_buffers, device.stats.live_recordings
@@ -298,7 +298,7 @@ def test_a_session_closes_whose_chunks_were_under_way_when_vulkan_was_lost(monke
     session.submit(random(0))
     device.parts.context.idle()
     with monkeypatch.context() as patch:
-        patch.setattr(context, "lib", LostLibrary())
+        patch.setattr(submission, "lib", LostLibrary())
         with pytest.raises(DeviceLost, match="stopped answering"):
             session.wait()
         assert device.gone

@@ -56,17 +56,17 @@ def test_to_wait_for_a_submit_is_to_wait_for_those_before_it(device: VulkanDevic
 def test_a_refused_submit_leaves_nothing_to_wait_for(
     device: VulkanDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from weft.backends.vulkan import context
+    from weft.backends.vulkan import submission
 
     class FullLibrary:
         def __getattr__(self, name: str) -> Any:
             return (lambda *_: -2) if name == "vkQueueSubmit" else getattr(real, name)
 
-    real, first = cast(Any, context).lib, device.record([])
+    real, first = cast(Any, submission).lib, device.record([])
     device.submit(first)
     run(device, device.record([]))
     with monkeypatch.context() as patch:
-        patch.setattr(context, "lib", FullLibrary())
+        patch.setattr(submission, "lib", FullLibrary())
         with pytest.raises(OutOfMemory):
             device.submit(first)
     device.wait(first)
@@ -118,20 +118,20 @@ def test_download_waits_for_work_in_flight(device: VulkanDevice) -> None:
 
 
 def test_a_lost_device_is_reported(device: VulkanDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.backends.vulkan import context
+    from weft.backends.vulkan import submission
 
     class LostLibrary:
         def __getattr__(self, name: str) -> Any:
             lost = name in ("vkGetFenceStatus", "vkWaitForFences")
             return (lambda *_: -4) if lost else getattr(real, name)
 
-    real = cast(Any, context).lib
+    real = cast(Any, submission).lib
     recordings = [device.record([]) for _ in range(2)]
     for recording in recordings:
         device.submit(recording)
     device.parts.context.idle()
     with monkeypatch.context() as patch:
-        patch.setattr(context, "lib", LostLibrary())
+        patch.setattr(submission, "lib", LostLibrary())
         for call in (device.submit, device.wait):
             with pytest.raises(DeviceLost, match="stopped answering"):
                 call(recordings[0])
@@ -141,14 +141,14 @@ def test_a_lost_device_is_reported(device: VulkanDevice, monkeypatch: pytest.Mon
 
 
 def test_polling_ends_in_a_blocking_wait(device: VulkanDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.backends.vulkan import context
+    from weft.backends.vulkan import submission
 
     monkeypatch.setattr(device.parts.context.physical, "software", False)
     n = 1 << 21
     x, y = device.allocate(4 * n), device.allocate(4 * n)
     step = launch(device.compile(ADD, values(n)), x, y, n=n)
     recording = device.record([step, BarrierCommand()] * 3)
-    blocked, real = list[bool](), cast(Any, context).lib
+    blocked, real = list[bool](), cast(Any, submission).lib
 
     class Watched:
         def __getattr__(self, name: str) -> Any:
@@ -156,10 +156,10 @@ def test_polling_ends_in_a_blocking_wait(device: VulkanDevice, monkeypatch: pyte
                 blocked.append(True)
             return getattr(real, name)
 
-    monkeypatch.setattr(context, "lib", Watched())
+    monkeypatch.setattr(submission, "lib", Watched())
     for budget in (0.0, 10.0):
         blocked.clear()
-        monkeypatch.setattr(context, "SPIN_SECONDS", budget)
+        monkeypatch.setattr(submission, "SPIN_SECONDS", budget)
         run(device, recording)
         assert bool(blocked) == (budget == 0.0)
 
@@ -167,11 +167,11 @@ def test_polling_ends_in_a_blocking_wait(device: VulkanDevice, monkeypatch: pyte
 def test_a_later_run_is_polled_for_when_the_one_before_took_so_long(
     device: VulkanDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from weft.backends.vulkan import context
     from weft.backends.vulkan import recording as recordings
+    from weft.backends.vulkan import submission
 
     monkeypatch.setattr(device.parts.context.physical, "software", False)
-    recording, called, real = device.record([]), list[str](), cast(Any, context).lib
+    recording, called, real = device.record([]), list[str](), cast(Any, submission).lib
     now, ends, takes = 0.0, 0.0, 0.03
 
     class Slow:
@@ -201,8 +201,8 @@ def test_a_later_run_is_polled_for_when_the_one_before_took_so_long(
         now += 1e-4
         return now
 
-    monkeypatch.setattr(context, "lib", Slow())
-    for module in (context, recordings):
+    monkeypatch.setattr(submission, "lib", Slow())
+    for module in (submission, recordings):
         monkeypatch.setattr(module, "perf_counter", clock)
 
 

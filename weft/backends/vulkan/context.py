@@ -1,17 +1,15 @@
-"""The logical device: its queue, its locks, and how to submit work and wait for it."""
+"""The logical device: its queue, and its locks."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import inf
-from time import perf_counter
 from typing import Any
 
 from weft.backends.gpu.device.device import DeviceStats
 from weft.backends.vulkan import workgroup_matrices
-from weft.backends.vulkan._vk import NULL, Arena, check, create, failure, ffi, lib, vk
+from weft.backends.vulkan._vk import NULL, Arena, check, create, ffi, lib, vk
 from weft.backends.vulkan.physical import (
     ADDRESSES,
     EXTERNAL_HOST,
@@ -23,15 +21,6 @@ from weft.backends.vulkan.physical import (
 )
 from weft.errors import ClosedError, NoDevice
 from weft.kernels.matrix_shapes import HALVES
-
-SPIN_SECONDS = 0.002
-"""How long before and after the expected end `wait` polls: a sleeping wait wakes up 30 us late, and later on some
-hosts."""
-_MOMENT = 0.1
-"""Most seconds for which Ctrl-C waits for a call that waits."""
-_ONE_SECOND = 1_000_000_000
-_NOT_READY = 1
-_TIMEOUT = 2
 
 
 class Context:
@@ -54,7 +43,8 @@ class Context:
         queue = ffi.new("VkQueue*")
         lib.vkGetDeviceQueue(self.device, self.family, 0, queue)
         self.queue = queue[0]
-        self._queue_lock = threading.Lock()
+        self.queue_lock = threading.Lock()
+        """Held to use the queue: one thread at a time may."""
         self._arena = Arena()
         self._barriers()
 
@@ -138,70 +128,9 @@ class Context:
         check(lib.vkAllocateCommandBuffers(self.device, info, out), "a command buffer cannot be made")
         return out[0]
 
-    def fence(self) -> Any:
-        """Return a new fence."""
-        info = Arena().new("VkFenceCreateInfo")
-        return create(lib.vkCreateFence, self.device, info, "VkFence", "a fence cannot be made")
-
-    def submit(self, infos: Sequence[Any], fence: Any, fences: Any, *, counted: bool = False) -> None:
-        """Reset the fence and submit prebuilt work, piece by piece; the fence tells of the last one.
-
-        It locks the queue, which only one thread may use at a time.
-        """
-        *first, last = infos
-        result = lib.vkResetFences(self.device, 1, fences)
-        if result == 0:
-            with self._queue_lock:
-                for info in first:
-                    result = result or lib.vkQueueSubmit(self.queue, 1, info, NULL)
-                result = result or lib.vkQueueSubmit(self.queue, 1, last, fence)
-                self.stats.submits += counted and len(infos)
-        if result != 0:
-            raise failure(result, "work cannot be submitted", self.physical.name)
-
-    def wait(self, fence: Any, fences: Any, expected: float = 0.0) -> bool:
-        """Wait for a fence, and tell whether there was anything to wait for.
-
-        `expected` is when it should signal, by `perf_counter`; 0.0: unknown. A GPU is polled about then, or from now on
-        if that is over; a CPU is not, where polling takes the cores that compute.
-        """
-        result = lib.vkGetFenceStatus(self.device, fence)
-        waited = bool(result == _NOT_READY)
-        if waited and not self.physical.software:
-            result = self._sleep(fences, expected - SPIN_SECONDS)
-            if result == _TIMEOUT:
-                result = self._poll(fence, max(perf_counter(), expected) + SPIN_SECONDS)
-        if result in (_NOT_READY, _TIMEOUT):
-            result = self._sleep(fences)
-        if result != 0:
-            raise failure(result, "the device failed while it ran", self.physical.name)
-        return waited
-
-    def _sleep(self, fences: Any, until: float = inf) -> int:
-        """Wait in the driver, for a moment at a time, so that Ctrl-C works; return _TIMEOUT, 0 or an error."""
-        result = _TIMEOUT
-        while result == _TIMEOUT and (left := until - perf_counter()) > 0:
-            result = lib.vkWaitForFences(self.device, 1, fences, 1, int(min(left, _MOMENT) * _ONE_SECOND))
-        return int(result)
-
-    def _poll(self, fence: Any, until: float) -> int:
-        """Ask for the status again and again; return _NOT_READY, 0 or an error."""
-        get_status = lib.vkGetFenceStatus
-        result = get_status(self.device, fence)
-        while result == _NOT_READY and perf_counter() < until:
-            result = get_status(self.device, fence)
-        return int(result)
-
-    def finished(self, fence: Any) -> bool:
-        """Tell whether a submitted fence is signalled."""
-        result = lib.vkGetFenceStatus(self.device, fence)
-        if result not in (0, _NOT_READY):
-            raise failure(result, "the device failed while it ran", self.physical.name)
-        return bool(result == 0)
-
     def idle(self) -> None:
         """Wait for all work; a lost device counts as idle, because nothing runs on it any more."""
-        with self._queue_lock:
+        with self.queue_lock:
             result = lib.vkDeviceWaitIdle(self.device)
         if result != vk.VK_ERROR_DEVICE_LOST:
             check(result, "the device cannot be waited for", self.physical.name)

@@ -21,15 +21,15 @@ from weft.backends.vulkan._vk import NULL, Arena, check, create, ffi, lib, vk
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.memory import Memory
 from weft.backends.vulkan.ptx_kernels import PtxKernel, PtxKernels
-from weft.core.contract.error_context import is_error
+from weft.backends.vulkan.submission import Submission
 from weft.core.contract.profile import Profiled
 from weft.errors import BackendError
 
 _NO_RECORDING = "a recording cannot be made"
 
 
-class Recording:
-    """One or several command buffers with their descriptor sets, a fence and the prebuilt data of their submits."""
+class Recording(Submission):
+    """One or several command buffers with their descriptor sets, submitted many times."""
 
     def __init__(
         self,
@@ -41,18 +41,16 @@ class Recording:
         profile: Profiled,
         cuts: Sequence[int] = (),
     ) -> None:
-        self._context = context
+        super().__init__(context)
         self._memory, self._ptx = memory, ptx
         self._caps = caps
-        self._arena = Arena()
-        self._pool = self._descriptors = self._queries = self._fence = NULL
+        self._pool = self._descriptors = self._queries = NULL
         self._sets: dict[tuple[Any, ...], Any] = {}
         self._stamps = _stamps(commands, profile) if context.timestamps else {}
         """The number of the query of each timestamp, by command and whether it is the one behind it."""
         self._each, self._count = profile is True, len(commands)
         self._kernels = [c.kernel for c in commands if isinstance(c, LaunchCommand)]
         """Keeps the kernels alive: a kernel is destroyed with its last reference."""
-        self.pending = False
         self._ran = False
         self._submitted = self._took = 0.0
         """When it was last submitted, by `perf_counter`, and about how long the last run took that was waited for."""
@@ -81,8 +79,6 @@ class Recording:
         context = self._context
         self._pool = context.command_pool(0)
         self._buffers: list[Any] = []
-        self._fence = context.fence()
-        self._fences = self._arena.array("VkFence", [self._fence])
         if self._stamps:
             info = self._arena.new(
                 "VkQueryPoolCreateInfo", queryType=vk.VK_QUERY_TYPE_TIMESTAMP, queryCount=len(self._stamps)
@@ -207,9 +203,7 @@ class Recording:
 
     def _prepare_submit(self, commands: Sequence[Command]) -> None:
         """Build what a submit passes to the driver, and find the buffers to flush before it and invalidate after it."""
-        self._submits = [
-            self._arena.new("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=[buffer]) for buffer in self._buffers
-        ]
+        self.take(self._buffers)
         self._written = _incoherent(commands, (MemoryKind.UPLOAD, MemoryKind.STREAM))
         self._read = _incoherent(commands, (MemoryKind.DOWNLOAD,))
 
@@ -217,37 +211,23 @@ class Recording:
 
     def submit(self) -> None:
         """Start it; a finished run need not have been waited for, because fences signal in the order of submits."""
-        if self.pending and not self._context.finished(self._fence):
+        if self.pending and not self.is_done:
             raise BackendError(
                 "a recording was submitted while it still runs",
                 fix="wait for it first, or record it a second time",
             )
-        self.pending = False  # if the submit is refused, there is nothing to wait for
         if self._written:
             self._memory.flush(self._written)
-        try:
-            self._context.submit(self._submits, self._fence, self._fences, counted=True)
-            self._submitted = perf_counter()
-            self.pending = self._ran = True
-        except BaseException as e:
-            if not is_error(e) or len(self._submits) > 1:  # Ctrl-C, or a refused piece: others may be running
-                self._context.idle()
-                self.pending = False
-            raise
+        self.start(counted=True)
+        self._submitted, self._ran = perf_counter(), True
 
     def wait(self) -> None:
         """Wait until it is done; return at once if it was not submitted."""
         if not self.pending:
             return
-        try:
-            waited = self._context.wait(self._fence, self._fences, self._submitted + self._took)
-        except Exception as e:
-            # nothing runs on a lost device, so there is nothing left to wait for
-            self.pending = not is_error(e)
-            raise
+        waited = self.wait_for(self._submitted + self._took)
         since = perf_counter() - self._submitted
         self._took = since if waited else min(self._took, since)
-        self.pending = False
         if self._read:
             self._memory.invalidate(self._read)
 
@@ -288,11 +268,11 @@ class Recording:
     def destroy(self) -> None:
         """Destroy what it holds; it must not be running."""
         device = self._context.device
-        lib.vkDestroyFence(device, self._fence, NULL)
+        super().destroy()
         lib.vkDestroyQueryPool(device, self._queries, NULL)
         lib.vkDestroyDescriptorPool(device, self._descriptors, NULL)
         lib.vkDestroyCommandPool(device, self._pool, NULL)
-        self._pool = self._descriptors = self._queries = self._fence = NULL
+        self._pool = self._descriptors = self._queries = NULL
         self._kernels = []
 
 
