@@ -195,7 +195,7 @@ def test_A10_the_end_of_a_session_that_nobody_closed_is_told_later(
     acme.heard.clear()
     del session
     gc.collect()
-    assert not acme.heard and loader._forgotten.left
+    assert not acme.heard and loader._forgotten
     with caplog.at_level(logging.WARNING, "weft.session"), weft.load(chain("Relu"), "cpu"):
         assert said(acme.heard) == [("before_unload", id_), ("after_unload", id_)]
     assert bool(caplog.records) is refuses, "its refusal comes too late, which is said"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -18,6 +17,7 @@ from weft.core.contract.error_context import caught, do_all
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.host import shutdown
+from weft.core.host.dropped import Dropped
 from weft.core.registry.device_choice import DeviceChoice
 from weft.errors import ClosedError, DeviceLost
 
@@ -33,15 +33,12 @@ class DeviceMemories:
 
     def __init__(self) -> None:
         self._held: dict[_Key, DeviceMemory] = {}
-        self._dropped: deque[tuple[DeviceMemory, Tensor]] = deque()
-        """What buffers held that were dropped without a close. A collection may run at any time, such as while this
-        thread holds a lock of the device, so it only takes note. The next buffers take their memory."""
+        self._dropped = Dropped[tuple[DeviceMemory, Tensor]](of_process=True)
+        """What buffers held that were dropped without a close. The next buffers take their memory."""
         self._lock = threading.Lock()
         self._opening: dict[_Key, threading.Lock] = {}
         """Held while a device is opened, which takes long: buffers on others come and go meanwhile."""
         self._process = os.getpid()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._dropped.clear)
         shutdown.note(self)
 
     def make(self, choice: DeviceChoice, spec: TensorSpec, name: str, value: Array | None = None) -> Buffer:
@@ -109,11 +106,7 @@ class DeviceMemories:
     def _set_aside(self) -> set[DeviceMemory]:
         """Leave the memory of buffers that were dropped without a close to the next ones; return which had some."""
         left: set[DeviceMemory] = set()
-        while self._dropped:
-            try:
-                memory, tensor = self._dropped.popleft()
-            except IndexError:
-                break  # another thread took the last
+        for memory, tensor in self._dropped.take():
             left.add(memory)
             with self._caught(memory):
                 if not memory.is_closed:
@@ -160,8 +153,8 @@ class DeviceMemories:
             memory.close()
 
 
-def _note(dropped: deque[tuple[DeviceMemory, Tensor]], memory: DeviceMemory, tensor: Tensor) -> None:
-    dropped.append((memory, tensor))
+def _note(dropped: Dropped[tuple[DeviceMemory, Tensor]], memory: DeviceMemory, tensor: Tensor) -> None:
+    dropped.add((memory, tensor))
 
 
 device_memories = DeviceMemories()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from weft.core.graph.layout import Array
+from weft.core.host.dropped import Dropped
 from weft.core.host.shared_arrays import SHARED_FROM, is_lasting
 
 Key = tuple[Hashable, ...]
@@ -29,8 +29,8 @@ class DerivedArrays:
 
     def __init__(self) -> None:
         self._made: dict[Key, _Made] = {}
-        self._gone: deque[Key] = deque()
-        """The keys of which an array has no user any more. A collection may tell at any time, so that takes no lock."""
+        self._gone = Dropped[Key]()
+        """The keys of which an array has no user any more."""
         self._lock = threading.Lock()
 
     def find(self, what: Hashable, sources: Sequence[Array]) -> tuple[Array, ...] | None:
@@ -51,7 +51,7 @@ class DerivedArrays:
         key = (what, *map(id, sources))
 
         def gone(_: object) -> None:
-            self._gone.append(key)
+            self._gone.add(key)
 
         for result in results:
             result.setflags(write=False)
@@ -71,8 +71,8 @@ class DerivedArrays:
         return made
 
     def _forget_gone(self) -> None:
-        while self._gone:
-            made = self._made.get(key := self._gone.popleft())
+        for key in self._gone.take():
+            made = self._made.get(key)
             if made is not None and any(ref() is None for ref in (*made.sources, *made.results)):
                 del self._made[key]
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array
+from weft.core.host.dropped import ArrayBase
 from weft.errors import CannotShare
 
 HOST = frozenset((1, 3, 11, 13))
@@ -74,14 +75,6 @@ class _Versioned(ctypes.Structure):
         ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p),
         ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", _Tensor),
     )
-
-
-class _Memory:
-    """What numpy makes an array of; holds the capsule, whose end frees the memory."""
-
-    def __init__(self, capsule: object, interface: dict[str, Any]) -> None:
-        self._capsule = capsule
-        self.__array_interface__ = interface
 
 
 def is_foreign(value: Any) -> bool:
@@ -198,7 +191,7 @@ def _array(tensor: _Tensor, capsule: object, read_only: bool) -> Array:
         steps = tuple(tensor.strides[k] * dtype.itemsize for k in range(tensor.ndim))
     place = (tensor.data or 0) + tensor.byte_offset
     interface = {"version": 3, "typestr": dtype.raw.str, "shape": shape, "strides": steps, "data": (place, read_only)}
-    return np.asarray(_Memory(capsule, interface)).view(dtype.numpy)
+    return np.asarray(ArrayBase(interface, capsule)).view(dtype.numpy)
 
 
 def _dtype(tensor: _Tensor) -> DType:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from weft.core.graph.layout import Array
+from weft.core.host.dropped import ArrayBase
 
 SMALLEST = 1 << 20
 """Results of fewer bytes are numpy's own: the C library keeps such memory itself."""
@@ -129,17 +130,15 @@ class _Pool:
 
 
 def _array(block: _Block, pool: _Pool, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    return np.asarray(_Memory(block, pool)).view(dtype).reshape(shape)
+    return np.asarray(_Lent(block, pool)).view(dtype).reshape(shape)
 
 
-class _Memory:
-    """What an array of a result has as its base, so that each view of the array keeps the block."""
-
-    __slots__ = ("__array_interface__", "_block", "_pool")
+class _Lent(ArrayBase):
+    """Gives the block back when the last array in it is gone."""
 
     def __init__(self, block: _Block, pool: _Pool) -> None:
+        super().__init__(block.interface, block)
         self._block, self._pool = block, pool
-        self.__array_interface__ = block.interface
 
     def __del__(self) -> None:
         self._pool.give(self._block)

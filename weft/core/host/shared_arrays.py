@@ -6,13 +6,13 @@ import hashlib
 import mmap
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
 
 from weft.core.graph.layout import Array
+from weft.core.host.dropped import Dropped
 
 SHARED_FROM = 64 << 10
 """Smaller constants, in bytes, are not worth a look at what others have."""
@@ -42,8 +42,8 @@ class SharedArrays:
 
     def __init__(self) -> None:
         self._known: dict[Key, list[weakref.ref[Array]]] = {}
-        self._gone: deque[tuple[Key, weakref.ref[Array]]] = deque()
-        """What is known and has no user any more. A collection may find that at any time, so it takes no lock."""
+        self._gone = Dropped[tuple[Key, weakref.ref[Array]]]()
+        """What is known and has no user any more."""
         self._lock = threading.Lock()
         self._making = tuple(threading.Lock() for _ in range(LOCKS))
         """Held while an array of one of some keys is made, so that two threads do not make it twice."""
@@ -79,13 +79,12 @@ class SharedArrays:
                     return array
             made = _read_only(make())
             with self._lock:
-                ref = weakref.ref(made, lambda ref: self._gone.append((key, ref)))
+                ref = weakref.ref(made, lambda ref: self._gone.add((key, ref)))
                 self._known.setdefault(key, []).append(ref)
         return made
 
     def _forget_gone(self) -> None:
-        while self._gone:
-            key, ref = self._gone.popleft()
+        for key, ref in self._gone.take():
             self._known[key].remove(ref)
             if not self._known[key]:
                 del self._known[key]

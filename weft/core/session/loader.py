@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from weft.core.graph.graph import Node
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.graph.validate import misdeclared
 from weft.core.host import shutdown
+from weft.core.host.dropped import Dropped
 from weft.core.placement.assign import Backends
 from weft.core.placement.check_network import imports
 from weft.core.placement.in_place import keeps_state
@@ -281,30 +281,12 @@ class Loader:
         do_all([self.drop, self._devices.release, *([self.notices.after_unload] if self.notices else [])])
 
 
-class _Forgotten:
-    """What sessions left that were dropped without a close.
-
-    It is closed when the next session is made or the process ends, not when it is collected: that may be at any time,
-    such as during a driver call, or while the thread holds a lock. A forked process has none, because it belongs to
-    its parent.
-    """
-
-    def __init__(self) -> None:
-        self.left: deque[Callable[[], object]] = deque()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.left.clear)
-
-    def add(self, close: Callable[[], object]) -> None:
-        """Note what closes something that a collected session had."""
-        self.left.append(close)
+class _Forgotten(Dropped[Callable[[], object]]):
+    """Closes what sessions had that were dropped without a close: when the next one is made, or the process ends."""
 
     def close(self) -> None:
         """Close all of it."""
-        while self.left:
-            try:
-                close = self.left.popleft()
-            except IndexError:
-                return  # another thread took the last
+        for close in self.take():
             close()
 
     def end(self, patience: float) -> bool:
@@ -313,7 +295,7 @@ class _Forgotten:
         return True
 
 
-_forgotten = _Forgotten()
+_forgotten = _Forgotten(of_process=True)
 shutdown.note(_forgotten)
 forget, close_forgotten = _forgotten.add, _forgotten.close
 ends_runs(close_forgotten)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -16,6 +15,7 @@ from weft.backends.gpu.device.device import GpuBuffer, GpuDevice, MemoryKind
 from weft.core.contract.error_context import caught
 from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor
+from weft.core.host.dropped import ArrayBase, Dropped
 from weft.errors import LESS_MEMORY, OutOfMemory
 
 log = logging.getLogger("weft.gpu")
@@ -27,9 +27,8 @@ class LentBuffer:
     def __init__(self, heap: DeviceHeap, buffer: GpuBuffer) -> None:
         assert buffer.host is not None
         self.buffer, self.host = buffer, buffer.host
-        self._memory: weakref.ref[_Memory] | None = None
-        # A collection may run at any time, such as while this thread holds a lock of the device. So this only takes
-        # note of the buffer, until the device is closed: then nobody else uses its locks. It also keeps the heap, and
+        self._memory: weakref.ref[ArrayBase] | None = None
+        # Once the device is closed, nobody else uses its locks, and this frees the buffer. It also keeps the heap, and
         # with it the device, as long as the memory is in use.
         weakref.finalize(self, heap.unused, buffer).atexit = False
 
@@ -43,19 +42,11 @@ class LentBuffer:
         """Tell whether a caller still has an array in it."""
         return self._memory is not None and self._memory() is not None
 
-    def hold(self) -> _Memory:
+    def hold(self) -> ArrayBase:
         """Return what stands for the callers: the buffer is held as long as it lives. Called once."""
-        memory = _Memory(self)
+        memory = ArrayBase(self.host.__array_interface__, self)
         self._memory = weakref.ref(memory)
         return memory
-
-
-class _Memory:
-    """What an array of a caller has as its base, so that each view of the array keeps the buffer."""
-
-    def __init__(self, lent: LentBuffer) -> None:
-        self.lent = lent
-        self.__array_interface__ = lent.host.__array_interface__
 
 
 class Keeper(Protocol):
@@ -84,7 +75,7 @@ class DeviceHeap:
     _keepers: weakref.WeakSet[Keeper] = field(default_factory=weakref.WeakSet)
     _lent: weakref.WeakValueDictionary[int, LentBuffer] = field(default_factory=weakref.WeakValueDictionary)
     """The buffers in which callers hold arrays, by address."""
-    _unused: deque[GpuBuffer] = field(default_factory=deque)
+    _unused: Dropped[GpuBuffer] = field(default_factory=Dropped)
     """Lent buffers that nobody uses any more, to be freed."""
     _freeing: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
@@ -147,7 +138,7 @@ class DeviceHeap:
         buffer = self.device.adopt(memory)
         return None if buffer is None else self._shared(buffer)
 
-    def _shared(self, buffer: GpuBuffer) -> _Memory:
+    def _shared(self, buffer: GpuBuffer) -> ArrayBase:
         lent = LentBuffer(self, buffer)
         self._lent[lent.address] = lent
         return lent.hold()
@@ -167,7 +158,7 @@ class DeviceHeap:
 
     def unused(self, buffer: GpuBuffer) -> None:
         """Take note that nobody uses a lent buffer any more; it is freed at the next allocation, or after a close."""
-        self._unused.append(buffer)
+        self._unused.add(buffer)
         if self._closed:
             self._free_unused()
 
@@ -180,7 +171,8 @@ class DeviceHeap:
         # Freeing may collect the next unused buffer in this thread; it is then found here.
         while self._unused and self._freeing.acquire(blocking=False):
             try:
-                self.free(self._unused.popleft())
+                for buffer in self._unused.take():
+                    self.free(buffer)
             finally:
                 self._freeing.release()
 
