@@ -278,6 +278,19 @@ def _begun(specs: Sequence[TensorSpec | None], constants: Mapping[int, Array]) -
     return Body(graph, "body", Names(graph)), names
 
 
+def with_bodies(graph: Graph, bodies: Mapping[str, Callable[[Body], str]]) -> Graph:
+    """Return the graph with other nodes in place of some, by name. Each adds its own, and returns the node's output."""
+    out, names, nodes = graph.copy(), Names(graph), list[Node]()
+    for node in graph.nodes:
+        if node.name in bodies:
+            make = Body(out, node.name, names)
+            nodes += make.finish([bodies[node.name](make)], node.outputs)
+        else:
+            nodes.append(node)
+    out.nodes = nodes
+    return out
+
+
 Decomposition = Callable[[Any, Body, Node], Sequence[str]]
 """Adds the parts of a node with an op, and returns their results; none if the node stays whole."""
 _DECOMPOSITIONS: dict[str, Decomposition] = {}

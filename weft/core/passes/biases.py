@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 
-from weft.core.graph.composite import Body
-from weft.core.graph.graph import Graph, Names, Node
+from weft.core.graph.composite import Body, with_bodies
+from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Shape
 from weft.core.graph.symbolic import has_open_size
 from weft.core.passes.dead import without_dead_nodes
@@ -31,17 +31,12 @@ def add_biases_first(graph: Graph, context: PassContext) -> Graph:
     sums = {node.name: each for node in graph.nodes if (each := found.below(node)) is not None}
     if not sums:
         return graph
-    out, names = graph.copy(), Names(graph)
-    out.nodes = []
-    for node in graph.nodes:
-        if node.name not in sums:
-            out.nodes.append(node)
-            continue
-        x, biases = sums[node.name]
-        make = Body(out, node.name, names)
+
+    def summed(x: str, biases: list[str], make: Body) -> str:
         total = reduce(lambda a, b: make.add("Add", a, b), biases)
-        out.nodes += make.finish([make.add("Add", x, make.reshape(total, *make.dims(x)))], node.outputs)
-    return without_dead_nodes(out)
+        return make.add("Add", x, make.reshape(total, *make.dims(x)))
+
+    return without_dead_nodes(with_bodies(graph, {name: partial(summed, *each) for name, each in sums.items()}))
 
 
 class _Sums:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 
-from weft.core.graph.composite import Body
-from weft.core.graph.graph import Graph, Names, Node
+from weft.core.graph.composite import Body, with_bodies
+from weft.core.graph.graph import Graph, Node
 from weft.core.graph.symbolic import has_open_size
 from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
@@ -23,30 +23,17 @@ def pad_partial_sums(graph: Graph, context: PassContext) -> Graph:
     found = {n.name: each for n in graph.nodes if (each := _sum(graph, makers, readers, n)) is not None}
     if not found:
         return graph
-    out, names = graph.copy(), Names(graph)
-    out.nodes = []
-    for node in graph.nodes:
-        if node.name not in found:
-            out.nodes.append(node)
-            continue
-        whole, added = found[node.name].whole, found[node.name].added
-        make = Body(out, node.name, names)
-        dims, before = make.dims(whole), make.dims(added)
-        ends = make.ints(*(0 for _ in dims), *(size - own for size, own in zip(dims, before, strict=True)))
-        out.nodes += make.finish([make.add("Add", whole, make.add("Pad", added, ends))], node.outputs)
-    return without_dead_nodes(out)
+    return without_dead_nodes(with_bodies(graph, {name: partial(_padded, *each) for name, each in found.items()}))
 
 
-@dataclass(frozen=True)
-class _Sum:
-    """A value, and what is added to its first channels."""
-
-    whole: str
-    added: str
+def _padded(whole: str, added: str, make: Body) -> str:
+    dims, before = make.dims(whole), make.dims(added)
+    ends = make.ints(*(0 for _ in dims), *(size - own for size, own in zip(dims, before, strict=True)))
+    return make.add("Add", whole, make.add("Pad", added, ends))
 
 
-def _sum(graph: Graph, makers: dict[str, Node], readers: dict[str, int], concat: Node) -> _Sum | None:
-    """Return what a Concat makes, if it is such a sum."""
+def _sum(graph: Graph, makers: dict[str, Node], readers: dict[str, int], concat: Node) -> tuple[str, str] | None:
+    """Return a value and what is added to its first channels, if a Concat makes such a sum."""
     if concat.op.type != "Concat" or len(concat.inputs) != 2 or any(readers[i] != 1 for i in concat.inputs):
         return None
     total, rest = concat.inputs
@@ -69,5 +56,5 @@ def _sum(graph: Graph, makers: dict[str, Node], readers: dict[str, int], concat:
             continue
         covers = (part.start, part.stop, behind.stop) == (0, behind.start, whole[1])
         if covers and not has_open_size((whole[1], dims[1])):
-            return _Sum(behind.value, added)
+            return behind.value, added
     return None

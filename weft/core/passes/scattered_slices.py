@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from weft.core.graph.composite import Body
-from weft.core.graph.graph import Graph, Names, Node
+from weft.core.graph.composite import Body, with_bodies
+from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.symbolic import known
 from weft.core.passes.manager import PassContext, graph_pass
@@ -42,14 +43,8 @@ def concat_scattered_slices(graph: Graph, context: PassContext) -> Graph:
     if not found:
         return graph
     rows = _rows(graph, found)
-    out, names, nodes = graph.copy(), Names(graph), list[Node]()
-    for node in graph.nodes:
-        if node.name not in found:
-            nodes.append(node)
-        elif node.name in rows:
-            make = Body(out, node.name, names)
-            nodes += make.finish([_joined(make, rows[node.name], found)], node.outputs)
-    out.nodes = nodes
+    out = with_bodies(graph, {name: partial(_joined, row, found) for name, row in rows.items()})
+    out.nodes = [node for node in out.nodes if node.name not in found]
     return out
 
 
@@ -69,7 +64,7 @@ def _rows(graph: Graph, found: dict[str, _Box]) -> dict[str, list[Node]]:
     return {row[-1].name: row for row in rows.values()}
 
 
-def _joined(make: Body, row: list[Node], found: dict[str, _Box]) -> str:
+def _joined(row: list[Node], found: dict[str, _Box], make: Body) -> str:
     """Return what a row of nodes leaves: a Concat of parts of the updates and of the data, or the only part."""
     data = row[0].inputs[0]
     dims, axis = make.dims(data), found[row[0].name].axis

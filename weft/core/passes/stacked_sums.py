@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any
 
-from weft.core.graph.composite import Body
-from weft.core.graph.graph import Graph, Names, Node
+from weft.core.graph.composite import Body, with_bodies
+from weft.core.graph.graph import Graph, Node
 from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
 
@@ -29,16 +30,12 @@ def add_stacked_parts(graph: Graph, context: PassContext) -> Graph:
     for node in graph.nodes:
         for name in dict.fromkeys(node.inputs):
             reads.setdefault(name, []).append(node)
-    sums: dict[str, tuple[Node, str]] = {}
+    sums: dict[str, Callable[[Body], str]] = {}
     for value, stack in stacks.items():
         found = [_sum_of(graph, reads, stacks, value, node) for node in reads.get(value, ())]
         if value not in graph.outputs and None not in found:
-            sums |= {each[0].name: (stack, each[1]) for each in found if each is not None}
-    if not sums:
-        return graph
-    out, names = graph.copy(), Names(graph)
-    out.nodes = [new for node in graph.nodes for new in _added(out, names, node, *sums.get(node.name, (None, "")))]
-    return without_dead_nodes(out)
+            sums |= {each[0].name: partial(_added, stack, *each) for each in found if each is not None}
+    return without_dead_nodes(with_bodies(graph, sums)) if sums else graph
 
 
 def _axis(graph: Graph, stack: Node) -> int:
@@ -76,12 +73,10 @@ def _sum_of(
     return (reader, factor) if axes == (_axis(graph, stack),) else None
 
 
-def _added(graph: Graph, names: Names, node: Node, stack: Node | None, factor: str) -> list[Node]:
-    """Return what is in the place of a node: additions, if it sums a stack, which may be multiplied by `factor`."""
-    if stack is None:
-        return [node]
+def _added(stack: Node, node: Node, factor: str, make: Body) -> str:
+    """Return the sum of what a node sums as a stack, which may be multiplied by `factor`."""
     op: Any = node.op
-    make, axis = Body(graph, node.name, names), _axis(graph, stack)
+    axis = _axis(make.graph, stack)
     rank = len(make.dims(stack.outputs[0]))
 
     def part_of(value: str, place: int) -> str:
@@ -96,4 +91,4 @@ def _added(graph: Graph, names: Names, node: Node, stack: Node | None, factor: s
     terms = [part_of(each, 0) for each in stack.inputs]
     if factor:
         terms = [make.add("Mul", each, part_of(factor, place)) for place, each in enumerate(terms)]
-    return make.finish([reduce(lambda a, b: make.add("Add", a, b), terms)], node.outputs)
+    return reduce(lambda a, b: make.add("Add", a, b), terms)
