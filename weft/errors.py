@@ -195,14 +195,8 @@ class UnsupportedOps(ModelError):
     """
 
     def __init__(
-        self,
-        what: str,
-        problems: Sequence[str],
-        *,
-        fix: str = "",
-        refusals: tuple[Refusal, ...] = (),
-        by_op: Mapping[str, int] | None = None,
-        others: Graph | None = None,
+        self, what: str, problems: Sequence[str], *, fix: str = "", refusals: tuple[Refusal, ...] = (),
+        by_op: Mapping[str, int] | None = None, others: Graph | None = None,
     ) -> None:
         self.problems, self.refusals, self.by_op, self.others = tuple(problems), refusals, by_op or {}, others
         super().__init__(what, why="\n    ".join(("", *grouped(problems))), fix=fix)

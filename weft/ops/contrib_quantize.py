@@ -462,21 +462,8 @@ class FusedGemm(Composite):
 
 
 __all__ = [
-    "DynamicQuantizeLSTM",
-    "DynamicQuantizeMatMul",
-    "FusedConv",
-    "FusedGemm",
-    "MatMulIntegerToFloat",
-    "MicrosoftQLinearConv",
-    "NhwcMaxPool",
-    "QGemm",
-    "QLinearAdd",
-    "QLinearAveragePool",
-    "QLinearConcat",
-    "QLinearGlobalAveragePool",
-    "QLinearLeakyRelu",
-    "QLinearMul",
-    "QLinearSigmoid",
-    "QLinearSoftmax",
+    "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "FusedConv", "FusedGemm", "MatMulIntegerToFloat",
+    "MicrosoftQLinearConv", "NhwcMaxPool", "QGemm", "QLinearAdd", "QLinearAveragePool", "QLinearConcat",
+    "QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid", "QLinearSoftmax",
     "QLinearWhere",
 ]

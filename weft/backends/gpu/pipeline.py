@@ -44,9 +44,7 @@ class GpuPipeline(Pipeline):
 
     # -- resize ----------------------------------------------------------------------------------------
 
-    def resize(
-        self, part: Part, imports: Mapping[str, Tensor], fetched: Collection[str], *, first: bool
-    ) -> None:
+    def resize(self, part: Part, imports: Mapping[str, Tensor], fetched: Collection[str], *, first: bool) -> None:
         """Prepare for the part's shapes."""
         lowered = part.lowered
         assert lowered is not None and isinstance(lowered.plan, GpuPlan)

@@ -174,18 +174,14 @@ class OpenCLDevice(GpuDevice):
         """Copy bytes of a DEVICE buffer into the contiguous array `out`, after the work of all threads."""
         handle = self._checked(buffer, offset, out.nbytes)
         if not out.flags.c_contiguous:
-            raise DeviceError(
-                "a download needs a contiguous array", where=self._where, fix="copy it afterwards"
-            )
+            raise DeviceError("a download needs a contiguous array", where=self._where, fix="copy it afterwards")
         try:
             self._queues.finish()
             if out.nbytes:
                 raw = out.reshape(-1).view(np.uint8)
                 cl.enqueue_copy(self._queues.current(), raw, handle, src_offset=offset, is_blocking=True)
         except cl.Error as e:
-            raise failure(
-                e.code, f"a download of {out.nbytes} bytes failed", self._where, waiting=True
-            ) from e
+            raise failure(e.code, f"a download of {out.nbytes} bytes failed", self._where, waiting=True) from e
 
     # -- kernels and recordings ------------------------------------------------------------------------
 
@@ -430,9 +426,7 @@ class OpenCLDevice(GpuDevice):
         with self._lock:
             held = self._device_bytes
         if nbytes < 0:
-            raise DeviceError(
-                f"{nbytes} bytes cannot be allocated", where=self._where, fix="ask for 0 or more"
-            )
+            raise DeviceError(f"{nbytes} bytes cannot be allocated", where=self._where, fix="ask for 0 or more")
         if size > most:
             raise self._no_memory(nbytes, f"one allocation has at most {most:,} bytes")
         if kind is MemoryKind.DEVICE and held + size > total:

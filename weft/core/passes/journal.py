@@ -75,15 +75,8 @@ class Journal:
         self.steps = list(steps)
 
     def note(
-        self,
-        by: str,
-        before: Sequence[Node],
-        after: Sequence[Node],
-        outputs: Sequence[str],
-        *,
-        purpose: str = "",
-        reasons: Mapping[str, str] | None = None,
-        left: Mapping[str, str] | None = None,
+        self, by: str, before: Sequence[Node], after: Sequence[Node], outputs: Sequence[str], *,
+        purpose: str = "", reasons: Mapping[str, str] | None = None, left: Mapping[str, str] | None = None,
     ) -> None:
         """Note what a pass did to the nodes of a graph with these outputs; note nothing if it did nothing.
 
@@ -193,10 +186,7 @@ def _difference(
 
 
 def _fates(
-    gone: Sequence[Node],
-    before: Sequence[Node],
-    after: Sequence[Node],
-    new: Mapping[str, Node],
+    gone: Sequence[Node], before: Sequence[Node], after: Sequence[Node], new: Mapping[str, Node],
     outputs: Sequence[str],
 ) -> dict[str, _Fate]:
     """Return what replaced each removed node: nodes that make its values now, or its readers."""

@@ -43,14 +43,8 @@ class PassContext:
         self.left[node] = why
 
     def allows(
-        self,
-        node: str,
-        nbytes: int,
-        what: str = "its new constants",
-        *,
-        values: Iterable[str] = (),
-        flops: int = 0,
-        read: int = 0,
+        self, node: str, nbytes: int, what: str = "its new constants", *, values: Iterable[str] = (),
+        flops: int = 0, read: int = 0,
     ) -> bool:
         """Tell whether the budget allows constants of so many bytes for a node; if not, record that the node is left.
 
@@ -179,9 +173,7 @@ class PassManager:
             _check_properties(item, graph, item.ensures, "ensures", left)
         return graph, any_changed, left
 
-    def _rewrite(
-        self, graph: Graph, item: Pass, own: bool, checked: bool
-    ) -> tuple[Graph, bool, dict[str, str]]:
+    def _rewrite(self, graph: Graph, item: Pass, own: bool, checked: bool) -> tuple[Graph, bool, dict[str, str]]:
         """Return the graph after one round of a pass, whether that changed anything, and what the pass left."""
         self.context.reasons, self.context.left = {}, {}
         after = _applied(item, graph, self.context, own)

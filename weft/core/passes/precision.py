@@ -117,9 +117,7 @@ def _is_exact(graph: Graph, cast: Node) -> bool:
     return source is to or to in WIDER_FLOATS.get(source, ()) or source in EXACT.get(to, ())
 
 
-def _stored(
-    graph: Graph, dtype: DType, context: PassContext, narrowing: frozenset[str] = frozenset()
-) -> Graph:
+def _stored(graph: Graph, dtype: DType, context: PassContext, narrowing: frozenset[str] = frozenset()) -> Graph:
     after = set_storage(graph, dtype, narrowing, for_now=context.stored is not dtype)
     for node in after.nodes if after is not graph else ():
         for value in node.outputs:

@@ -96,13 +96,8 @@ class DeviceChoice:
             self.creator.onPrepare(self.index)
 
     def open(
-        self,
-        config: BackendConfig,
-        memory: MemoryManager | None = None,
-        profiling: ProfilingContext | None = None,
-        *,
-        loads: bool = False,
-        wait: Wait = Wait.ALL,
+        self, config: BackendConfig, memory: MemoryManager | None = None,
+        profiling: ProfilingContext | None = None, *, loads: bool = False, wait: Wait = Wait.ALL,
         same_nodes: SameNodes | None = None,
     ) -> Backend:
         """Return a new backend on the device; `loads` says that a network will run on it, `wait` how soon.
@@ -111,18 +106,9 @@ class DeviceChoice:
         """
         creator = self.creator
         info = BackendInfo(
-            id=creator.id,
-            index=self.index,
-            config=config,
-            version=version_of(creator),
-            memory_manager=memory,
-            profiling=profiling,
-            forward_type=creator.forward_type,
-            options=self.options,
-            kept_options=kept_by_networks(creator, self.options),
-            loads=loads,
-            wait=wait,
-            same_nodes=same_nodes,
+            id=creator.id, index=self.index, config=config, version=version_of(creator), memory_manager=memory,
+            profiling=profiling, forward_type=creator.forward_type, options=self.options,
+            kept_options=kept_by_networks(creator, self.options), loads=loads, wait=wait, same_nodes=same_nodes,
             named=self.named,
         )
         _note_opened(self.creator)

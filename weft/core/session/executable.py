@@ -206,11 +206,7 @@ class Executable:
         do_all(partial(buffer.end, writes=writes) for buffer, writes in used)
 
     def start(
-        self,
-        arrays: Mapping[str, Given],
-        targets: Sequence[Given | None] = (),
-        *,
-        first: bool = True,
+        self, arrays: Mapping[str, Given], targets: Sequence[Given | None] = (), *, first: bool = True,
         watch: OverflowWatch | None = None,
     ) -> None:
         """Start a run with the given inputs; only the last part is left running.

@@ -67,9 +67,7 @@ class _Names:
     users: Mapping[str, Sequence[int]]
     """For each value the positions of the nodes that read or write it."""
 
-    def hold(
-        self, graph: Graph, inputs: Sequence[str], outputs: Sequence[str], imports: Collection[str]
-    ) -> bool:
+    def hold(self, graph: Graph, inputs: Sequence[str], outputs: Sequence[str], imports: Collection[str]) -> bool:
         """Tell whether a part has these names, and the nodes have ops of the same types.
 
         Types matter to a memory plan: some ops have their result lie where an input does.
@@ -146,9 +144,7 @@ class Pipeline:
 
     # -- resize ----------------------------------------------------------------------------------------
 
-    def resize(
-        self, part: Part, imports: Mapping[str, Tensor], fetched: Collection[str], *, first: bool
-    ) -> None:
+    def resize(self, part: Part, imports: Mapping[str, Tensor], fetched: Collection[str], *, first: bool) -> None:
         """Prepare for the part's shapes; NodeRefused if the backend does not take a node with them.
 
         It keeps executions that serve any shape, and the executions of nodes that did not change.
@@ -338,12 +334,8 @@ class Pipeline:
         return self.backend.host_memory and (self.thrifty or not self.backend.copies_constants)
 
     def _map(
-        self,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        imports: Mapping[str, Tensor],
-        fetched: Collection[str],
-        names: _Names,
+        self, inputs: Sequence[str], outputs: Sequence[str], imports: Mapping[str, Tensor],
+        fetched: Collection[str], names: _Names,
     ) -> None:
         """Acquire, resize and release in the order of the nodes, then allocate."""
         callbacks = self._callbacks

@@ -135,18 +135,9 @@ def make_report(
     drivers = {label: f"{info.name}, {info.driver}" for label, info in infos.items() if label in counts}
     launches = tuple((p.device, x) for p in parts if p.lowered is not None for x in p.lowered.launches)
     return Report(
-        devices=devices,
-        nodes_by_device=counts,
-        placement=placement,
-        refusals=refusals,
-        copies=tuple(copies),
-        statistics=statistics,
-        config=config,
-        notes=distinct,
-        subgraphs=order,
-        drivers=drivers,
-        journal=journal or Journal(),
-        launches=launches,
+        devices=devices, nodes_by_device=counts, placement=placement, refusals=refusals, copies=tuple(copies),
+        statistics=statistics, config=config, notes=distinct, subgraphs=order, drivers=drivers,
+        journal=journal or Journal(), launches=launches,
     )
 
 

@@ -61,14 +61,7 @@ from weft.core.session.prefetch import Prefetch
 from weft.core.session.report import Report, Transfers, joined
 from weft.core.session.run import Run
 from weft.core.session.state import State, StateStore
-from weft.errors import (
-    ClosedError,
-    ConfigError,
-    InputError,
-    OutOfMemory,
-    WeftError,
-    listing,
-)
+from weft.errors import ClosedError, ConfigError, InputError, OutOfMemory, WeftError, listing
 
 if TYPE_CHECKING:
     from weft.core.session.runtime import Runtime
@@ -132,22 +125,11 @@ class Session(NotCopied):
     _a_second = "share it, since runs take turns, or load the network again for a second session"
 
     def __init__(
-        self,
-        graph: Graph,
-        choices: Sequence[DeviceChoice],
-        options: OptimizerOptions | None = None,
-        *,
-        runtime: Runtime,
-        host: DeviceChoice | None = None,
-        shapes: Mapping[str, Shape] | None = None,
-        progress: Progress | None = None,
-        profile: Profiled = False,
-        fixed: OptimizedNetwork | None = None,
-        prefetch: Prefetch | None = None,
-        reread: Callable[[], Graph] | None = None,
-        overflow_check: bool = True,
-        wait: Wait = Wait.ALL,
-        state: Mapping[str, str] | None = None,
+        self, graph: Graph, choices: Sequence[DeviceChoice], options: OptimizerOptions | None = None, *,
+        runtime: Runtime, host: DeviceChoice | None = None, shapes: Mapping[str, Shape] | None = None,
+        progress: Progress | None = None, profile: Profiled = False, fixed: OptimizedNetwork | None = None,
+        prefetch: Prefetch | None = None, reread: Callable[[], Graph] | None = None,
+        overflow_check: bool = True, wait: Wait = Wait.ALL, state: Mapping[str, str] | None = None,
     ) -> None:
         close_forgotten()
         device_memories.free_dropped()

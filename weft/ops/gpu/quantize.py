@@ -140,18 +140,14 @@ class MatMulIntegerOnGpu(_Sums):
                 step = strides[0 if name == "a_zero" else 1][d]
                 ints[f"{name.upper()}{d}"] = step * matrix if by_batch else 0
         k.launch(
-            "matmul_integer",
-            reads=reads,
-            writes={"y": y},
-            ints=ints,
+            "matmul_integer", reads=reads, writes={"y": y}, ints=ints,
             variant={
                 "rank": len(sizes),
                 "columns": COLUMNS,
                 "a_spread": spread.get("a_zero", ""),
                 "b_spread": spread.get("b_zero", ""),
             },
-            items=ints["TOTAL"],
-            epilogue=False,
+            items=ints["TOTAL"], epilogue=False,
         )
 
 
@@ -177,12 +173,8 @@ class ConvIntegerOnGpu(_Sums):
         ints |= window_constants(window)
         w_zero = zeros.get("w_zero")
         k.launch(
-            "conv_integer",
-            reads=reads,
-            writes={"y": y},
-            ints=ints,
-            variant={"by_channel": w_zero is not None and prod(w_zero.shape) > 1},
-            items=ints["TOTAL"],
+            "conv_integer", reads=reads, writes={"y": y}, ints=ints,
+            variant={"by_channel": w_zero is not None and prod(w_zero.shape) > 1}, items=ints["TOTAL"],
             epilogue=False,
         )
 

@@ -34,10 +34,7 @@ class Build:
     __slots__ = ("_device", "_future", "_kernel", "source", "values", "varying")
 
     def __init__(
-        self,
-        device: GpuDevice,
-        source: KernelSource,
-        values: Mapping[str, int | float],
+        self, device: GpuDevice, source: KernelSource, values: Mapping[str, int | float],
         varying: frozenset[str] = NONE,
     ) -> None:
         self.source, self.values, self.varying = source, values, varying

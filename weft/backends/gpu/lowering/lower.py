@@ -110,14 +110,8 @@ class GpuPlan:
 
 
 def plan_node(
-    target: Target,
-    op: Op,
-    label: str,
-    inputs: Sequence[Tensor | None],
-    outputs: Sequence[Tensor],
-    source: ChoiceSource | None,
-    node: str = "",
-    earlier: Callable[[str], frozenset[str]] | None = None,
+    target: Target, op: Op, label: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor],
+    source: ChoiceSource | None, node: str = "", earlier: Callable[[str], frozenset[str]] | None = None,
 ) -> NodePlan:
     """Return the launches of a node whose tensors lie at spots; `source` makes the choices.
 
@@ -154,13 +148,8 @@ def _launched_as_blocks(
 
 
 def tuned_plan(
-    target: Target,
-    op: Op,
-    label: str,
-    inputs: Sequence[Tensor | None],
-    outputs: Sequence[Tensor],
-    node: str = "",
-    earlier: Callable[[str], frozenset[str]] | None = None,
+    target: Target, op: Op, label: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor],
+    node: str = "", earlier: Callable[[str], frozenset[str]] | None = None,
 ) -> NodePlan:
     """Return the launches with tuned choices; a choice whose kernels have changed since does not count."""
     source = TableSource(target.tuning) if target.tuning is not None else None

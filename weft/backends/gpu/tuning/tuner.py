@@ -287,14 +287,6 @@ class _Tuner:
         failed = {text: t.failed for text, t in trials.items() if t.failed}
         tried = len(self._tried.get(choice.key, ()))
         return Tuned(
-            device=self.device,
-            problem=choice.key,
-            nodes=problem.nodes,
-            default=choice.default,
-            choice=chosen,
-            default_us=us.get(choice.default),
-            us=us.get(chosen),
-            tried=tried,
-            skipped=skipped,
-            failed=failed,
+            device=self.device, problem=choice.key, nodes=problem.nodes, default=choice.default, choice=chosen,
+            default_us=us.get(choice.default), us=us.get(chosen), tried=tried, skipped=skipped, failed=failed,
         )

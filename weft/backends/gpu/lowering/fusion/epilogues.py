@@ -68,12 +68,7 @@ def why_not_joined(
 
 
 def join_steps(
-    graph: Graph,
-    names: Names,
-    base: Node,
-    node: Node,
-    values: Mapping[str, int],
-    is_custom: IsCustom,
+    graph: Graph, names: Names, base: Node, node: Node, values: Mapping[str, int], is_custom: IsCustom,
     most_buffers: int,
 ) -> Node | str:
     """Return a node that computes `base`, then `node`, which may have steps itself; or why there is none.

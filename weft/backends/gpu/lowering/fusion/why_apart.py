@@ -18,13 +18,8 @@ from weft.kernels.gpu_op import find_gpu_op
 
 
 def why_apart(
-    folded: FoldedMoves,
-    launched: Collection[str],
-    is_custom: IsCustom,
-    caps: DeviceCaps,
-    *,
-    split_products: bool,
-    fusing: bool,
+    folded: FoldedMoves, launched: Collection[str], is_custom: IsCustom, caps: DeviceCaps, *,
+    split_products: bool, fusing: bool,
 ) -> dict[str, str]:
     """Return why each element-wise node and each move among the nodes `launched` is no part of another launch.
 

@@ -332,9 +332,7 @@ def _place(owner: str, tensor: Tensor) -> Hashable:
     return _root(owner, tensor), spot.start, spot.length
 
 
-def without_chained(
-    launches: Sequence[PlannedLaunch], chains: Sequence[PlannedChain]
-) -> tuple[PlannedLaunch, ...]:
+def without_chained(launches: Sequence[PlannedLaunch], chains: Sequence[PlannedChain]) -> tuple[PlannedLaunch, ...]:
     """Return what is launched: the launches in order, each chain in the place of its first one."""
     of: Mapping[int, PlannedChain] = {id(level): chain for chain in chains for level in chain.launches}
     found = (of.get(id(launch), launch) for launch in launches)

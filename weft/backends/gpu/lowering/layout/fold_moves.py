@@ -43,9 +43,7 @@ class FoldedMoves:
     """By the name of a node that moves or joins values, why it still does: a clause about its output and its input."""
 
 
-def fold_moves(
-    graph: Graph, views: Mapping[str, ValueView], is_custom: IsCustom
-) -> FoldedMoves:
+def fold_moves(graph: Graph, views: Mapping[str, ValueView], is_custom: IsCustom) -> FoldedMoves:
     """Return the views, and more views for moved values; the layouts of the graph are assigned.
 
     Packed images that are made of rows of channels, or converted only to be read as such, become NHWC4, whatever the

@@ -216,11 +216,8 @@ class _Assigner:
 
 
 def assign_layouts(
-    graph: Graph,
-    is_custom: IsCustom = lambda op: False,
-    packed: Layout = Layout.NC4HW4,
-    planar: Planar = lambda graph, node: False,
-    without: Collection[str] = (),
+    graph: Graph, is_custom: IsCustom = lambda op: False, packed: Layout = Layout.NC4HW4,
+    planar: Planar = lambda graph, node: False, without: Collection[str] = (),
 ) -> Graph:
     """Return the graph with a layout for every value, NCHW or `packed`, and the conversions this needs.
 
