@@ -12,8 +12,9 @@ import weft.ops  # noqa: F401  (registers the ops)
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Array
-from weft.core.graph.op import find_op
+from weft.core.graph.op import Op, find_op
 from weft.core.graph.tensor import TensorSpec
+from weft.errors import ModelError, ValueNeeded
 from weft.frontends.torch.rules import Unsupported
 
 SMALL = 64
@@ -70,16 +71,37 @@ class Builder:
         found = find_op(kind)
         assert found is not None, kind
         first = next((i for i in inputs if i is not None), self.out)
-        values = [
-            Value(self._names.fresh(self._value), dtype or first.dtype, self.out.shape if shape is None else shape)
-            for dtype, shape in zip(dtypes, shapes, strict=True)
-        ]
+        op = found(**attributes)
+        known = self._inferred(op, inputs)
+        if known is None:
+            known = [
+                (dtype or first.dtype, self.out.shape if shape is None else shape)
+                for dtype, shape in zip(dtypes, shapes, strict=True)
+            ]
+        values = [Value(self._names.fresh(self._value), *of) for of, _ in zip(known, dtypes, strict=False)]
         node = self._labels.fresh(self._node)
         given = ["" if i is None else i.name for i in inputs]
         while given and not given[-1]:
             given.pop()
-        self.graph.nodes.append(Node(node, found(**attributes), tuple(given), tuple(v.name for v in values)))
+        self.graph.nodes.append(Node(node, op, tuple(given), tuple(v.name for v in values)))
         return values
+
+    def _inferred(self, op: Op, inputs: Sequence[Value | None]) -> list[tuple[DType, Sizes]] | None:
+        """Return types and shapes of a node's results; None where sizes are open. Unsupported if it takes no such inputs."""
+        if any(i is not None and None in i.shape for i in inputs):
+            return None
+        given = list(inputs)
+        while given and given[-1] is None:
+            given.pop()
+        specs = [None if i is None else TensorSpec(i.shape, i.dtype) for i in given]  # type: ignore[arg-type]
+        constants = [None if i is None else self.graph.constants.get(i.name) for i in given]
+        try:
+            made = op.inferred(specs, constants)
+        except ValueNeeded:
+            return None
+        except ModelError as e:
+            raise Unsupported(f"{op.type} of Weft does not take this: {e.short}") from e
+        return [(spec.dtype, spec.dims) for spec in made]
 
     def input(self, name: str, shape: Sequence[int | str], dtype: DType) -> Value:
         """Add an input of the graph."""
@@ -100,10 +122,6 @@ class Builder:
         if key is not None:
             self._known[key] = made
         return made
-
-    def known(self, value: Value) -> Array | None:
-        """Return the array of a constant."""
-        return self.graph.constants.get(value.name)
 
     def scalar(self, value: Scalar, dtype: DType) -> Value:
         """Return a constant of no dimensions."""

@@ -14,7 +14,7 @@ _ALIKE = {
     "neg": "Neg", "sin": "Sin", "cos": "Cos", "tan": "Tan", "asin": "Asin", "acos": "Acos", "atan": "Atan",
     "sinh": "Sinh", "cosh": "Cosh", "asinh": "Asinh", "acosh": "Acosh", "atanh": "Atanh", "erf": "Erf", "sign": "Sign",
     "sgn": "Sign", "reciprocal": "Reciprocal", "mish": "Mish", "hardswish": "HardSwish", "silu": "Swish",
-    "softsign": "Softsign", "selu": "Selu",
+    "selu": "Selu",
 }  # fmt: skip
 """Ops of one input that ONNX has, too."""
 _WHOLE = {"ceil": "Ceil", "floor": "Floor", "round": "Round"}
@@ -37,7 +37,7 @@ for _name, _kind in _WHOLE.items():
 
 @aten(
     "alias clone contiguous detach detach_ lift_fresh lift_fresh_copy lift positive resolve_conj resolve_neg "
-    "_conj_physical _to_copy type_as to.dtype to.dtype_layout to.device to.other to.prim_dtype conj view_copy.self"
+    "_conj_physical _to_copy type_as to.dtype to.dtype_layout to.device to.other to.prim_dtype conj"
 )
 def convert(g: Builder, x: Value, *_: object) -> Value:
     return g.cast(x, g.out.dtype)
@@ -50,7 +50,7 @@ def dropout(g: Builder, x: Value, p: float, train: bool) -> Value | list[Value]:
     return [x, g.expand(g.scalar(True, DType.BOOL), g.shape_of(x), x.shape)] if len(g.outs) > 1 else x
 
 
-@aten("copy expand_copy.self")
+@aten("copy")
 def copy(g: Builder, x: Value, source: Value, *_: object) -> Value:
     return g.expand(g.cast(source, x.dtype), g.shape_of(x))
 
@@ -175,8 +175,12 @@ def hardsigmoid(g: Builder, x: Value) -> Value:
 
 @aten("softplus")
 def softplus(g: Builder, x: Value, beta: float, threshold: float) -> Value:
-    del threshold  # beyond it torch returns x, from which the result differs by less than a rounding
-    return _times(g, g.op("Softplus", _times(g, x, beta)), 1 / beta)
+    scaled = _times(g, x, beta)
+    smooth = _times(g, g.op("Softplus", scaled), 1 / beta)
+    if threshold >= 20:  # above it torch returns x, from which the result differs by less than a rounding
+        return smooth
+    above = g.op("Greater", scaled, g.scalar(threshold, x.dtype), dtype=DType.BOOL)
+    return g.op("Where", above, x, smooth, dtype=x.dtype)
 
 
 @aten("log_sigmoid")
@@ -260,7 +264,7 @@ def relu6(g: Builder, x: Value) -> Value:
 @aten("add.Tensor add.Scalar")
 def add(g: Builder, a: Operand, b: Operand, alpha: Scalar = 1) -> Value:
     dtype = g.out.dtype
-    if dtype is DType.BOOL:
+    if dtype is DType.BOOL and alpha:
         return g.op("Or", g.as_type(a, dtype), g.as_type(b, dtype))
     return g.op("Add", g.as_type(a, dtype), _scaled(g, b, alpha))
 
@@ -325,12 +329,14 @@ def power(g: Builder, a: Operand, b: Operand) -> Value:
 
 @aten("maximum")
 def maximum(g: Builder, a: Value, b: Value) -> Value:
-    return g.op("Max", g.cast(a, g.out.dtype), g.cast(b, g.out.dtype))
+    kind = "Or" if g.out.dtype is DType.BOOL else "Max"
+    return g.op(kind, g.cast(a, g.out.dtype), g.cast(b, g.out.dtype))
 
 
 @aten("minimum")
 def minimum(g: Builder, a: Value, b: Value) -> Value:
-    return g.op("Min", g.cast(a, g.out.dtype), g.cast(b, g.out.dtype))
+    kind = "And" if g.out.dtype is DType.BOOL else "Min"
+    return g.op(kind, g.cast(a, g.out.dtype), g.cast(b, g.out.dtype))
 
 
 @aten("atan2")

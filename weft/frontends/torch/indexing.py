@@ -77,8 +77,9 @@ def masked_select(g: Builder, x: Value, mask: Value) -> Value:
 
 
 def _of_mask(g: Builder, x: Value, mask: Value) -> Value:
-    places = nonzero(g, mask)
-    return g.op("GatherND", x, places)
+    if not mask.rank:
+        raise Unsupported("has a mask of no dimensions")
+    return g.op("GatherND", x, nonzero(g, mask))
 
 
 # -- x[...] ---------------------------------------------------------------------------------------------------
@@ -138,7 +139,9 @@ def index_put(g: Builder, x: Value, indices: Indices, values: Value, accumulate:
         if values.rank and (values.rank > 1 or values.shape[0] != 1):
             if accumulate:
                 raise Unsupported("adds as many values as a mask is true")
-            return g.op("ScatterND", x, nonzero(g, mask), values)
+            places, rest = nonzero(g, mask), range(mask.rank, x.rank)
+            sizes = [g.size(places, 0), *(g.size(x, k) for k in rest)]
+            return g.op("ScatterND", x, places, g.expand(values, sizes, (None, *(x.shape[k] for k in rest))))
         if accumulate:
             values = g.op("Add", x, values)
         mask = g.unsqueeze(mask, range(mask.rank, x.rank))
@@ -164,8 +167,8 @@ def index_put(g: Builder, x: Value, indices: Indices, values: Value, accumulate:
 
 @aten("index_add")
 def index_add(g: Builder, x: Value, dim: int, places: Value, source: Value, alpha: float) -> Value:
-    if alpha != 1 or not x.rank:
-        raise Unsupported(f"has alpha={alpha}")
+    if alpha != 1:
+        source = g.op("Mul", source, g.scalar(alpha, source.dtype), shape=source.shape)
     indices: list[Value | None] = [None] * (dim % x.rank)
     return index_put(g, x, [*indices, places], source, True)
 

@@ -71,7 +71,10 @@ def group_norm(
 ) -> Value:
     size = [_channels(x)]
     scale, shift = _parameter(g, weight, size, 1, x.dtype), _parameter(g, bias, size, 0, x.dtype)
-    return g.op("GroupNormalization", x, scale, shift, num_groups=groups, epsilon=eps)
+    if x.rank > 2:
+        return g.op("GroupNormalization", x, scale, shift, num_groups=groups, epsilon=eps)
+    x = g.unsqueeze(x, [2])
+    return g.squeeze(g.op("GroupNormalization", x, scale, shift, num_groups=groups, epsilon=eps, shape=x.shape), [2])
 
 
 @aten("native_group_norm")

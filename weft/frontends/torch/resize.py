@@ -58,8 +58,8 @@ for _name, _mode in (
     ("upsample_bicubic2d", "cubic"),
 ):  # fmt: skip
     _interpolated(_name, _mode)
-_interpolated("_upsample_bilinear2d_aa", "linear", antialias=1)
-_interpolated("_upsample_bicubic2d_aa", "cubic", antialias=1, cubic_coeff_a=-0.5)
+_interpolated("_upsample_bilinear2d_aa", "linear", antialias=1, exclude_outside=1)
+_interpolated("_upsample_bicubic2d_aa", "cubic", antialias=1, cubic_coeff_a=-0.5, exclude_outside=1)
 
 
 @aten("grid_sampler grid_sampler_2d grid_sampler_3d")

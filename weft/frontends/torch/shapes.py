@@ -9,6 +9,7 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.frontends.torch.builder import Builder, Scalar, Size, Value
+from weft.frontends.torch.indexing import index_put
 from weft.frontends.torch.rules import Unsupported, aten
 
 END = 2**63 - 1
@@ -181,9 +182,12 @@ def slice_scatter(
     g: Builder, x: Value, source: Value, dim: int, start: Size | None, end: Size | None, step: int
 ) -> Value:
     size = x.shape[dim % x.rank]
-    if size is None or step != 1 or isinstance(start, Value) or isinstance(end, Value):
-        raise Unsupported("writes into an axis of an open size, or not side by side")
-    begin, behind, _ = slice(start, end, 1).indices(size)
+    if size is None or isinstance(start, Value) or isinstance(end, Value):
+        raise Unsupported("writes into an axis of an open size")
+    begin, behind, _ = slice(start, end, step).indices(size)
+    if step != 1:
+        places = g.constant(np.arange(begin, behind, step, dtype=np.int64))
+        return index_put(g, x, [*[None] * (dim % x.rank), places], source, False)
     return _replaced(g, x, g.cast(source, x.dtype), dim % x.rank, begin, max(begin, behind), size)
 
 

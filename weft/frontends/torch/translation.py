@@ -120,10 +120,15 @@ class Translation:
             self.refuse(node, str(e))
         except WeftError as e:
             self.refuse(node, e.short)
-        except (TypeError, ValueError, AttributeError, IndexError, AssertionError) as e:
+        except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, AssertionError) as e:
             self.refuse(node, f"its arguments are of a kind that is not known ({type(e).__name__}: {e})")
         else:
-            self.values[node] = made
+            other = _other(made, outs)
+            if other:
+                del self.builder.graph.nodes[before:]
+                self.refuse(node, other)
+            else:
+                self.values[node] = made
 
     def _item(self, node: Node, whole: Any, place: int) -> Any:
         if isinstance(whole, list) and place < len(whole):
@@ -162,6 +167,19 @@ class Translation:
                 fix='let PyTorch run these nodes, torch.compile(model, backend="weft"), or change them in the model',
                 by_op=self.types,
             )
+
+
+def _other(made: Any, outs: Sequence[Value]) -> str:
+    """Return in what results differ from those that torch tells of; "" if they do not, as far as sizes are known."""
+    for value, out in zip(made if isinstance(made, list) else [made], outs, strict=False):
+        if not isinstance(value, Value):
+            continue
+        pairs = zip(value.shape, out.shape, strict=False)
+        fits = value.rank == out.rank and all(a == b or None in (a, b) for a, b in pairs)
+        if not fits or value.dtype is not out.dtype:
+            mine, its = (f"{v.dtype.value}{list(v.shape)}" for v in (value, out))
+            return f"Weft's form of it would be {mine}, and not {its}"
+    return ""
 
 
 def _why_unknown(name: str) -> str:
