@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
-import importlib
+import importlib.util
 import os
 import pkgutil
 import re
@@ -313,6 +313,8 @@ def is_submodule(name: str, value: object) -> bool:
 def test_every_module_imports_and_exports_what_it_says() -> None:
     packages = (weft, weft_conformance)
     for found in chain(*(pkgutil.walk_packages(each.__path__, f"{each.__name__}.") for each in packages)):
+        if found.name.startswith("weft.torch") and importlib.util.find_spec("torch") is None:
+            continue  # CI has no PyTorch
         if found.name != "weft.__main__":
             module = importlib.import_module(found.name)
             for name in getattr(module, "__all__", ()):
@@ -465,4 +467,4 @@ def test_the_commands_of_the_readme_and_of_the_guides_run(tmp_path: Path, monkey
 
 def test_other_blocks_of_the_readme_are_of_known_kinds() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^```(\w+)$", text, re.M)) <= {"python", "shell", "text"}
+    assert set(re.findall(r"^```(\w+)$", text, re.M)) <= {"py", "python", "shell", "text"}

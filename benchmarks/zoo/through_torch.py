@@ -48,7 +48,7 @@ def main() -> None:
     totals: Counter[str] = Counter()
     for name in (n for n in NETWORKS if any(fnmatch(n, p) for p in patterns)):
         row = _apart(name, given)
-        ending = "failed" if row.get("failed") else "wrong" if not row["right"] else "whole" if not row["left"] else "parts"
+        ending = "failed" if "failed" in row else "wrong" if not row["right"] else "parts" if row["left"] else "whole"
         totals[ending] += 1
         print(json.dumps({"network": name, "ending": ending, **row}), flush=True)
     print(json.dumps(totals))

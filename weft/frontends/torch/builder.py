@@ -87,7 +87,7 @@ class Builder:
         return values
 
     def _inferred(self, op: Op, inputs: Sequence[Value | None]) -> list[tuple[DType, Sizes]] | None:
-        """Return types and shapes of a node's results; None where sizes are open. Unsupported if it takes no such inputs."""
+        """Return types and shapes of a node's results, None where sizes are open; Unsupported if it takes none such."""
         if any(i is not None and None in i.shape for i in inputs):
             return None
         given = list(inputs)

@@ -139,9 +139,9 @@ def index_put(g: Builder, x: Value, indices: Indices, values: Value, accumulate:
         if values.rank and (values.rank > 1 or values.shape[0] != 1):
             if accumulate:
                 raise Unsupported("adds as many values as a mask is true")
-            places, rest = nonzero(g, mask), range(mask.rank, x.rank)
-            sizes = [g.size(places, 0), *(g.size(x, k) for k in rest)]
-            return g.op("ScatterND", x, places, g.expand(values, sizes, (None, *(x.shape[k] for k in rest))))
+            places, behind = nonzero(g, mask), range(mask.rank, x.rank)
+            sizes = [g.size(places, 0), *(g.size(x, k) for k in behind)]
+            return g.op("ScatterND", x, places, g.expand(values, sizes, (None, *(x.shape[k] for k in behind))))
         if accumulate:
             values = g.op("Add", x, values)
         mask = g.unsqueeze(mask, range(mask.rank, x.rank))
