@@ -57,7 +57,7 @@ def residual_network(channels: int = 8, size: int = 6, batch: int = 1) -> Graph:
     x = net.layer(net.add("MaxPool", x, kernel_shape=(2, 2), strides=(2, 2)), 2 * channels, stride=2)
     x = net.pair(net.add("GlobalAveragePool", x))
     x = net.add("Flatten", x)
-    y = net.add("Gemm", x, net.weights(2 * channels, 5, axis=1), net.random(5))
+    y = net.add("Gemm", x, net.weights(2 * channels, 12, axis=1), net.random(12))
     return net.finish(net.pair(y, 0.02, np.int8(3)))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from weft.core.graph.dtypes import DType
 from weft.kernels import index_map_text
-from weft.kernels.formats import INDICES, ODD_FLOAT, ROUNDED, functions
+from weft.kernels.formats import INDICES, ODD_FLOAT, ON_GRID, ROUNDED, WORDS, functions
 from weft.kernels.source import (
     Arg,
     ConstantKind,
@@ -129,6 +129,14 @@ class Dialect(ABC):
     """A function that returns sum + a * b, rounded after the product and after the sum. Compilers make one instruction
     of both, which rounds once, where nothing keeps them from it."""
 
+    dot4: ClassVar[str] = ""
+    """A function `int DOT4(uint a, uint b, int sum)` that adds the products of the four int8 in two words to a sum.
+
+    It is for devices with `DeviceCaps.dot8`: where there is no such instruction, floats are faster."""
+
+    dot4_extensions: ClassVar[tuple[str, ...]] = ()
+    """Compiler extensions that it requires."""
+
     reinterprets: ClassVar[tuple[str, str, str]] = ("", "", "")
     """The bits of the f32 `v` as `uint`, the f32 of which `v` are the bits, and the number `v` as `uint`."""
 
@@ -161,6 +169,8 @@ class Dialect(ABC):
         texts = functions([*(a.dtype for a in parts.args if not a.raw_bytes and not a.double), *rounds])
         texts += (ODD_FLOAT,) if "odd_float(" in parts.body else ()
         texts += tuple(ROUNDED[dtype] for dtype in rounds)
+        called = {"step_of(": ON_GRID, "four_of(": WORDS, "word_of(": WORDS, "DOT4(": self.dot4}
+        texts += tuple(dict.fromkeys(text for name, text in called.items() if name in parts.body))
         names = ("BITS_OF", "FLOAT_OF", "TO_U32")
         if not texts and not any(f"{name}(" in parts.body for name in names):
             return ()

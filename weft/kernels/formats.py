@@ -103,6 +103,24 @@ real narrow_float16(real a) {
 }
 """Functions `narrow_float16` and so on, which return the number of a type that is nearest to a float32 one."""
 
+ON_GRID = """\
+f32 step_of(f32 v, f32 scale, f32 zero) {
+  const f32 q = rint(v / scale) + zero;
+  return q > -128.0 ? (q < 127.0 ? q : 127.0) : -128.0;
+}
+"""
+"""The int8 that is nearest to a number in steps of a scale, as f32; of NaN the least."""
+WORDS = """\
+f32x4 four_of(uint w) {
+  const int v = TO_I32(w);
+  return F4(TO_F32(v << 24 >> 24), TO_F32(v << 16 >> 24), TO_F32(v << 8 >> 24), TO_F32(v >> 24));
+}
+uint word_of(f32x4 v) {
+  return TO_U32(TO_I32(v.x) & 255 | (TO_I32(v.y) & 255) << 8 | (TO_I32(v.z) & 255) << 16 | TO_I32(v.w) << 24);
+}
+"""
+"""The four int8 in a word as f32, and back."""
+
 _BFLOAT16 = """\
 f32 from_bfloat16(uint b) { return FLOAT_OF(b << 16); }
 uint to_bfloat16(f32 v) {

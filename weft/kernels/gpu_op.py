@@ -57,6 +57,8 @@ class GpuOp(ABC):
     must lie as the result does."""
     laid_inputs: int | None = None
     """How many of the first inputs come in the wanted layout, the others in NCHW; None: all."""
+    loads_by_element: bool = False
+    """Whether all kernels reach floats by the methods of `ArgWriter` alone, which convert what is stored as int8."""
     integers: frozenset[DType] = frozenset()
     """Integer types that its kernels load or store, as i32."""
     floats: frozenset[DType] = frozenset()
@@ -79,6 +81,16 @@ class GpuOp(ABC):
     def stores_wider(self, op: Any, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
         """Return whether the kernels can store fp32 in place of this fp16 output."""
         return False
+
+    def takes_integers(
+        self, op: Any, inputs: Inputs, outputs: Outputs, read: Sequence[bool], caps: DeviceCaps
+    ) -> bool:
+        """Tell whether its kernels reach floats that are stored as int8 (`Arg.grid`).
+
+        `read` tells which inputs are stored so; the output, and what fused steps read, may be. The tensors are
+        described before any is stored so.
+        """
+        return self.loads_by_element
 
     def fits_channels(self, op: Any, inputs: Inputs, outputs: Outputs) -> bool:
         """Tell whether an op that wants EITHER can read and write NC4HW4 for these shapes and constants."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Op
+from weft.core.graph.quantisation import Grid
 from weft.core.graph.tensor import TensorSpec
 
 TOLERANCES = {Precision.LOW: 4e-3, Precision.NORMAL: 1e-5, Precision.HIGH: 1e-5}
@@ -35,6 +36,8 @@ class SelfTestCase:
     """Relative to the largest value of the result; 0 for the precision's own."""
     prefer: str = ""
     """The beginning of the `repr` of the candidate to test, if the op leaves a choice to tuning."""
+    grids: Mapping[str, Grid] = field(default_factory=dict)
+    """The grids of constants that were integers."""
     before: Mapping[str, Array] | None = None
     """Inputs of other shapes for which it is made ready first, so that its kernels read what varies with the shape."""
 
@@ -80,6 +83,7 @@ def several_nodes(
     inputs: Mapping[str, Array],
     constants: Mapping[str, Array] | None = None,
     before: Mapping[str, Array] | None = None,
+    grids: Mapping[str, Grid] | None = None,
 ) -> SelfTestCase:
     """Return the case for several nodes, each (op, inputs, outputs).
 
@@ -87,7 +91,7 @@ def several_nodes(
     """
     outputs = [(out,) if isinstance(out, str) else out for _, _, out in nodes]
     made = tuple(Node(outs[0], op, names, outs) for (op, names, _), outs in zip(nodes, outputs, strict=True))
-    return SelfTestCase(text, made, inputs, constants or {}, before=before)
+    return SelfTestCase(text, made, inputs, constants or {}, before=before, grids=grids or {})
 
 
 def _specs(

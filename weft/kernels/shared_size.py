@@ -15,6 +15,7 @@ from functools import lru_cache
 TYPE_BYTES = {
     "f32": 4, "float": 4, "i32": 4, "int": 4, "uint": 4, "half": 2, "ushort": 2, "uchar": 1, "ulong": 8, "double": 8,
     "float16_t": 2, "uvec2": 8, "uint2": 8, "f16vec4": 8, "f32x4": 16, "float4": 16, "uvec4": 16, "uint4": 16,
+    "u32x4": 16,
 }
 """Bytes of the types that work-group arrays may have, in all languages."""
 LONGEST, DEEPEST = 400, 40

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from weft.core.graph.dtypes import DType
+from weft.core.graph.layout import PACK
 
 ArgKind = Literal["linear", "fours", "c4", "wide", "raw", "raw4", "raw8", "raw16"]
 """linear: scalars, converted to f32, double or i32. fours: four floats at once. c4: four channels at once (NC4HW4,
@@ -53,10 +54,17 @@ class Arg:
     """Whether the kernel computes with its float64 elements; otherwise they are two words each, converted to f32."""
     output_map: str = ""
     """The `OutputMap` by which it is stored; "" if the kernel's pixels and channels are its own."""
+    grid: bool = False
+    """Whether its elements are int8 that kernels take for floats: (q - zero point) * scale, two constants of theirs.
+
+    Of an argument in fours, each four are one word, whose lowest byte is the first of them.
+    """
 
     @property
     def raw_bytes(self) -> int:
         """Return the bytes that one access moves as bits; 0 if elements are converted."""
+        if self.grid and self.in_fours:
+            return PACK
         if self.kind == "raw":
             return self.dtype.itemsize
         return next((size for size, kind in RAW_KINDS.items() if kind == self.kind), 0)

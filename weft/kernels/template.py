@@ -98,12 +98,64 @@ class KernelRequest:
     """Steps that make one value to store of two; there are no `steps` then."""
 
 
+class _Elements:
+    """How the elements of an argument are loaded and stored, in a dialect; those on a grid are converted."""
+
+    def __init__(self, arg: Arg, dialect: Dialect) -> None:
+        self._arg, self._dialect = arg, dialect
+
+    def load(self, at: str) -> str:
+        return self._number(self._dialect.load(self._arg, at))
+
+    def load4(self, at: str) -> str:
+        if self._arg.grid and self._arg.in_fours:
+            return self._number(f"four_of({self._arg.name}[{at}])")
+        return self._number(self._dialect.load4(self._arg, at))
+
+    def load_lane(self, at: str, lane: str) -> str:
+        if self._arg.grid:
+            return self._number(f"TO_F32(TO_I32({self._arg.name}[{at}]) << (24 - 8 * ({lane})) >> 24)")
+        return self._dialect.load_lane(self._arg, at, lane)
+
+    def load_quad(self, at: str) -> str:
+        return self._number(self._dialect.load_quad(self._arg, at))
+
+    def store(self, at: str, value: str) -> str:
+        return self._dialect.store(self._arg, at, f"TO_I32({self._step(value)})" if self._arg.grid else value)
+
+    def store4(self, at: str, value: str) -> str:
+        """Return the statement that stores an f32x4; one on a grid must be a variable."""
+        if not self._arg.grid:
+            return self._dialect.store4(self._arg, at, value)
+        return f"{self._arg.name}[{at}] = word_of({self._steps(value)});"
+
+    def store8(self, at: str, first: str, second: str) -> str:
+        if self._arg.grid:
+            return f"{self.store4(at, first)} {self.store4(f'{at} + 1', second)}"
+        return self._dialect.store8(self._arg, at, first, second)
+
+    def store_quad(self, at: str, value: str) -> str:
+        if self._arg.grid:
+            return " ".join(self.store(f"({at}) * 4 + {e}", f"{value}.{lane}") for e, lane in enumerate(LANES))
+        return self._dialect.store_quad(self._arg, at, value)
+
+    def _number(self, text: str) -> str:
+        name = self._arg.name
+        return f"(({text}) - {name}_ZERO) * {name}_SCALE" if self._arg.grid else text
+
+    def _step(self, value: str) -> str:
+        return f"step_of({value}, {self._arg.name}_SCALE, {self._arg.name}_ZERO)"
+
+    def _steps(self, value: str) -> str:
+        return f"F4({', '.join(self._step(f'{value}.{lane}') for lane in LANES)})"
+
+
 class ArgWriter:
     """An argument as a template sees it; its methods return text in the kernel's language."""
 
     def __init__(self, arg: Arg, writer: Writer) -> None:
         self.arg, self._writer, self._dialect = arg, writer, writer.dialect
-        self.name = arg.name
+        self.name, self._elements = arg.name, _Elements(arg, writer.dialect)
 
     def _place(self, n: str, c4: str, hw: str) -> str:
         a = self.name
@@ -119,11 +171,11 @@ class ArgWriter:
 
     def load(self, index: str) -> str:
         """Return element `index` of a linear argument."""
-        return self._dialect.load(self.arg, self._at(index))
+        return self._elements.load(self._at(index))
 
     def load4(self, n: str, c4: str, hw: str) -> str:
         """Return four channels of one pixel of a c4 argument."""
-        return self._dialect.load4(self.arg, self._place(n, c4, hw))
+        return self._elements.load4(self._place(n, c4, hw))
 
     def fetch4(self, target: str, inside: str, n: str, c4: str, hw: str) -> str:
         """Return the statements that load four channels of one pixel of a c4 argument into a variable.
@@ -187,15 +239,19 @@ class ArgWriter:
 
     def load1(self, n: str, c: str, hw: str) -> str:
         """Return one channel of one pixel of a c4 argument."""
-        return self._dialect.load_lane(self.arg, self._place(n, f"({c}) / 4", hw), f"({c}) % 4")
+        return self._elements.load_lane(self._place(n, f"({c}) / 4", hw), f"({c}) % 4")
 
     def place4(self, n: str, c4: str, hw: str) -> str:
         """Return the index of four channels of one pixel of a c4 argument, for templates of one language."""
         return self._place(n, c4, hw)
 
+    def word(self, index: str) -> str:
+        """Return the four int8 of vector `index` of a c4 argument on a grid as they lie in memory, as one `uint`."""
+        return f"{self.name}[{self._at_four(index)}]"
+
     def vector(self, index: str) -> str:
         """Return vector `index` of a c4 argument or one in fours, counted from the start of its buffer."""
-        return self._dialect.load4(self.arg, self._at_four(index))
+        return self._elements.load4(self._at_four(index))
 
     def store(self, index: str, value: str) -> str:
         """Store one element, with the epilogue."""
@@ -206,7 +262,7 @@ class ArgWriter:
         for arg, stored in ((self, "_v"), *self._second_values("")):
             # A narrower float than f32 would be rounded twice.
             narrow = self._writer.double and (arg.arg.dtype is DType.FLOAT16 or is_coded(arg.arg.dtype))
-            lines.append(self._dialect.store(arg.arg, arg._at("_i"), f"odd_float({stored})" if narrow else stored))
+            lines.append(arg._elements.store(arg._at("_i"), f"odd_float({stored})" if narrow else stored))
         return self._block(*lines)
 
     def _block(self, *lines: str) -> str:
@@ -237,7 +293,7 @@ class ArgWriter:
             return self._closed([*self._pixel(n, c4, hw), *self._gated4((value, value)), stored])
         lines = [*self._pixel(n, c4, hw), *self._finished(c4, value, "")]
         for arg, stored in ((self, "_v"), *self._second_values("_v")):
-            lines.append(self._dialect.store4(arg.arg, arg._place("_n", "_c", "_p"), stored))
+            lines.append(arg._elements.store4(arg._place("_n", "_c", "_p"), stored))
         return self._closed(lines)
 
     def _pixel(self, n: str, c4: str, hw: str) -> Sequence[str]:
@@ -256,7 +312,7 @@ class ArgWriter:
         lines = [f"const int _i = {index}; f32x4 _v = {value};"]
         self._add_vector_steps(lines, "", "_v", "")
         for arg, stored in ((self, "_v"), *self._second_values("_v")):
-            lines.append(self._dialect.store4(arg.arg, arg._at_four("_i"), stored))
+            lines.append(arg._elements.store4(arg._at_four("_i"), stored))
         return self._block(*lines)
 
     def _add_vector_steps(self, lines: list[str], tag: str, v: str, c: str) -> None:
@@ -267,21 +323,21 @@ class ArgWriter:
     def store8(self, n: str, c4: str, hw: str, first: str, second: str) -> str:
         """Store eight contiguous channels of one pixel, from an even block on, with the epilogue."""
         if self._is_gated():
-            stored = self._dialect.store4(self.arg, self._place("_n", f"({c4}) / 2", "_p"), "_v")
+            stored = self._elements.store4(self._place("_n", f"({c4}) / 2", "_p"), "_v")
             return self._closed([*self._pixel(n, c4, hw), *self._gated4((first, second)), stored])
         lines = list(self._pixel(n, c4, hw))
         lines += [*self._finished(c4, first, ""), *self._finished(f"({c4}) + 1", second, "1")]
-        lines.append(self._dialect.store8(self.arg, self._place("_n", "_c", "_p"), "_v", "_v1"))
+        lines.append(self._elements.store8(self._place("_n", "_c", "_p"), "_v", "_v1"))
         for tag in ("", "1"):  # second outputs need not begin at an even block
             for arg, stored in self._second_values(f"_v{tag}"):
-                lines.append(self._dialect.store4(arg.arg, arg._place("_n", f"_c{tag}", "_p"), stored))
+                lines.append(arg._elements.store4(arg._place("_n", f"_c{tag}", "_p"), stored))
         return self._closed(lines)
 
     def store_gated(self, index: str, first: str, second: str) -> str:
         """Store one element of a linear argument, which the gate makes of two values."""
         lines = [f"const int _i = {index};", f"f32 _v = {first};", f"const f32 _beside = {second};"]
         self._add_gate(lines, "f32")
-        return self._block(*lines, self._dialect.store(self.arg, self._at("_i"), "_v"))
+        return self._block(*lines, self._elements.store(self._at("_i"), "_v"))
 
     def _is_gated(self) -> bool:
         return self.arg.output_map == Pairs.name
@@ -374,15 +430,15 @@ class ArgWriter:
         if self.arg.through is not None and not self.arg.through.in_fours:
             return f"F4({', '.join(self.load(f'({index}) * 4 + {e}') for e in range(4))})"
         self._writer.add_view(self._dialect.quad_view(self.arg))
-        return self._dialect.load_quad(self.arg, self._at_four(index))
+        return self._elements.load_quad(self._at_four(index))
 
     def store_quad(self, index: str, value: str) -> str:
         """Store an f32x4 variable as four elements of a linear argument; there is no epilogue."""
         if self.arg.through is not None and not self.arg.through.in_fours:
             places = ((self._at(f"({index}) * 4 + {e}"), f"{value}.{lane}") for e, lane in enumerate(LANES))
-            return f"{{ {' '.join(self._dialect.store(self.arg, at, lane) for at, lane in places)} }}"
+            return f"{{ {' '.join(self._elements.store(at, lane) for at, lane in places)} }}"
         self._writer.add_view(self._dialect.quad_view(self.arg))
-        return self._dialect.store_quad(self.arg, self._at_four(index), value)
+        return self._elements.store_quad(self._at_four(index), value)
 
     def store_int(self, index: str, value: str) -> str:
         """Store an i32 (a variable) as one element of an integer argument; there is no epilogue."""
@@ -535,6 +591,11 @@ class Writer:
         """Declare that the kernel needs four subgroups together, which share up to WARPGROUP_MEMORY bytes."""
         self.subgroup = self.warpgroup = True
         return ""
+
+    def dot4(self, a: str, b: str, total: str) -> str:
+        """Return a sum and the products of the four int8 in two words, for devices with `DeviceCaps.dot8`."""
+        self.extensions += [e for e in self.dialect.dot4_extensions if e not in self.extensions]
+        return f"DOT4({a}, {b}, {total})"
 
     def exchange(self, value: str, mask: int) -> str:
         """Return the f32 `value` of the item whose number differs in the bits of `mask`; see `DeviceCaps.shuffles`.

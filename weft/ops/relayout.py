@@ -42,6 +42,7 @@ class RelayoutOnGpu(GpuOp):
     wanted_layout = WantedLayout.EITHER
     fuses_into_store = False
     any_place = True
+    loads_by_element = True
 
     def launches(self, op: Relayout, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the copy, unless the output is an alias of the input."""

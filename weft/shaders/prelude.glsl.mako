@@ -3,6 +3,7 @@
 #define f32 float
 #define f32x4 vec4
 #define i32 int
+#define u32x4 uvec4
 #define F4(a, b, c, d) vec4((a), (b), (c), (d))
 #define SPLAT(a) vec4(a)
 #define TO_F32(a) float(a)

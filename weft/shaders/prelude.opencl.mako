@@ -8,6 +8,7 @@
 #define f32 float
 #define f32x4 float4
 #define i32 int
+#define u32x4 uint4
 #define F4(a, b, c, d) ((float4)((a), (b), (c), (d)))
 #define SPLAT(a) ((float4)(a))
 #define TO_F32(a) ((float)(a))

@@ -12,6 +12,7 @@ from weft.backends.vulkan import workgroup_matrices
 from weft.backends.vulkan._vk import NULL, Arena, check, create, ffi, lib, vk
 from weft.backends.vulkan.physical import (
     ADDRESSES,
+    DOT_FEATURES,
     EXTERNAL_HOST,
     FLOAT_CONTROLS,
     MATRIX_EXTENSIONS,
@@ -58,6 +59,7 @@ class Context:
         storage = {
             "VkPhysicalDevice16BitStorageFeatures": "storageBuffer16BitAccess",
             "VkPhysicalDevice8BitStorageFeatures": "storageBuffer8BitAccess",
+            DOT_FEATURES: "shaderIntegerDotProduct",
         }
         if HALVES in physical.matrices:  # no kernel multiplies matrices of other shapes
             extensions += sorted(MATRIX_EXTENSIONS)

@@ -65,6 +65,10 @@ class GlslDialect(Dialect):
         "  return sum + product;\n"
         "}\n"
     )
+    dot4: ClassVar[str] = (
+        "int DOT4(uint a, uint b, int sum) { return sum + dotPacked4x8EXT(TO_I32(a), TO_I32(b)); }\n"
+    )
+    dot4_extensions: ClassVar[tuple[str, ...]] = ("GL_EXT_integer_dot_product",)
     reinterprets: ClassVar[tuple[str, str, str]] = ("floatBitsToUint(v)", "uintBitsToFloat(v)", "uint(v)")
     launch: ClassVar[Mapping[str, str]] = {
         **{f"LOCAL_{letter.upper()}": f"int(gl_LocalInvocationID.{letter})" for letter in "xyz"},

@@ -34,6 +34,7 @@ ADDRESSES = "VkPhysicalDeviceBufferDeviceAddressFeatures"
 """The features of addresses of buffers."""
 DOT_PRODUCTS = "VkPhysicalDeviceShaderIntegerDotProductProperties"
 """The properties of dot products of integers, part of Vulkan 1.3."""
+DOT_FEATURES = "VkPhysicalDeviceShaderIntegerDotProductFeatures"
 _IDS = "VkPhysicalDeviceIDProperties"
 _BUS = "VkPhysicalDevicePCIBusInfoPropertiesEXT"
 MATRIX_EXTENSIONS = {"VK_KHR_cooperative_matrix", "VK_KHR_vulkan_memory_model", "VK_KHR_shader_float16_int8"}
@@ -192,7 +193,7 @@ class Physical:
             names += MATRIX_FEATURES
         if self.api >= _API_1_3:
             names.append("VkPhysicalDeviceMaintenance4Features")
-            names.append(ADDRESSES)
+            names += (ADDRESSES, DOT_FEATURES)
         base = self._arena.new("VkPhysicalDeviceFeatures2")
         found = {}
         for name in names:
@@ -253,8 +254,9 @@ class Physical:
 
     def dot8(self) -> bool:
         """Tell whether one instruction multiplies four pairs of signed bytes and adds the products."""
-        known = self._extra.get(DOT_PRODUCTS)
-        return known is not None and bool(known.integerDotProduct4x8BitPackedSignedAccelerated)
+        known, has = self._extra.get(DOT_PRODUCTS), self.features().get(DOT_FEATURES)
+        can = has is not None and bool(has.shaderIntegerDotProduct)
+        return can and known is not None and bool(known.integerDotProduct4x8BitPackedSignedAccelerated)
 
     def shuffles(self) -> bool:
         """Tell whether subgroups always have 32 work-items, in the order of their numbers, that can exchange values."""

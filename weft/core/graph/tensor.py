@@ -115,6 +115,11 @@ class Tensor:
         return cls(name, shape, dtype, layout, np.empty(storage_shape(shape, layout), dtype.numpy))
 
     @property
+    def quantised(self) -> Grid | None:
+        """Return the grid of a tensor that holds its integers, None for any other; `grid` may be that of floats."""
+        return None if self.grid is None or self.dtype.is_float or self.constant is not None else self.grid
+
+    @property
     def storage_shape(self) -> Shape:
         """Return the shape of the stored array."""
         return self.shape if self.layout is Layout.NCHW else storage_shape(self.shape, self.layout)

@@ -33,6 +33,7 @@ class ElementwiseOnGpu(GpuOp):
     wanted_layout = WantedLayout.EITHER
     packed_family = "elementwise_c4"
     any_place = True
+    loads_by_element = True
     floats = frozenset({DType.BFLOAT16})
     computes_double = True
 

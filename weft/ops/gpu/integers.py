@@ -73,8 +73,8 @@ BITS = 64
 
 
 def is_integer(tensor: Tensor | None) -> bool:
-    """Tell whether a tensor holds integers; bools do not count."""
-    return tensor is not None and tensor.dtype.is_integer
+    """Tell whether a tensor holds integers that are no quantised floats; bools do not count."""
+    return tensor is not None and tensor.dtype.is_integer and tensor.quantised is None
 
 
 def launch_integers(k: KernelBuilder, operation: str, inputs: Inputs, y: Tensor, steps: tuple[str, ...] = ()) -> None:
@@ -233,7 +233,7 @@ class CastOnGpu(ElementwiseOnGpu):
     def launches(self, op: Elementwise, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         assert isinstance(op, (Cast, CastLike))
         x, y = given(inputs, 0), outputs[0]
-        from_float, to_float = (t.dtype.is_float or t.dtype.is_small_float for t in (x, y))
+        from_float, to_float = (t.dtype.is_float or t.dtype.is_small_float or t.quantised is not None for t in (x, y))
         most = SMALL_FLOATS[y.dtype].largest if op.saturate and y.dtype in SATURATING else 0.0
         if y.dtype is DType.FLOAT8E8M0 and x.dtype is not y.dtype:
             raised = {"raised": INTO_EXPONENT[op.round_mode], "most": 254 if op.saturate else 255}

@@ -55,6 +55,7 @@ class PoolOnGpu(GpuOp):
     """Computes one pixel of four channels in each work-item."""
 
     wanted_layout = WantedLayout.CHANNELS
+    loads_by_element = True
 
     def why_not(self, op: Pool, inputs: Inputs, outputs: Outputs, caps: DeviceCaps) -> str | None:
         """Refuse the second output of a max pool, its indices: they would be integers in blocks of channels."""
@@ -142,6 +143,7 @@ class GlobalPoolOnGpu(GpuOp):
     """Reduces one channel block, or several adjacent ones, in each work-group."""
 
     wanted_layout = WantedLayout.CHANNELS
+    loads_by_element = True
 
     def stores_wider(self, op: object, inputs: Sequence[TensorSpec], output: TensorSpec) -> bool:
         """Accept: the store converts to fp32."""

@@ -244,7 +244,7 @@ def _graph(case: SelfTestCase) -> Graph:
     graph = Graph("selftest", list(case.inputs), outputs, list(case.nodes))
     graph.constants = dict(case.constants)
     known = {**case.inputs, **case.constants}
-    graph.specs = {name: TensorSpec(a.shape, DType.of(a.dtype)) for name, a in known.items()}
+    graph.specs = {name: TensorSpec(a.shape, DType.of(a.dtype), case.grids.get(name)) for name, a in known.items()}
     return infer_shapes(graph)
 
 

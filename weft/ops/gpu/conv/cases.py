@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from weft.core.contract.session_config import Precision
+from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import RUNNING, Step
 from weft.core.graph.layout import Shape
-from weft.kernels.self_test_cases import SelfTestCase, one_node
+from weft.core.graph.quantisation import Grid
+from weft.kernels.self_test_cases import SelfTestCase, indices, noise, one_node, several_nodes
 from weft.ops.conv import Conv, ConvTranspose
+from weft.ops.quantize import FakeQuantize
 from weft.ops.unary import Relu
 
 RELU = Step(Relu(), (RUNNING,))
@@ -27,6 +32,22 @@ def conv_with(
     op = Conv(kernel_shape=w[2:], **attrs)  # type: ignore[arg-type]
     given = (x, w, w[:1]) if bias else (x, w)
     return one_node(op, *given, constants=(1, 2)[: len(given) - 1], prefer=prefer, precision=precision)
+
+
+def quantised_conv(x: Shape, w: Shape, **attributes: object) -> SelfTestCase:
+    """Return the case of a convolution of an image that is rounded to integers, by weights that were such."""
+    co, taps = w[0], 4
+    scales = 0.01 * np.arange(1, co + 1, dtype=np.float32)
+    grid = Grid.of(DType.INT8, scales, None, 0)
+    weights = (indices(w, 255) - 127).astype(np.float32) * scales.reshape(-1, *[1] * (taps - 1))
+    return several_nodes(
+        f"Conv of integers {x} with {w}",
+        [
+            (FakeQuantize(scale=0.05, zero=99), ("x",), "a"),
+            (Conv(kernel_shape=w[2:], **attributes), ("a", "w", "b"), "y"),  # type: ignore[arg-type]
+        ],
+        {"x": 2 * noise(*x)}, {"w": weights, "b": noise(co)}, grids={"w": grid},
+    )
 
 
 def transposed_case(

@@ -16,6 +16,7 @@ from weft.kernels.self_test_cases import noise, several_nodes
 from weft.kernels.special import register_family
 from weft.ops.conv import Conv
 from weft.ops.gpu.conv.algorithms import CONVOLUTIONS
+from weft.ops.gpu.conv.integers.weights import integers_of, why_not_integers
 from weft.ops.gpu.conv.problem import ConvPlan, on_matrix_units, why_not_computed, why_not_empty
 from weft.ops.gpu.conv.volumes.slices import VolumeConv
 from weft.ops.gpu.packing import weights_of
@@ -62,14 +63,33 @@ class ConvOnGpu(GpuOp):
         x, w = given(inputs, 0), given(inputs, 1)
         if op.group != 1 or len(x.dims) > 4 or x.dims[1] > PACK or caps.without & {"conv_planar", "conv_gemm"}:
             return False
+        if w.grid is not None and caps.dot8:
+            return False  # in blocks of channels it may be integers
         if not on_matrix_units(caps, x.dtype, split_products):
             return True
         return prod(output.dims) * prod(w.dims[2:]) * PACK <= caps.model.of(PlanarFigures).most_products
+
+    def takes_integers(
+        self, op: Conv, inputs: Inputs, outputs: Outputs, read: Sequence[bool], caps: DeviceCaps
+    ) -> bool:
+        """Accept an image of integers, but not floats beside it: depthwise, or with weights that are integers, too."""
+        x, w = given(inputs, 0), given(inputs, 1)
+        if not read[0] or len(x.shape) > 4 or w.constant is None:
+            return False
+        if op.group > 1:
+            return op.group == x.shape[1] == w.shape[0]
+        return why_not_integers(w, optional(inputs, 2), 0, caps) is None
 
     def launches(self, op: Conv, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the algorithm that the chooser takes."""
         x, w, bias = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
         window, shift = op.window(x.shape, w.shape), None if bias is None else weights_of(bias)
+        if x.quantised is not None and op.group == 1:
+            assert w.constant is not None
+            integers = integers_of(w, w.constant, x.quantised, 0)
+            made = ConvPlan.of(k, window, x, outputs[0], integers.late, shift, integers=integers)
+            CONVOLUTIONS.launch(made)
+            return
         volumes = VolumeConv.of(k, window, x, weights_of(w), shift, outputs[0], op.group)
         if volumes is None or not volumes.launch():
             CONVOLUTIONS.launch(ConvPlan.of(k, window, x, outputs[0], weights_of(w), shift, group=op.group))

@@ -15,6 +15,7 @@ from weft.kernels.chooser import Facts
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import PIECE, KernelBuilder, Prologue
 from weft.kernels.matrix_shapes import HALVES
+from weft.ops.gpu.conv.integers.weights import IntegerWeights
 from weft.ops.gpu.conv.volumes.stack import SliceStack
 from weft.ops.gpu.packing import LateWeights, Weights, as_image, part_of
 from weft.ops.window import Window
@@ -272,6 +273,8 @@ class ConvPlan:
     """The steps that the kernel applies as it loads."""
     stack: SliceStack | None = None
     """What `x` is, if nobody has written it yet."""
+    integers: IntegerWeights | None = None
+    """The weights, if these and the image are integers."""
 
     @classmethod
     def of(
@@ -290,6 +293,7 @@ class ConvPlan:
         pairs: bool = False,
         slices: int = 0,
         stacked: int = 0,
+        integers: IntegerWeights | None = None,
     ) -> ConvPlan:
         """Return the plan of a convolution; `window` is that of the pool if it pools as it loads."""
         if isinstance(weight, LateWeights):
@@ -328,7 +332,7 @@ class ConvPlan:
             computed=isinstance(weight, Tensor),
             bias_computed=isinstance(bias, Tensor),
         )
-        return cls(k, problem, x, y, weight, bias, prologue=prologue)
+        return cls(k, problem, x, y, weight, bias, prologue=prologue, integers=integers)
 
     @property
     def weight(self) -> Array | LateWeights:

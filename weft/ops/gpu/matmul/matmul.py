@@ -14,13 +14,14 @@ from weft.kernels.gpu_op import GpuOp, Inputs, Outputs, gpu_op
 from weft.kernels.launch import KernelBuilder
 from weft.ops.gpu.matmul.as_convolution import ProductAsConvolution
 from weft.ops.gpu.matmul.few_rows import FEW_ROWS, ProductOfFewRows
+from weft.ops.gpu.matmul.integers import launch_integers, takes_integers
 from weft.ops.gpu.matmul.matrix import MatrixProduct
 from weft.ops.gpu.matmul.problem import ProductPlan, ProductProblem
 from weft.ops.gpu.matmul.thin import ThinProduct
 from weft.ops.gpu.matmul.tiled import TiledProduct
 from weft.ops.gpu.matmul.whole import WHOLE, launch_whole
 from weft.ops.matmul import Gemm, MatMul
-from weft.ops.shape import given
+from weft.ops.shape import given, optional
 
 PRODUCTS = Chooser[ProductProblem, ProductPlan](
     Rivals("product as a convolution", (ProductAsConvolution(),)),
@@ -61,9 +62,18 @@ class MatMulOnGpu(GpuOp):
         """Accept few rows: more of them go to kernels for matrix units."""
         return _few_rows(output)
 
+    def takes_integers(
+        self, op: MatMul, inputs: Inputs, outputs: Outputs, read: Sequence[bool], caps: DeviceCaps
+    ) -> bool:
+        """Accept rows of integers times weights that are integers, too."""
+        return takes_integers(inputs, outputs, read, 1, caps)
+
     def launches(self, op: MatMul, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Make matrices of one-dimensional operands, and launch."""
         a, b = given(inputs, 0), given(inputs, 1)
+        if a.quantised is not None:
+            launch_integers(k, a, outputs[0], b, 1, None)
+            return
         a, a_all, a_first = k.by_steps(a)
         b, b_all, b_first = k.by_steps(b)
         a_shape, a_all = (a.shape, a_all) if len(a.shape) > 1 else ((1, *a.shape), (0, *a_all))
@@ -149,8 +159,20 @@ class GemmOnGpu(GpuOp):
         """Accept few rows: more of them go to kernels for matrix units."""
         return _few_rows(output)
 
+    def takes_integers(
+        self, op: Gemm, inputs: Inputs, outputs: Outputs, read: Sequence[bool], caps: DeviceCaps
+    ) -> bool:
+        """Accept rows of integers times weights that are integers, too."""
+        return not op.transA and takes_integers(inputs, outputs, read, 0 if op.transB else 1, caps)
+
     def launches(self, op: Gemm, k: KernelBuilder, inputs: Inputs, outputs: Outputs) -> None:
         """Launch with the strides of the transposed matrices."""
+        first = given(inputs, 0)
+        if first.quantised is not None:
+            added = optional(inputs, 2)
+            bias = None if added is None or added.constant is None or op.beta == 0 else added.constant * op.beta
+            launch_integers(k, first, outputs[0], given(inputs, 1), 0 if op.transB else 1, bias, op.alpha)
+            return
         a, b = inputs[0], inputs[1]
         c = inputs[2] if len(inputs) > 2 and op.beta != 0 else None  # 0 times NaN would be NaN
         assert a is not None and b is not None

@@ -24,9 +24,9 @@ from weft.ops.gpu.conv.fused.prologue import PrologueConv, why_no_prologue
 CHEAP = frozenset({
     "Abs", "Add", "Cast", "Ceil", "Clip", "Div", "Floor", "HardSigmoid", "HardSwish", "LeakyRelu", "Max", "Mean", "Min",
     "Mul", "Neg", "PRelu", "Reciprocal", "Relu", "Round", "Shrink", "Sign", "Softsign", "Sub", "Sum",
-    "ThresholdedRelu", "weft::CompareSelect", "weft::FakeQuantize", "weft::ScaleShift",
+    "ThresholdedRelu", "weft::CompareSelect", "weft::ScaleShift",
 })
-"""What each group of a convolution may compute again."""
+"""What each group of a convolution may compute again; once an image is rounded to a grid, it may be stored as integers."""
 
 
 def fuse_prologues(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_products: bool) -> Graph:

@@ -265,6 +265,8 @@ class NodeBuilder(KernelBuilder):
         ints, floats = {**asked.ints, **extra.ints}, {**asked.floats, **extra.floats, **before.floats, **gate.floats}
         for name, tensor in {**sources, **writes}.items():
             ints |= map_constants(name, places_of(tensor))
+            if tensor.quantised is not None:
+                floats |= {f"{name}_SCALE": tensor.quantised.scale[0], f"{name}_ZERO": float(tensor.quantised.zero[0])}
         if mapped is not None:
             ints |= mapped.by.constants(target)
             args = [replace(arg, output_map=mapped.by.name) if arg.name == target else arg for arg in args]
@@ -499,6 +501,8 @@ class NodeBuilder(KernelBuilder):
         kind: ArgKind = given or ("raw" if raw else "c4" if is_packed(tensor) else "linear")
         through = through_map(places_of(tensor))
         arg = Arg(name, tensor.dtype, kind, written, through)
+        if tensor.quantised is not None and not arg.raw_bytes:
+            arg = replace(arg, grid=True)
         if self._computes_double and tensor.dtype is DType.FLOAT64 and not arg.raw_bytes:
             arg = replace(arg, double=True)
         one = kind == "linear" or arg.raw_bytes == tensor.dtype.itemsize

@@ -21,6 +21,7 @@ from weft.backends.gpu.lowering.layout.sum_rows import sum_rows
 from weft.backends.gpu.lowering.rewrites.apply_to_parts import apply_to_parts
 from weft.backends.gpu.lowering.rewrites.merge_convolutions import merge_where_faster
 from weft.backends.gpu.lowering.rewrites.scale_norms import scale_norms
+from weft.backends.gpu.lowering.rewrites.store_quantised import store_quantised
 from weft.backends.gpu.lowering.rewrites.take_steps_apart import take_steps_apart
 from weft.backends.gpu.lowering.rewrites.where_made import fuse_where_made
 from weft.backends.gpu.lowering.target import Target
@@ -121,6 +122,10 @@ OF_LAYOUTS = (
     Rewrite(
         "assign_layouts", "Store each value as its kernels want it, and convert where neighbours differ",
         _laid_out, lambda to: True,
+    ),
+    Rewrite(
+        "store_quantised", "Store values that were rounded to integers as those",
+        lambda graph, to: store_quantised(graph, to.is_custom, to.caps),
     ),
 )
 """Those of `lower`, behind which moves are folded into loads and stores (`fold_moves`)."""
