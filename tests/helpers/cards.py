@@ -10,16 +10,16 @@ from weft.backends.gpu.selftest import value_check
 from weft.backends.opencl.dialect import OpenCLDialect
 from weft.backends.vulkan.dialect import GlslDialect
 from weft.kernels.device_caps import DeviceCaps
-from weft.kernels.matrix_shapes import HALVES, WARPGROUP_HALVES
+from weft.kernels.matrix_shapes import BYTES, HALVES, WARPGROUP_HALVES
 from weft.kernels.special import SpecialKernel, special_kernels
 
 H200 = DeviceCaps(
     max_local_items=1024, max_local_size=(1024, 1024, 64), local_memory=48 << 10, max_buffer_range=(1 << 32) - 4,
-    fp16_storage=True, int8_storage=True, matrices=(HALVES,), compute_units=132,
+    fp16_storage=True, int8_storage=True, dot8=True, matrices=(HALVES,), compute_units=132,
 )
 """What both APIs offer on it."""
 OPENCL = replace(
-    H200, max_local_items=256, channels_last=True, shuffles=True, matrices=(HALVES, WARPGROUP_HALVES),
+    H200, max_local_items=256, channels_last=True, shuffles=True, matrices=(BYTES, HALVES, WARPGROUP_HALVES),
     asynchronous_copies=True,
 )
 CHAINED = replace(OPENCL, resident_groups=132, partial_barriers=True)

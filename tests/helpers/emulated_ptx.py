@@ -41,6 +41,27 @@ float4 emulated_mma(__local uint* words, int lane, float4 d, uint4 a, uint2 b) {
   barrier(CLK_LOCAL_MEM_FENCE);
   return products((__local const float*)words, lane, d);
 }
+int dot_of(uint a, uint b) {
+  const int4 p = convert_int4(as_char4(a)) * convert_int4(as_char4(b));
+  return p.x + p.y + p.z + p.w;
+}
+CALLED int4 emulated_mma_bytes(__local uint* words, int lane, int4 d, uint4 a, uint2 b) {
+  __local uint* mine = words + lane * WORDS;
+  mine[0] = a.x; mine[1] = a.y; mine[2] = a.z; mine[3] = a.w; mine[4] = b.x; mine[5] = b.y;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  LOOP for (int t = 0; t < 4; t++) {
+    __local const uint* row = words + (lane / 4 * 4 + t) * WORDS;
+    __local const uint* first = words + (lane % 4 * 8 + t) * WORDS;
+    __local const uint* second = first + 4 * WORDS;
+    LOOP for (int half_ = 0; half_ < 2; half_++) {
+      d.x += dot_of(row[2 * half_], first[4 + half_]);
+      d.y += dot_of(row[2 * half_], second[4 + half_]);
+      d.z += dot_of(row[2 * half_ + 1], first[4 + half_]);
+      d.w += dot_of(row[2 * half_ + 1], second[4 + half_]);
+    }
+  }
+  return d;
+}
 uint4 emulated_ldmatrix(__local uint* words, int lane, __local const ushort* row, bool turned) {
   __local const ushort* __local* rows = (__local const ushort* __local*)words;
   rows[lane] = row;
@@ -79,6 +100,10 @@ CALLED float2 emulated_unpack(uint from) {
 #define LDMATRIX_TRANS(r0, r1, r2, r3, address) EMULATED_LDMATRIX(r0, r1, r2, r3, address, true)
 #define MMA(d0, d1, d2, d3, a0, a1, a2, a3, b0, b1) \\
   { const float4 got = emulated_mma(EXCHANGE, LOCAL_X, F4(d0, d1, d2, d3), (uint4)(a0, a1, a2, a3), (uint2)(b0, b1)); \\
+    d0 = got.x; d1 = got.y; d2 = got.z; d3 = got.w; }
+#define MMA_BYTES(d0, d1, d2, d3, a0, a1, a2, a3, b0, b1) \\
+  { const int4 got = \\
+      emulated_mma_bytes(EXCHANGE, LOCAL_X, (int4)(d0, d1, d2, d3), (uint4)(a0, a1, a2, a3), (uint2)(b0, b1)); \\
     d0 = got.x; d1 = got.y; d2 = got.z; d3 = got.w; }
 #define SHUFFLE_XOR(to, from, mask) to = emulated_shuffle(EXCHANGE, LOCAL_X, from, mask)
 #define PACK_HALVES(to, low, high) to = emulated_pack(low, high)

@@ -176,6 +176,7 @@ def test_what_the_device_cannot_do_is_said() -> None:
     problem = conv_problem((32, 64, 56, 56), (64, 64, 3, 3), DEVICES["plain"], dtype=DType.FLOAT32)
     text = str(CONVOLUTIONS.decide(problem))
     assert text.startswith(
+        "conv_int8: no, its image and its weights are not both stored as integers of eight bits\n"
         "conv_matrix: no, the device has no matrix units, or they failed their self-test\n"
         "conv_split: no, the precision or the device does not let"
     )

@@ -44,5 +44,7 @@ class MatrixShape:
 
 HALVES = MatrixShape(16, 16, 16, "float16", "float32", 32)
 """Tiles of 16 x 16 halves, summed in fp32 by a subgroup of 32: what most kernels on matrix units need."""
+BYTES = MatrixShape(16, 8, 32, "int8", "int32", 32)
+"""Tiles of bytes, summed exactly by a subgroup of 32."""
 WARPGROUP_HALVES = MatrixShape(64, 8, 16, "float16", "float32", 128, "warpgroup")
 """What kernels need in which four subgroups multiply matrices of halves that lie in work-group memory (sm_90a)."""

@@ -18,6 +18,11 @@
 #define MMA(d0, d1, d2, d3, a0, a1, a2, a3, b0, b1) \
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
   : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1))
+// d += A B for int8: A of 16 x 32 (rows g and g + 8 at k = 4t, then both at k = 4t + 16, four bytes each), B of 32 x 8
+// (k = 4t and 4t + 16 of column g) and exact sums of 16 x 8, as those of MMA.
+#define MMA_BYTES(d0, d1, d2, d3, a0, a1, a2, a3, b0, b1) \
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+  : "+r"(d0), "+r"(d1), "+r"(d2), "+r"(d3) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1))
 // `to` is `from` of the lane whose number differs in the bits of `mask`.
 #define SHUFFLE_XOR(to, from, mask) \
   asm volatile("shfl.sync.bfly.b32 %0, %1, " #mask ", 0x1f, 0xffffffff;" : "=f"(to) : "f"(from))

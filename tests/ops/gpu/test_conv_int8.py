@@ -112,13 +112,13 @@ def test_types_of_integers(opencl: str, activation: str, weights: str) -> None:
     assert INT8 in assert_steps(net.finish(net.pair(y, 0.05, zero)), opencl, 0.05)
 
 
-@pytest.mark.parametrize("why", ["a zero point of weights", "weights of floats", "a pair that is left", "no instruction"])
+@pytest.mark.parametrize("why", ["zero point of weights", "weights of floats", "a pair that is left", "no instruction"])
 def test_what_is_computed_in_floats(why: str) -> None:
     net = QuantisedNet()
     x = net.input("x", 1, 8, 5, 5)
     image = x if why == "a pair that is left" else net.pair(x)
     w = net.weights(6, 8, 1, 1)
-    if why == "a zero point of weights":
+    if why == "zero point of weights":
         q = net.constant(net.rng.integers(-128, 128, (6, 8, 1, 1)).astype(np.int8))
         w = net.add("DequantizeLinear", q, net.scale(0.01), net.constant(np.asarray(9, np.int8)))
     elif why == "weights of floats":

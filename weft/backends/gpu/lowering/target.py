@@ -9,6 +9,7 @@ from weft.backends.gpu.device.device import GpuDevice
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.device.varying import sizes_of
 from weft.backends.gpu.lowering.layout.layouts import IsCustom, packed_layout, splits_products
+from weft.backends.gpu.lowering.rewrites.store_quantised import stores_integers
 from weft.backends.gpu.recording.launches import PlannedLaunch
 from weft.backends.gpu.tuning_tables.tuning_table import TuningTable
 from weft.core.contract.session_config import BackendConfig, MemoryMode
@@ -70,6 +71,11 @@ class Target:
     def packed_layout(self) -> Layout:
         """Return the layout of packed images."""
         return packed_layout(self.device.caps, self.config.precision)
+
+    def layout_of(self, graph: Graph) -> Layout:
+        """Return the layout of packed images of a part: those of integers lie as for matrix units at any precision."""
+        rounded = self.caps.channels_last and self.caps.dot8 and stores_integers(graph)
+        return Layout.NHWC4 if rounded else self.packed_layout
 
     @property
     def thrifty(self) -> bool:

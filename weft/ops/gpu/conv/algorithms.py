@@ -20,6 +20,7 @@ from weft.ops.gpu.conv.grouped.depthwise import (
 )
 from weft.ops.gpu.conv.grouped.depthwise_staged import DepthwiseStaged
 from weft.ops.gpu.conv.grouped.one_by_one import ConvApart
+from weft.ops.gpu.conv.integers.matrix import IntegerMatrixConv
 from weft.ops.gpu.conv.integers.tiles import IntegerConv, why_not_of_integers
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 from weft.ops.gpu.conv.ungrouped import ORDINARY
@@ -43,7 +44,7 @@ def with_images(plan: ConvPlan, algorithm: Algorithm[ConvProblem, ConvPlan, Any]
 
 
 CONVOLUTIONS = Chooser[ConvProblem, ConvPlan](
-    Rivals("conv_int8", (IntegerConv(),), ConvProblem.facts_by_channels, why_not_of_integers),
+    Rivals("conv_int8", (IntegerMatrixConv(), IntegerConv()), ConvProblem.facts_by_channels, why_not_of_integers),
     *ORDINARY,
     Rivals(
         "conv_depthwise",

@@ -26,7 +26,7 @@ CHEAP = frozenset({
     "Mul", "Neg", "PRelu", "Reciprocal", "Relu", "Round", "Shrink", "Sign", "Softsign", "Sub", "Sum",
     "ThresholdedRelu", "weft::CompareSelect", "weft::ScaleShift",
 })
-"""What each group of a convolution may compute again; once an image is rounded to a grid, it may be stored as integers."""
+"""What each group of a convolution may compute again. An image that is rounded to a grid may rather be integers."""
 
 
 def fuse_prologues(graph: Graph, is_custom: IsCustom, caps: DeviceCaps, split_products: bool) -> Graph:

@@ -47,7 +47,7 @@ def _laid_out(graph: Graph, target: Target) -> Graph:
         base, splits = base_op(node.op), target.split_products
         return form is not None and form.reads_planar(base, inputs, output, target.caps, splits)
 
-    return assign_layouts(graph, target.is_custom, target.packed_layout, planar, target.caps.without)
+    return assign_layouts(graph, target.is_custom, target.layout_of(graph), planar, target.caps.without)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ OF_PARTS = (
     ),
     Rewrite(
         "flatten_in_place", "Put the weights of a product in the order in which an image lies that is flattened for it",
-        lambda graph, to: flatten_in_place(graph, to.is_custom, to.packed_layout), _where_mapping,
+        lambda graph, to: flatten_in_place(graph, to.is_custom, to.layout_of(graph)), _where_mapping,
     ),
 )
 """Those of `OptimizeSubgraph`, which fuses element-wise steps into the nodes before them afterwards."""

@@ -25,6 +25,11 @@ KEEPS = frozenset({"MaxPool", "Relayout"})
 STORED = (DType.FLOAT32, DType.FLOAT16)
 
 
+def stores_integers(graph: Graph) -> bool:
+    """Tell whether values of a graph are rounded to a grid of eight bits."""
+    return any((grid := _rounds(node)) is not None and grid.dtype.bits == 8 for node in graph.nodes)
+
+
 def store_quantised(graph: Graph, is_custom: IsCustom, caps: DeviceCaps) -> Graph:
     """Return the graph with values on a grid stored as int8, where all kernels that read and make them can.
 
