@@ -344,7 +344,7 @@ QUOTED = (
     "weft.ops.*", "weft.core.graph.op", "weft.core.graph.*_op", "weft.core.graph.run_sized", "weft.core.graph.graph",
     "weft.core.placement.optimized_network",  # rules of ops: "the inputs of node ... do not fit"
     "weft.frontends.onnx.attributes", "weft.frontends.onnx.building", "weft.frontends.onnx.importers",
-    "weft.frontends.onnx.nodes",  # problems of a list
+    "weft.frontends.onnx.nodes", "weft.frontends.tflite.*",  # problems of a list
     "weft.backends.gpu.tuning.candidate_timing", "weft.backends.opencl.programs",  # caught where they are called
     "weft.cli.trial_run",  # says again what a child said
 )

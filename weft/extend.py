@@ -12,6 +12,7 @@
     an op on GPUs            GpuOp, gpu_op, KernelBuilder, WantedLayout, add_shader_folder; launch_move and
                              launch_expression, which need no template; Strides, row_major
     a front end              FrontEnd, ReadOptions, register_front_end, front_ends (the registry)
+    an op of TFLite files    tflite_op, which registers a function of a TFLiteNode
     a rewrite of networks    graph_pass, Pass, PassGroup, PassContext, Property, SHAPES_INFERRED, Names, infer_node
     errors to raise          OutOfMemory, DeviceLost, CompileError, DeviceError, NoDevice, ExecutionError, ModelError;
                              kernel_refused makes the CompileError for a log and a source
@@ -64,6 +65,8 @@ from weft.errors import (
     OutOfMemory,
     Reason,
 )
+from weft.frontends.tflite.node import TFLiteNode
+from weft.frontends.tflite.registry import tflite_op
 from weft.kernels.compile_error import kernel_refused
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.dialect import Dialect, KernelParts, View, cut_to_bits, extended, with_suffix
@@ -83,9 +86,10 @@ __all__ = [
     "GpuCreator", "GpuDevice", "GpuOp", "HostBackend", "KernelBuilder", "KernelCode", "KernelParts",
     "KernelSource", "LaunchCommand", "MemoryKind", "ModelError", "Names", "NoDevice", "OpClass",
     "OpenCLDialect", "OutOfMemory", "Pass", "PassContext", "PassGroup", "Profiled", "ProfilingContext",
-    "Property", "ReadOptions", "Reason", "Shape", "Shared", "Slot", "Strides", "Substitution", "View",
+    "Property", "ReadOptions", "Reason", "Shape", "Shared", "Slot", "Strides", "Substitution",
+    "TFLiteNode", "View",
     "WantedLayout", "add_shader_folder", "convert", "copy_tensor", "cut_to_bits", "extended", "from_bits",
     "from_storage", "front_ends", "gpu_op", "graph_pass", "infer_node", "is_coded", "is_compatible",
     "kernel_refused", "launch_expression", "launch_move", "precompiled", "raw_device", "register_front_end",
-    "row_major", "storage_shape", "subgraph", "to_bits", "to_storage", "with_suffix",
+    "row_major", "storage_shape", "subgraph", "tflite_op", "to_bits", "to_storage", "with_suffix",
 ]

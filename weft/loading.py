@@ -16,7 +16,6 @@ from weft.core.contract.backend import BackendCreator, DeviceInfo, ForwardType, 
 from weft.core.contract.doors import door
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Shape
-from weft.core.graph.limits import Limits
 from weft.core.host.background import Background
 from weft.core.host.shared_arrays import shared_arrays
 from weft.core.placement.hints import check_hints
@@ -31,7 +30,7 @@ from weft.core.session.prefetch import MOST_NODES_AT_ONCE, AtOnce, Prefetch
 from weft.core.session.runtime import Runtime, default_runtime, load_optimized
 from weft.core.session.session import Session
 from weft.core.session.stages_ahead import optimize_stages
-from weft.core.session.state import find_pairs
+from weft.core.session.state import state_pairs
 from weft.errors import ConfigError, InputError, WeftError
 
 if TYPE_CHECKING:
@@ -80,11 +79,11 @@ def load(
         choices, made, host = _plan(held, asked)
         with _prepared(choices if _is_there(model) else []):
             graph = prefetch.graph()
-        again = partial(_graph, model, asked.limits) if not kept and isinstance(model, (str, os.PathLike)) else None
+        again = partial(_graph, model, asked) if not kept and isinstance(model, (str, os.PathLike)) else None
         return Session(
             graph, choices, made, runtime=held, host=host, progress=asked.progress, profile=asked.profile,
             prefetch=prefetch, reread=again, overflow_check=asked.overflow_check, wait=asked.wait,
-            state=None if asked.state is False else find_pairs(graph, asked.state),
+            state=state_pairs(graph, asked.state) or None,
         )
 
 
@@ -196,7 +195,7 @@ def _reading(model: Model, asked: LoadOptions, *, resizes: bool) -> Iterator[Pre
     """
     is_small = isinstance(model, Graph) and len(model.nodes) <= MOST_NODES_AT_ONCE
     with AtOnce() if is_small else Background(1, "weft-read") as thread:
-        read = partial(_graph if asked.memory is MemoryMode.LIMIT else _lasting_graph, model, asked.limits)
+        read = partial(_graph if asked.memory is MemoryMode.LIMIT else _lasting_graph, model, asked)
         yield Prefetch(thread, read, asked.shapes, asked.precision, asked.limits, asked.passes, resizes=resizes)
 
 
@@ -209,18 +208,18 @@ def read_once(model: Model | OptimizedNetwork, asked: LoadOptions) -> Model | Op
         network = front_ends.read(model, ReadOptions(backends=(asked.runtime or default_runtime()).registry))
         assert isinstance(network, OptimizedNetwork)  # what `read` of such a front end returns
         return network
-    return model if asked.memory is MemoryMode.LIMIT else _lasting_graph(model, asked.limits)
+    return model if asked.memory is MemoryMode.LIMIT else _lasting_graph(model, asked)
 
 
-def _graph(model: Model, limits: Limits) -> Graph:
-    graph = front_ends.read(model, ReadOptions(limits))
+def _graph(model: Model, asked: LoadOptions) -> Graph:
+    graph = front_ends.read(model, ReadOptions(asked.limits, signature=asked.signature))
     assert isinstance(graph, Graph)  # what `read` of a front end for models returns
     return graph
 
 
-def _lasting_graph(model: Model, limits: Limits) -> Graph:
+def _lasting_graph(model: Model, asked: LoadOptions) -> Graph:
     """Return the graph of a model, with the weights as they are now: a caller may change arrays of his own later."""
-    graph = _graph(model, limits)
+    graph = _graph(model, asked)
     if isinstance(model, (str, os.PathLike)):
         return graph
     arrays = {name: value for name, value in graph.constants.items() if isinstance(value, np.ndarray)}

@@ -24,7 +24,7 @@ from onnx.external_data_helper import ExternalDataInfo
 
 from tests.helpers.onnx_models import make_model, node, run_graph
 from weft.errors import ModelError
-from weft.frontends.onnx import external as external_files
+from weft.frontends import files_beside
 from weft.frontends.onnx import load
 from weft.frontends.onnx.external import ExternalFiles
 from weft.ops.control import If
@@ -56,7 +56,7 @@ def save(folder: Path, *tensors: TensorProto) -> Path:
 @pytest.fixture(params=[True, False], ids=["descriptors", "paths"])
 def folder(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a model folder with weights in it and a secret file beside it; opened as here, and as on Windows."""
-    monkeypatch.setattr("weft.frontends.onnx.external.BY_DESCRIPTORS", request.param)
+    monkeypatch.setattr("weft.frontends.files_beside.BY_DESCRIPTORS", request.param)
     (tmp_path / "secret").write_bytes(SECRET)
     inside = tmp_path / "model"
     inside.mkdir()
@@ -269,12 +269,12 @@ def test_cve_2026_27489_a_link_put_in_after_the_check(
             (folder / "sub").symlink_to(tmp_path)
         return status
 
-    monkeypatch.setattr(f"weft.frontends.onnx.external.os.{look}", look_then_swap)
+    monkeypatch.setattr(f"weft.frontends.files_beside.os.{look}", look_then_swap)
     try:
         assert load(path).constants["w"].tobytes() == b"0" * 64
     except ModelError as e:
         assert swapped and any(why in str(e) for why in ("leads elsewhere, or changed", "it cannot be opened"))
-    if look == ("stat" if external_files.BY_DESCRIPTORS else "lstat"):
+    if look == ("stat" if files_beside.BY_DESCRIPTORS else "lstat"):
         assert swapped
 
 
@@ -373,7 +373,7 @@ def test_a_missing_file_and_a_file_on_the_way(folder: Path) -> None:
 def test_bytes_have_no_folder(folder: Path) -> None:
     path = save(folder, external(location="w.bin", offset=16))
     for model in (path.read_bytes(), onnx.load(path, load_external_data=False)):
-        with pytest.raises(ModelError, match="given as bytes or as a ModelProto") as caught:
+        with pytest.raises(ModelError, match="given as bytes or as an object") as caught:
             load(model)
         assert "load the model by its path" in str(caught.value)
 

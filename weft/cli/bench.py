@@ -47,7 +47,9 @@ EVENT_NUMBERS = ("us", "MFLOP", "MB", "GFLOP/s", "GB/s", "roofline")
 NUMBERS = ("load ms", "first ms", "median ms", "p90 ms", "min ms", "difference")
 
 
-@load_flags("device", "memory", "shapes", "backend_options", "fusing", "winograd", "limits", "state", device="all")
+@load_flags(
+    "device", "memory", "shapes", "backend_options", "fusing", "winograd", "limits", "signature", "state", device="all"
+)
 def bench(
     options: dict[str, Any],
     model: ModelArgument,
@@ -71,7 +73,7 @@ def bench(
     dearest nodes, and what could be saved, from times that are measured here.
     """
     device, shape = options.pop("device"), options.pop("shapes")
-    graph = without_state(read_model(model, options["limits"]), options["state"])
+    graph = without_state(read_model(model, options["limits"], options["signature"]), options["state"])
     files = parse_pairs(inputs, "--input", "x=x.npy")
     arrays, remarks = collect(*shaped(graph, shape), files, Preparation())
     for remark in remarks:

@@ -16,7 +16,7 @@ from weft.cli.console import line, note, table, working
 from weft.cli.difference import Difference, difference, not_finite
 from weft.cli.inputs import Preparation, collect, shaped
 from weft.cli.json_output import JsonOption, answer
-from weft.cli.model import read_model
+from weft.cli.model import read_model, stateless
 from weft.cli.options import BackendPathOption, InputOption, ModelArgument, load_flags
 from weft.cli.parsing import device_orders, parse_pairs
 from weft.cli.results import precision_notes
@@ -43,7 +43,7 @@ MOST_NODES = 6
 """The most nodes of a part that are named."""
 
 
-@load_flags("device", "shapes", "backend_options", "fusing", "winograd", "limits", device="cpu,auto")
+@load_flags("device", "shapes", "backend_options", "fusing", "winograd", "limits", "signature", device="cpu,auto")
 def compare(
     options: dict[str, Any],
     model: ModelArgument,
@@ -74,7 +74,7 @@ def compare(
     after an error.
     """
     device, shape, limits = options.pop("device"), options.pop("shapes"), options["limits"]
-    graph = read_model(model, limits)
+    graph = stateless(read_model(model, limits, options.pop("signature")))
     first, *others = _runs(device, precision)
     files = parse_pairs(inputs, "--input", "x=x.npy")
     arrays, remarks = collect(*shaped(graph, shape), files, Preparation())

@@ -15,7 +15,7 @@ from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, bind
 from weft.core.graph.layout import Array, Shape
 from weft.core.graph.tensor import OPEN_RANK, SequenceSpec, TensorSpec
-from weft.core.session.state import find_pairs
+from weft.core.session.state import state_pairs
 from weft.errors import ConfigError, InputError, WeftError
 
 if TYPE_CHECKING:
@@ -114,9 +114,10 @@ def shaped(graph: Graph, given: Sequence[str] | None) -> tuple[Graph, dict[str, 
 
 def without_state(graph: Graph, state: bool | Mapping[str, str]) -> Graph:
     """Return the network as callers see it, without the inputs and outputs that a session keeps as its state."""
-    if state is False:
+    kept = state_pairs(graph, state)
+    if not kept:
         return graph
-    out, kept = graph.copy(), find_pairs(graph, state)
+    out = graph.copy()
     out.inputs = [name for name in graph.inputs if name not in kept]
     out.outputs = [name for name in graph.outputs if name not in kept.values()]
     return out

@@ -51,7 +51,9 @@ DevicesOption = Annotated[
 ]
 
 
-@load_flags("shapes", "hints", "precision", "backend_options", "fusing", "winograd", "limits", shapes="alone")
+@load_flags(
+    "shapes", "hints", "precision", "backend_options", "fusing", "winograd", "limits", "signature", shapes="alone"
+)
 def inspect(
     options: dict[str, Any],
     model: Annotated[Path | None, typer.Argument(help=MODEL_HELP, show_default=False)] = None,
@@ -98,7 +100,9 @@ def inspect(
     group below it. --why prints the life of a node or value, by its name in the model or in the network that runs, and
     nothing else; of a saved network too. JSON has all nodes and launches; --passes, --choices and --fusion add theirs.
     """
-    shape, hints, own, limits = (options.pop(name) for name in ("shapes", "hints", "backend_options", "limits"))
+    shape, hints, own, limits, signature = (
+        options.pop(name) for name in ("shapes", "hints", "backend_options", "limits", "signature")
+    )
     config = BackendConfig(**options)
     if model is None:
         if not passes:
@@ -120,7 +124,7 @@ def inspect(
         answer(as_json, lambda: {"model": model, "why": [asdict(each) for each in lives]}, lives[0].print)
         return
     try:
-        graph = read_model(model, limits)
+        graph = read_model(model, limits, signature)
     except UnsupportedOps as e:
         _say_unknown(model, e, devices, shape, BackendConfig(precision=config.precision), as_json)
         raise typer.Exit(FOUND_WRONG) from None

@@ -17,8 +17,8 @@ def is_optimized(path: Path) -> bool:
     return front_ends.choose(path).optimized
 
 
-def read_model(path: Path, limits: Limits) -> Graph:
-    """Return the network in a model's file, within limits; ConfigError for one that `weft optimize` saved."""
+def read_model(path: Path, limits: Limits, signature: str | None = None) -> Graph:
+    """Return the network of a file, or of one of its signatures, within limits; ConfigError for a saved network."""
     if is_optimized(path):
         raise ConfigError(
             f"{path.name} is a saved network, and this command takes a model",
@@ -27,7 +27,7 @@ def read_model(path: Path, limits: Limits) -> Graph:
             fix=f"name the model that it was made from; `weft run {path}` runs it as it is",
         )
     with working(f"reading {path.name}"):
-        graph = front_ends.read(path, ReadOptions(limits))
+        graph = front_ends.read(path, ReadOptions(limits, signature=signature))
     assert isinstance(graph, Graph)  # what `read` of a front end for models returns
     return graph
 
@@ -37,3 +37,10 @@ def read_optimized(path: Path) -> OptimizedNetwork:
     network = front_ends.read(path)
     assert isinstance(network, OptimizedNetwork)  # what `read` of such a front end returns
     return network
+
+
+def stateless(graph: Graph) -> Graph:
+    """Return a network whose own state is ordinary inputs and outputs, so that all its runs are alike."""
+    out = graph.copy()
+    out.state, out.initial = {}, {}
+    return out

@@ -25,7 +25,7 @@ from weft.loading import optimize as optimize_model
 
 @load_flags(
     "device", "precision", "memory", "shapes", "hints", "fallback", "backend_options", "fusing", "winograd", "limits",
-    shapes="needed",
+    "signature", shapes="needed",
 )
 def optimize(
     options: dict[str, Any],
@@ -51,7 +51,7 @@ def optimize(
     target = output or Path(model.name).with_suffix(SAVED)
     if target.suffix != SAVED:
         raise ConfigError(f"{str(target)!r} does not end in {SAVED}", fix=f"write -o {target.with_suffix(SAVED)}")
-    graph, shapes = shaped(read_model(model, options["limits"]), options.pop("shapes"))
+    graph, shapes = shaped(read_model(model, options["limits"], options.pop("signature")), options.pop("shapes"))
     check_sizes(bind(graph, shapes), _as_options)
     with working(f"optimising {model.name}"):
         network = optimize_model(graph, orders[0], shapes=shapes, **options)

@@ -39,7 +39,7 @@ from weft.loading import load
 
 @load_flags(
     "device", "precision", "memory", "shapes", "hints", "fallback", "backend_options", "fusing", "winograd",
-    "overflow_check", "limits", "state",
+    "overflow_check", "limits", "signature", "state",
 )
 def run(
     options: dict[str, Any],
@@ -93,7 +93,7 @@ def _read(
         network = read_optimized(model)
         return network, network.interface, [list(network.devices)]
     orders = device_orders(device)
-    graph = read_model(model, options["limits"])
+    graph = read_model(model, options["limits"], options.pop("signature"))
     return graph, without_state(graph, options["state"]), orders
 
 

@@ -14,7 +14,7 @@ import typer
 from weft import config
 from weft.cli.command import FOUND_WRONG, INTERRUPTED
 from weft.cli.console import error, line, note, table, working
-from weft.cli.inputs import Preparation, collect, shaped
+from weft.cli.inputs import Preparation, collect, shaped, without_state
 from weft.cli.json_output import JsonOption, answer, prints_text
 from weft.cli.model import read_model
 from weft.cli.options import BackendPathOption, ModelArgument, load_flags
@@ -60,7 +60,7 @@ def tune(
     else:
         _check_cache()
     device, shape = options.pop("device"), options.pop("shapes")
-    graph = read_model(model, options["limits"])
+    graph = without_state(read_model(model, options["limits"]), False)
     arrays, remarks = collect(*shaped(graph, shape), {}, Preparation())
     for remark in remarks:
         note(remark)

@@ -1,4 +1,4 @@
-"""The front ends that Weft brings: ONNX files, programs of PyTorch, networks built by hand, and saved networks."""
+"""The front ends that Weft brings: ONNX and TensorFlow Lite files, PyTorch's programs, and networks built or saved."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ def _read_onnx(model: Any, options: ReadOptions) -> Graph:
     from weft.frontends.onnx import load
 
     return load(model, limits=options.limits)
+
+
+def _read_tflite(model: Any, options: ReadOptions) -> Graph:
+    from weft.frontends.tflite import load
+
+    return load(model, signature=options.signature, limits=options.limits)
 
 
 def _read_network(model: Any, options: ReadOptions) -> Graph:
@@ -54,6 +60,7 @@ PROTO = ("onnx.onnx_ml_pb2.ModelProto", "onnx.onnx_pb2.ModelProto", "onnx.ModelP
 
 FRONT_ENDS = (
     FrontEnd("ONNX", _read_onnx, (".onnx", ""), (bytes, bytearray, memoryview, *PROTO)),
+    FrontEnd("TensorFlow Lite", _read_tflite, (".tflite",), signatures=True),
     FrontEnd("saved networks", _read_saved, (SAVED,), (OptimizedNetwork,), OptimizedNetwork),
     FrontEnd("networks built by hand", _read_network, types=("weft.frontends.builder.network.Network",)),
     FrontEnd("PyTorch's programs", _read_exported, types=("torch.export.exported_program.ExportedProgram",)),

@@ -31,7 +31,6 @@ FILES: dict[str, tuple[bytes, str, str]] = {
     "an empty file": (b"", "an empty file", "get it again"),
     "a pointer": (b"version https://git-lfs.github.com/spec/v1\noid", "a Git LFS pointer", "git lfs pull"),
     "a page": (b"\n<!DOCTYPE html>\n<html><body>Sign in</body></html>", "a web page", "/resolve/"),
-    "TFLite": (b"\x1c\0\0\0TFL3" + bytes(90), "a TensorFlow Lite model", "tf2onnx.convert --tflite {name}"),
     "ORT": (b"\x28\0\0\0ORTM" + bytes(90), "in ONNX Runtime's own format", "the ONNX file that it was made from"),
     "GGUF": (b"GGUF\3\0\0\0" + bytes(90), "a GGUF file", "optimum-cli export onnx"),
     "safetensors": (

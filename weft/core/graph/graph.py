@@ -73,6 +73,10 @@ class Graph:
     """The inputs in whose memory outputs lie, by the names of the outputs (`weft.core.placement.in_place`)."""
     defaults: frozenset[str] = frozenset()
     """Inputs of the model's file that are constants here, as the file has an initialiser of each."""
+    state: dict[str, str] = field(default_factory=dict)
+    """The inputs that the model itself keeps from run to run, with the outputs that they become."""
+    initial: dict[str, Array] = field(default_factory=dict)
+    """What such inputs are before the first run, by their names; the others are zeros."""
 
     def copy(self) -> Graph:
         """Return a graph that can be changed without changing this one (weights are shared)."""
@@ -89,6 +93,8 @@ class Graph:
             self.overflowing,
             dict(self.aliases),
             self.defaults,
+            dict(self.state),
+            dict(self.initial),
         )
 
     def no_input(self, name: str) -> str:

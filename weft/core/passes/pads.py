@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.graph.graph import Graph, Node
+from weft.core.graph.graph import Graph, Names, Node
 from weft.core.graph.layout import Array
+from weft.core.graph.tensor import TensorSpec
 from weft.core.passes.manager import PassContext, graph_pass
+from weft.core.passes.moves import order_of, transpose
 from weft.core.passes.properties import Property
+from weft.core.passes.reordered import is_layout, reordered
 from weft.errors import WeftError
 
 Amounts = tuple[int, ...]
@@ -31,8 +34,9 @@ def fold_pads(graph: Graph, context: PassContext) -> Graph:
 
     Conv and LpPool take zeros, and so does an AveragePool that counts its padding or has none. A MaxPool pads with a
     number that never wins. So it takes a padding that is no larger than any element (minus infinity; zero behind a
-    Relu), if each of its windows sees at least one element.
+    Relu), if each of its windows sees at least one element. A transpose between the two is computed first.
     """
+    graph = _behind_transposes(graph)
     out = graph.copy()
     producers, readers = graph.producers(), graph.readers()
     dropped: set[str] = set()
@@ -46,6 +50,34 @@ def fold_pads(graph: Graph, context: PassContext) -> Graph:
             node = merged
         nodes.append(node)
     out.nodes = [n for n in nodes if n.name not in dropped]
+    return out
+
+
+def _behind_transposes(graph: Graph) -> Graph:
+    """Return the graph with each Pad behind the transpose that reads it, where what reads that could then pad itself.
+
+    Files of TensorFlow pad images whose channels are last, and convolve them with channels first.
+    """
+    out, producers, readers, names = graph.copy(), graph.producers(), graph.readers(), Names(graph)
+    changed: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        above = producers.get(node.inputs[0]) if node.inputs else None
+        order = order_of(graph, above) if above is not None else None
+        if above is None or order is None or not is_layout(order) or readers[above.outputs[0]] != 1:
+            continue
+        pad = _pad_before(above, producers, readers)
+        form = None if pad is None else reordered(out, names, pad, order)
+        if pad is None or form is None:
+            continue
+        spec, moved = graph.specs[pad.inputs[0]], names.fresh(f"{pad.inputs[0]}.transposed")
+        out.specs[moved] = TensorSpec(tuple(spec.dims[axis] for axis in order), spec.dtype)
+        behind = replace(pad, op=form.op, inputs=(moved, *form.parameters), outputs=above.outputs)
+        if _merge(out, behind, node, producers.get(pad.inputs[0])) is not None:
+            changed[pad.name] = []
+            changed[above.name] = [transpose(above.name, pad.inputs[0], order, moved), behind]
+    if not changed:
+        return graph
+    out.nodes = [each for node in graph.nodes for each in changed.get(node.name, [node])]
     return out
 
 

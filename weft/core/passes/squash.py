@@ -6,8 +6,10 @@ from weft.core.graph.graph import Graph, Names, Node
 from weft.core.passes.aliases import Aliases
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import (
+    Order,
     changes_nothing,
     compose,
+    is_identity,
     is_move,
     keeps_elements,
     order_of,
@@ -37,7 +39,8 @@ def squash_moves(graph: Graph, context: PassContext) -> Graph:
     """Squash consecutive, inverse and equal transposes and reshapes.
 
     Two transposes in a row become one, and so do two reshapes (Reshape, Flatten, Squeeze, Unsqueeze, and transposes
-    that only move axes of size 1). A move that changes nothing is removed, and so is the later of two equal moves of
+    that only move axes of size 1). Transposes that cancel but for axes of size one that come or go between them become
+    one reshape. A move that changes nothing is removed, and so is the later of two equal moves of
     one value. A move stays if other nodes read it, or if it makes an output of the graph.
     """
     if not any(map(is_move, graph.nodes)):
@@ -67,6 +70,10 @@ def squash_moves(graph: Graph, context: PassContext) -> Graph:
 
 def _shorten(graph: Graph, node: Node, made: dict[str, Node], bypassed: set[str], names: Names) -> Node:
     """Return one move that replaces the node and as many moves before it as possible."""
+    undone = _undone(graph, node, made)
+    if undone:
+        bypassed.update(move.outputs[0] for move in undone)
+        return reshape(graph, names, node.name, undone[-1].inputs[0], node.outputs[0])
     source, order = node.inputs[0], order_of(graph, node)
     while (before := made.get(source)) is not None:
         dims, first = graph.specs[before.inputs[0]].dims, order_of(graph, before)
@@ -83,6 +90,30 @@ def _shorten(graph: Graph, node: Node, made: dict[str, Node], bypassed: set[str]
     if order is None:
         return reshape(graph, names, node.name, source, node.outputs[0])
     return transpose(node.name, source, order, node.outputs[0])
+
+
+def _undone(graph: Graph, node: Node, made: dict[str, Node]) -> list[Node]:
+    """Return the moves above a node, the last one first, which with it only add and drop axes of size one; or []."""
+    order, above, undone = _real_order(graph, node), list[Node](), list[Node]()
+    before = made.get(node.inputs[0])
+    while order is not None and before is not None:
+        above.append(before)
+        first = _real_order(graph, before)
+        order = None if first is None else compose(first, order)
+        if order is not None and is_identity(order) and len(above) > 1:
+            undone = list(above)
+        before = made.get(before.inputs[0])
+    return undone
+
+
+def _real_order(graph: Graph, move: Node) -> Order | None:
+    """Return how a move orders the axes of more than one element; None for a reshape that changes them."""
+    before, after = ([d for d in graph.specs[v].dims if d != 1] for v in (move.inputs[0], move.outputs[0]))
+    order = order_of(graph, move)
+    if order is None:
+        return tuple(range(len(before))) if before == after else None
+    real = [axis for axis, size in enumerate(graph.specs[move.inputs[0]].dims) if size != 1]
+    return tuple(real.index(axis) for axis in order if axis in real)
 
 
 def _form(graph: Graph, node: Node) -> object:

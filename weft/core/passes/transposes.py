@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from weft.core.passes.dead import without_dead_nodes
 from weft.core.passes.manager import PassContext, graph_pass
 from weft.core.passes.moves import Order, compose, is_identity, keeps_elements, order_of, reshape, transpose
 from weft.core.passes.properties import Property
+from weft.core.passes.reordered import MOVABLE, Reordered, is_layout, reordered
 
 
 def _moves_nothing(graph: Graph, node: Node) -> bool:
@@ -70,56 +71,139 @@ def move_transposes_up(graph: Graph, context: PassContext) -> Graph:
 
 @graph_pass(rounds=ROUNDS)
 def move_transposes_down(graph: Graph, context: PassContext) -> Graph:
-    """Compute element-wise nodes of equally transposed values before the transpose.
+    """Compute nodes of equally transposed values before the transpose.
 
-    All operands of the node must be outputs of transposes of one order, or scalars or constants, which are transposed
-    here, within the budget. At least one transpose must have no other reader. So a stream of values to which
+    All operands of an element-wise node must be outputs of transposes of one order, or scalars or constants, which are
+    transposed here, within the budget. At least one transpose must have no other reader. So a stream of values to which
     transposed ones are added, as in ConvNeXt, is kept in their order: there are no more transposes than before, and
     element-wise nodes are next to what makes their operands.
+
+    Where the order only moves channels to the end or back, an operand may also be of few elements, so that its
+    transpose is a reshape, and nodes that are told axes (`reordered`) are computed before the transpose as well: files
+    of TensorFlow have channels last, and convolutions between transposes.
     """
     if not any(node.op.type == "Transpose" for node in graph.nodes):
         return graph
-    out, names, makers, readers = graph.copy(), Names(graph), graph.producers(), graph.readers()
-    nodes: list[Node] = []
+    down = _Down(graph, context)
     for node in graph.nodes:
-        moved: list[Node] = []
-        while (order := _common_order(out, node, makers, readers)) is not None:
-            nbytes = sum(out.constants[i].nbytes for i in node.inputs if i in out.constants)
-            if not context.allows(node.name, nbytes, TRANSPOSED):
-                break
-            began, back = context.budget.clock(), tuple(order.index(axis) for axis in range(len(order)))
-            inputs = tuple(
-                makers[i].inputs[0] if i in makers else _transposed(out, i, back, names) for i in node.inputs
-            )
-            for old, new in zip(node.inputs, inputs, strict=True):
-                if old in makers:
-                    readers[old] -= 1
-                    readers[new] += readers[old] > 0
-            before, spec = names.fresh(f"{node.outputs[0]}.before"), out.specs[node.outputs[0]]
-            out.specs[before] = TensorSpec(tuple(spec.dims[axis] for axis in back), spec.dtype)
-            moved.append(transpose(names.fresh(f"{node.name}.transpose"), before, order, node.outputs[0]))
-            makers[node.outputs[0]] = moved[-1]
-            node, readers[before] = replace(node, inputs=inputs, outputs=(before,)), 1
-            context.budget.spend(nbytes, began)
-        nodes += [node, *reversed(moved)]
-    out.nodes = nodes
-    return without_dead_nodes(out) if len(nodes) > len(graph.nodes) else graph
+        down.take(node)
+    down.out.nodes = down.nodes
+    return without_dead_nodes(down.out) if down.has_moved else graph
 
 
-def _common_order(graph: Graph, node: Node, makers: Mapping[str, Node], readers: Mapping[str, int]) -> Order | None:
-    """Return the order of all transposes that make the operands of a node, if it can be computed before them."""
-    if not node.op.is_elementwise or len(node.outputs) != 1:
-        return None
-    dims = graph.specs[node.outputs[0]].dims
-    values = {i for i in node.inputs if i and i not in graph.constants}
-    above = [makers.get(value) for value in values]
-    orders = {order_of(graph, each) if each is not None else None for each in above}
-    order = orders.pop() if len(orders) == 1 else None
-    if order is None or any(graph.specs[value].dims != dims for value in values):
-        return None
-    if any(is_symbolic(graph.constants[i]) for i in node.inputs if i in graph.constants):
-        return None
-    return order if any(readers[value] == node.inputs.count(value) for value in values) else None
+class _Down:
+    """A graph whose nodes come one after the other, and move above transposes of what they read."""
+
+    def __init__(self, graph: Graph, context: PassContext) -> None:
+        self.out, self.context, self.names = graph.copy(), context, Names(graph)
+        self.makers, self.readers = graph.producers(), graph.readers()
+        self.nodes: list[Node] = []
+        self.has_moved = False
+        self.users: dict[str, list[Node]] = {}
+        for node in graph.nodes:
+            for value in node.inputs:
+                self.users.setdefault(value, []).append(node)
+
+    def take(self, node: Node) -> None:
+        """Add a node, above as many transposes as it can be computed before."""
+        behind: list[Node] = []
+        while (moved := self._moved(node)) is not None:
+            node, below = moved
+            behind += below
+            self.has_moved = True
+        self.nodes += [node, *reversed(behind)]
+
+    def _moved(self, node: Node) -> tuple[Node, list[Node]] | None:
+        """Return the node before the transposes of its operands, and the transpose behind it; None if it stays."""
+        form = Reordered(node.op, len(node.inputs))
+        if node.op.is_elementwise:
+            order = self._common_order(node, node.inputs)
+        else:
+            order = self._common_order(node, node.inputs if node.op.type == "Concat" else node.inputs[:1])
+            if order is None or not is_layout(order):
+                return None
+        if order is None:
+            return None
+        back = tuple(order.index(axis) for axis in range(len(order)))
+        if not node.op.is_elementwise:
+            found = reordered(self.out, self.names, node, back)
+            if found is None:
+                return None
+            form = found
+        operands = node.inputs[: form.operands]
+        nbytes = sum(self.out.constants[i].nbytes for i in operands if i in self.out.constants)
+        if not self.context.allows(node.name, nbytes, TRANSPOSED):
+            return None
+        began = self.context.budget.clock()
+        inputs = tuple(self._before(i, order, back) for i in operands)
+        for old, new in zip(operands, inputs, strict=True):
+            if old in self.makers:
+                self.readers[old] -= 1
+                self.readers[new] += self.readers[old] > 0
+        self.context.budget.spend(nbytes, began)
+        if form.is_in_order:
+            return replace(node, op=form.op, inputs=(*inputs, *form.parameters)), []
+        output = node.outputs[0]
+        before, spec = self.names.fresh(f"{output}.before"), self.out.specs[output]
+        self.out.specs[before] = TensorSpec(tuple(spec.dims[axis] for axis in back), spec.dtype)
+        below = transpose(self.names.fresh(f"{node.name}.transpose"), before, order, output)
+        self.makers[output] = below
+        self.readers[before] = 1
+        return replace(node, op=form.op, inputs=(*inputs, *form.parameters), outputs=(before,)), [below]
+
+    def _before(self, value: str, order: Order, back: Order) -> str:
+        """Return an operand as it is before the transpose of an order."""
+        graph, maker = self.out, self.makers.get(value)
+        if maker is not None and order_of(graph, maker) == order:
+            return maker.inputs[0]
+        if not value or value in graph.constants:
+            return _transposed(graph, value, back, self.names)
+        spec = graph.specs[value]
+        if spec.size == 1:
+            return value
+        name = self.names.fresh(f"{value}.reshaped")
+        graph.specs[name] = TensorSpec(tuple(spec.dims[axis] for axis in back), spec.dtype)
+        self.nodes.append(reshape(graph, self.names, name, value, name))
+        self.readers[name] = 1
+        return name
+
+    def _common_order(self, node: Node, operands: Sequence[str]) -> Order | None:
+        """Return the order of all transposes that make operands of a node, if it can be computed before them."""
+        graph = self.out
+        if len(node.outputs) != 1:
+            return None
+        values = {i for i in operands if i and i not in graph.constants}
+        orders: dict[str, Order | None] = {}
+        for value in values:
+            maker = self.makers.get(value)
+            orders[value] = order_of(graph, maker) if maker is not None else None
+        known = {order for order in orders.values() if order is not None}
+        if len(known) != 1 or any(is_symbolic(graph.constants[i]) for i in operands if i in graph.constants):
+            return None
+        (order,) = known
+        dims = graph.specs[node.outputs[0]].dims
+        for value in values:
+            spec = graph.specs[value]
+            if orders[value] is None and not (is_layout(order) and _is_free(spec.dims, order)):
+                return None
+            if node.op.is_elementwise and orders[value] is not None and spec.dims != dims:
+                return None
+        moved = [value for value in values if orders[value] is not None]
+        if any(self.readers[value] == operands.count(value) for value in moved):
+            return order
+        # What else reads them may move as well, and then nothing reads them any more.
+        others = [reader for value in moved for reader in self.users.get(value, ())]
+        return order if is_layout(order) and all(map(self._may_move, others)) else None
+
+    def _may_move(self, node: Node) -> bool:
+        """Tell whether a node is of a kind that is computed before transposes."""
+        op = node.op
+        return len(node.outputs) == 1 and (op.is_elementwise or op.type in MOVABLE)
+
+
+def _is_free(dims: Shape, order: Order) -> bool:
+    """Tell whether a value of these sizes has its elements in one order before and behind a transpose."""
+    return len(dims) == len(order) and keeps_elements(dims, tuple(order.index(axis) for axis in range(len(order))))
 
 
 def _transposed(graph: Graph, value: str, order: Order, names: Names) -> str:

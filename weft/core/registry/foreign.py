@@ -110,7 +110,6 @@ _KINDS: tuple[tuple[Test, str, str], ...] = (
     ),
     (_text(b"<net name="), "an OpenVINO network", SOURCE),
     (_starts(b"<?xml"), "an XML file", AGAIN),
-    (_flatbuffer(b"TFL3"), "a TensorFlow Lite model", TF2ONNX.format("--tflite {name}")),
     (_flatbuffer(b"ORTM"), "a model in ONNX Runtime's own format", SOURCE),
     (_at(4, b"ET12"), "an ExecuTorch program", f"export the PyTorch module that it was made from: {EXPORT}"),
     (_starts(b"GGUF", b"lmgg", b"tjgg"), "a GGUF file", WEIGHTS),
@@ -205,11 +204,16 @@ def recognise_path(path: str | os.PathLike[str]) -> Foreign | None:
     return None if ends is None else recognise(*ends)
 
 
-def own_suffix(path: str | os.PathLike[str]) -> str:
-    """Return ".onnx" or ".weft" if that is what a file holds, whatever its name; else ""."""
-    head, tail = _ends(path) or (b"", b"")
+def own_suffix(model: str | os.PathLike[str] | bytes | bytearray | memoryview) -> str:
+    """Return ".onnx", ".tflite" or ".weft" if that is what a file or its bytes hold, whatever its name; else ""."""
+    if isinstance(model, (str, os.PathLike)):
+        head, tail = _ends(model) or (b"", b"")
+    else:
+        head, tail = bytes(memoryview(model)[:HEAD]), b""
     if head.startswith(b"PK"):
         return ".weft" if SAVED_LIST in _names_in(tail) else ""
+    if head[4:8] == b"TFL3":
+        return ".tflite"
     return ".onnx" if is_onnx(head) and not recognise(head, tail) else ""
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from weft.core.registry.backend_registry import BackendRegistry
 
 log = logging.getLogger("weft.plugins")
+HELD = (str, os.PathLike, bytes, bytearray, memoryview)
+"""What names or holds the bytes of a file."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class ReadOptions:
     """What the model may cost: refuse one with more nodes, or more bytes of constants (`limits.check(graph)`)."""
     backends: BackendRegistry | None = None
     """The backends that a saved network may need; None for all that are known."""
+    signature: str | None = None
+    """Which of a model's signatures to read; None for the first. Only front ends that have `signatures` get one."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class FrontEnd:
     types: tuple[type | str, ...] = ()
     makes: type = Graph
     """`Graph`, or `OptimizedNetwork` for networks that are optimised already: they are loaded as they are."""
+    signatures: bool = False
+    """Whether its models may have several signatures, of which `ReadOptions.signature` names one."""
 
     @property
     def optimized(self) -> bool:
@@ -144,7 +150,7 @@ class FrontEndRegistry:
         if found is None:
             self._search()  # waits for a thread that searches already
             found = self._find(model)
-        if isinstance(model, (str, os.PathLike)) and (found is None or self._origin(found) == WEFT):
+        if isinstance(model, HELD) and (found is None or self._origin(found) == WEFT):
             suffix = own_suffix(model)
             found = next((f for f, _ in self._held.values() if suffix and suffix in f.suffixes), found)
         return found
@@ -183,6 +189,11 @@ class FrontEndRegistry:
         front_end = self.choose(model)
         origin = self._origin(front_end)
         given = options or ReadOptions()
+        if given.signature is not None and not front_end.signatures:
+            raise ConfigError(
+                f"signature={given.signature!r} means nothing here", where=f"front end {front_end.name!r}",
+                why="its models have one way to be called", fix="leave signature out",
+            )
         result = self._read_by(front_end, model, given)
         if not isinstance(result, front_end.makes):
             other = self.find(result) if not isinstance(result, (str, os.PathLike)) else None

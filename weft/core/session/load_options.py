@@ -73,6 +73,7 @@ class OptimizeKeywords(TypedDict, total=False):
     debug: DebugSink | str | os.PathLike[str] | None
     backend_options: BackendOptions | None
     limits: Limits | Mapping[str, float] | None
+    signature: str | None
     passes: Sequence[AnyPass]
     runtime: Runtime | None
 
@@ -118,6 +119,12 @@ def _option(default: object, values: str, doc: str, **more: Any) -> Any:
 
 def _member(kind: type[Any], name: str, value: object) -> object:
     return member(kind, value, name)
+
+
+def _text(name: str, value: object) -> object:
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(f"{name}={brief(repr(value))} is no text", fix=f"pass {name}= the name that the model has")
+    return value
 
 
 def _switch(name: str, value: object) -> bool:
@@ -276,6 +283,11 @@ class LoadOptions:
         flag_help="What the model may cost before it runs, NAME=NUMBER: nodes, constant_bytes, folding_bytes or "
         "folding_seconds; may be repeated.",
         check=lambda name, value: Limits.of(value),
+    )
+    signature: str | None = _option(
+        None, '"serving_default"',
+        "Which of its signatures a TensorFlow Lite model runs. By default the first subgraph's.",
+        flags=("--signature",), check=_text,
     )
     passes: tuple[AnyPass, ...] = _option(
         (), "a list of `weft.extend.Pass`", "Your own rewrites, which run among the standard ones.", check=_passes

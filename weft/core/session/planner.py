@@ -419,7 +419,8 @@ class Planner:
         self.store.restore(saved, {} if self.now.roomy is None else self.now.roomy.network.inputs)
 
     def _empty_store(self, pairs: StatePairs) -> StateStore:
-        return StateStore(pairs, partial(_state_backend, weakref.ref(self)), {i: self.graph.specs[i] for i in pairs})
+        open_backend = partial(_state_backend, weakref.ref(self))
+        return StateStore(pairs, open_backend, {i: self.graph.specs[i] for i in pairs}, self.graph.initial)
 
     def _place(self, place: Callable[[], None]) -> None:
         """Load a network; the first one with what is there sooner, if the usual way takes long."""

@@ -90,6 +90,13 @@ def find_pairs(graph: Graph, asked: object) -> dict[str, str]:
     return found
 
 
+def state_pairs(graph: Graph, asked: bool | Mapping[str, str]) -> dict[str, str]:
+    """Return the inputs that live from run to run, with their outputs: the model's own, and those a caller asks for."""
+    if asked is False or (asked is True and graph.state):
+        return dict(graph.state)
+    return {**graph.state, **find_pairs(graph, asked)}
+
+
 def _matched(given: str, made: str, name: str) -> str:
     """Return the output for an input of a pattern; "" if the name is not of the pattern."""
     found = re.fullmatch("(.*)".join(map(re.escape, given.split("*"))), name)
@@ -118,6 +125,8 @@ class StateStore:
     open_backend: Callable[[str], Backend]
     declared: Mapping[str, TensorSpec]
     """The inputs as the model declares them."""
+    initial: Mapping[str, Array] = field(default_factory=dict)
+    """What values are at first, by input; zeros where it says nothing."""
     length: int = 0
     rows: int = 0
     """By how much the last run made it longer."""
@@ -173,8 +182,8 @@ class StateStore:
                     self._held[name] = _Held(spec, device=device, tensor=self._memory(device).make(name, spec))
                 else:
                     self._held[name] = _Held(spec, np.zeros(spec.dims, spec.dtype.numpy))
-                if name in values:
-                    self.write(name, values[name])
+                if name in values or name in self.initial:
+                    self.write(name, values[name] if name in values else self.initial[name])
         except BaseException:
             self.release()
             self._pending = values  # the next run takes them
@@ -324,9 +333,10 @@ class StateStore:
             self.write(name, kept.values[name])
 
     def reset(self) -> None:
-        """Set all values to zeros, and the length to 0."""
+        """Set all values to what they are at first, and the length to 0."""
         for name, held in self._held.items():
-            self.write(name, np.zeros([0] * len(held.spec.dims), held.spec.dtype.numpy))
+            empty = np.zeros([0] * len(held.spec.dims), held.spec.dtype.numpy)
+            self.write(name, self.initial.get(name, empty))
         self.length, self.rows, self._pending = 0, 0, {}
 
     def release(self) -> None:
@@ -374,7 +384,7 @@ class State:
         return self._session.with_state(lambda store, _: store.nbytes, values=False)
 
     def reset(self) -> None:
-        """Forget all: the next run begins with zeros, and with a cache of no rows."""
+        """Forget all: the next run begins as the first one did, mostly with zeros, and with a cache of no rows."""
         self._session.with_state(lambda store, _: store.reset())
 
     def rewind(self, length: int) -> None:

@@ -14,7 +14,7 @@ from weft.core.graph.op import Op
 from weft.errors import ModelError
 from weft.frontends.onnx.external import ExternalFiles
 from weft.frontends.onnx.tensors import element_type, to_array
-from weft.frontends.onnx.wording import quote
+from weft.frontends.wording import quote
 
 
 def read_attribute(proto: AttributeProto, files: ExternalFiles) -> object:

@@ -29,7 +29,7 @@ from weft.frontends.onnx.nodes import Body, NodeReader
 from weft.frontends.onnx.reading import Source, domain_of
 from weft.frontends.onnx.schemas import ElementTypes, check_node, schema_of
 from weft.frontends.onnx.tensors import TEXT, declared_output, dense_bytes, input_spec, to_array, to_dense
-from weft.frontends.onnx.wording import quote
+from weft.frontends.wording import quote
 from weft.ops.shape import Identity
 
 CONSTANT_FORMS = {

@@ -13,7 +13,7 @@ from weft.errors import ModelError, listing
 from weft.frontends.onnx.files import LARGEST_FILE
 from weft.frontends.onnx.instances import Expanded, Instances, copied, subgraphs, walk
 from weft.frontends.onnx.reading import NEWEST_OPSET, OLDEST_OPSET, Source, domain_of
-from weft.frontends.onnx.wording import quote
+from weft.frontends.wording import quote
 
 DEEPEST_CALLS = 64
 

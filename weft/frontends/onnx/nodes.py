@@ -24,7 +24,7 @@ from weft.frontends.onnx.schemas import (
     schema_of,
     unknown_attribute,
 )
-from weft.frontends.onnx.wording import quote
+from weft.frontends.wording import quote
 
 HARMLESS = ("consumed_inputs", "is_test")
 """Attributes of old exporters that never changed what inference computes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -18,9 +17,10 @@ from weft.core.host.shared_arrays import shared_arrays
 from weft.core.host.threads import in_threads
 from weft.core.registry.foreign import HEAD, TAIL, recognise
 from weft.errors import ModelError, listing
+from weft.frontends.files_beside import folders_of
 from weft.frontends.onnx.files import LARGEST_FILE, ModelFile
 from weft.frontends.onnx.protobuf import cut
-from weft.frontends.onnx.wording import quote
+from weft.frontends.wording import quote
 
 OLDEST_OPSET = 7
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
@@ -53,7 +53,7 @@ def read(model: object) -> Source:
     elif isinstance(model, (bytes, bytearray, memoryview)):
         proto, data = parse(memoryview(bytes(model)), label)
     elif isinstance(model, ModelFile):
-        folders, label = _folders(model.path.absolute()), str(model.path)
+        folders, label = folders_of(model.path.absolute()), str(model.path)
         proto, data = parse(model.data, label)
     else:
         raise ModelError(
@@ -63,14 +63,6 @@ def read(model: object) -> Source:
         )
     check_text(proto, label)
     return Source(proto, folders, label, check_header(proto, label), data)
-
-
-def _folders(path: Path) -> tuple[Path, ...]:
-    try:
-        real = Path(os.path.realpath(path, strict=True))
-    except OSError:  # it has gone since, or never had a name: a descriptor of memory leads to none
-        return (path.parent,)
-    return tuple(dict.fromkeys((path.parent, real.parent)))
 
 
 def parse(data: memoryview, label: str) -> tuple[ModelProto, Mapping[int, Array]]:

@@ -15,7 +15,7 @@ from weft.frontends.onnx.attributes import kind_of, read_attribute
 from weft.frontends.onnx.external import ExternalFiles
 from weft.frontends.onnx.reading import NEWEST_OPSET, domain_of
 from weft.frontends.onnx.tensors import DTYPES
-from weft.frontends.onnx.wording import quote
+from weft.frontends.wording import quote
 
 NUMPY_NAMES = {"float": "float32", "double": "float64"}
 REPLACED = {"GroupNormalization"}

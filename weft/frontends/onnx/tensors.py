@@ -5,7 +5,6 @@ Nothing is allocated for what a file *declares* before the bytes that it *holds*
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from itertools import count
 from math import prod
@@ -19,13 +18,11 @@ from weft.core.graph.layout import Array
 from weft.core.graph.tensor import OPEN_RANK, Dim, SequenceSpec, TensorSpec
 from weft.errors import ModelError
 from weft.frontends.onnx.external import ExternalFiles
-from weft.frontends.onnx.wording import quote
+from weft.frontends.raw_data import file_bytes, from_bytes, is_absurd
+from weft.frontends.wording import quote
 
 TEXT = "Weft computes with numbers: turn text into numbers before the network, and export the part behind that"
-LITTLE = sys.byteorder == "little"
 HIGHEST_RANK = 32
-MOST_ELEMENTS = 2**40
-"""More elements than any machine holds: a shape that declares them is a mistake or an attack."""
 
 NO_NAME = ("", "None", "?", "-1", OPEN_RANK)
 """What exporters write as the name of a dimension that has none; two of them need not be equal."""
@@ -50,11 +47,6 @@ FIELD_OF = {
     DType.COMPLEX128: "double_data",
 }
 """The typed field that holds a type's elements; the others lie in int32_data."""
-
-
-def is_absurd(shape: Sequence[int]) -> bool:
-    """Tell whether no array can have that shape; an absurd size counts even beside a size of zero."""
-    return min(shape, default=0) < 0 or prod(max(size, 1) for size in shape) > MOST_ELEMENTS
 
 
 def element_type(code: int, where: str) -> DType:
@@ -83,7 +75,7 @@ def to_array(tensor: TensorProto, files: ExternalFiles, data: Array | None = Non
     raw = np.frombuffer(tensor.raw_data, np.uint8) if data is None else data
     held = [f for f in FIELDS if len(getattr(tensor, f))] + ["raw_data"] * bool(raw.size)
     if tensor.data_location == TensorProto.EXTERNAL:
-        array = _from_bytes(files.view(tensor, _file_bytes(shape, dtype)), dtype, prod(shape))
+        array = from_bytes(files.view(tensor, file_bytes(shape, dtype)), dtype, prod(shape))
     elif len(held) > 1:
         raise ModelError(
             "a tensor has its value twice",
@@ -92,10 +84,10 @@ def to_array(tensor: TensorProto, files: ExternalFiles, data: Array | None = Non
             fix="export the model again",
         )
     elif held == ["raw_data"]:
-        need = _file_bytes(shape, dtype)
+        need = file_bytes(shape, dtype)
         if raw.size != need:
             raise _wrong_size(where, shape, dtype, f"{need} bytes", f"{raw.size}")
-        array = _from_bytes(raw, dtype, prod(shape))
+        array = from_bytes(raw, dtype, prod(shape))
     else:
         array = _from_field(tensor, held[0] if held else "", prod(shape), dtype, where)
     array = array.reshape(shape)
@@ -164,31 +156,6 @@ def _wrong_size(where: str, shape: tuple[int, ...], dtype: DType, need: str, has
     )
 
 
-def _file_bytes(shape: tuple[int, ...], dtype: DType) -> int:
-    """Return the bytes that a file has for a tensor: elements of fewer than eight bits are packed."""
-    return -(-prod(shape) * dtype.bits // 8) if dtype.bits < 8 else prod(shape) * dtype.itemsize
-
-
-def _from_bytes(data: Array, dtype: DType, size: int) -> Array:
-    if dtype is DType.BOOL:
-        return np.not_equal(data, 0)
-    if dtype.bits < 8:
-        return _unpacked(data, dtype.bits, size).view(dtype.numpy)
-    raw = dtype.raw
-    array = data.view(raw if LITTLE else raw.newbyteorder("<")).astype(raw, copy=False)
-    # Kernels get pointers to constants, so a tensor that is misaligned in its file must move.
-    return (array if array.flags.aligned else array.copy()).view(dtype.numpy)
-
-
-def _unpacked(data: Array, bits: int, size: int) -> Array:
-    """Return the first `size` elements of `bits` bits each, lowest bits first, as a byte each."""
-    if 8 % bits == 0:
-        shifts = np.arange(0, 8, bits, dtype=np.uint8)
-        return ((data[:, None] >> shifts) & np.uint8((1 << bits) - 1)).reshape(-1)[:size]
-    single = np.unpackbits(data, count=size * bits, bitorder="little").reshape(size, bits)
-    return np.packbits(single, axis=1, bitorder="little").reshape(-1)
-
-
 def _from_field(tensor: TensorProto, held: str, size: int, dtype: DType, where: str) -> Array:
     field = FIELD_OF.get(dtype, "int32_data")
     if held and held != field:
@@ -200,7 +167,7 @@ def _from_field(tensor: TensorProto, held: str, size: int, dtype: DType, where: 
         )
     data = getattr(tensor, field)
     packed = dtype.bits in (2, 4)  # six bits have a number each, unlike in raw data
-    need = _file_bytes((size,), dtype) if packed else 2 * size if dtype.is_complex else size
+    need = file_bytes((size,), dtype) if packed else 2 * size if dtype.is_complex else size
     if len(data) != need:
         raise _wrong_size(where, tuple(tensor.dims), dtype, f"{need} elements", f"{len(data)} in {field}")
     if dtype.is_complex:
@@ -220,7 +187,7 @@ def _from_field(tensor: TensorProto, held: str, size: int, dtype: DType, where: 
             why=f"{dtype.value} in {field}",
             fix="export the model again",
         )
-    return _from_bytes(exact, dtype, size) if packed else exact.view(dtype.numpy)
+    return from_bytes(exact, dtype, size) if packed else exact.view(dtype.numpy)
 
 
 def input_spec(value: ValueInfoProto, taken: set[str]) -> TensorSpec:
