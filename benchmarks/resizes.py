@@ -4,10 +4,11 @@
 
 A resize counts planning and binding, not the run; a token counts both, and beside it stands a run of the same length
 again. `gpt2` has 128 channels and 1,000 words, `wide` 900 channels and 150,000 words in fp16 (270 MB; it needs 5 GB).
-`turns` runs SqueezeNet with batches of 1, 2 and 4 in turns, beside runs of each batch by itself. Each time is the
-median of shapes that the session had not seen, after some others; in turns, of shapes that it has. Beside wall time
-stands the processor time of the process: on a machine that others use it says more. `built` is how many programs or
-pipelines the device built for one call. To time an older tree, run this file with its `weft` on PYTHONPATH.
+`turns` runs SqueezeNet with batches of 1, 2 and 4 in turns, and with pictures of three sizes, each beside a second run
+of the same size; its times are the sums of the medians of the sizes. Each other time is the median of shapes that the
+session had not seen, after some others. Beside wall time stands the processor time of the process: on a machine that
+others use it says more. `built` is how many programs or pipelines the device built for one call. To time an older tree,
+run this file with its `weft` on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,9 @@ BATCHES_AND_SIZES = ((2, 96, 96), (3, 64, 64), (1, 128, 96), (2, 64, 128), (4, 9
 FIRST_WORDS = 20
 """Words in the cache before the first token that counts."""
 BATCHES, PICTURE = (1, 2, 4), 64
-ROUNDS = 10
-"""How often each batch has its turn."""
+PICTURES = (64, 80, 96)
+ROUNDS = 30
+"""How often each size has its turn."""
 
 
 @dataclass(frozen=True)
@@ -122,21 +125,34 @@ def _tokens(
         return [grown, again]
 
 
-def batches_in_turns(device: str, precision: str) -> list[Times]:
-    """Return what a run takes whose batch is another than that of the run before, and one whose batch is the same."""
+def sizes_in_turns(device: str, precision: str) -> list[Times]:
+    """Return what a run takes whose size is another than that of the run before, and one whose size is the same.
+
+    Each size runs twice before the next one has its turn, so each run has its pair at the same time.
+    """
     model = squeezenet1_1("n", image=PICTURE)
-    rng = np.random.default_rng(0)
-    inputs = [rng.standard_normal((n, 3, PICTURE, PICTURE), dtype=np.float32) for n in BATCHES]
-    with weft.load(model, device, fallback="error", precision=precision, wait="all") as session:
-        for each in (*inputs, *inputs, *inputs):
-            session.run(each)
-        turns = timed([lambda i=i: session.run(i) for i in inputs * ROUNDS], "SqueezeNet, batches in turns", device)  # type: ignore[misc]
-        alone = []
-        for each in inputs:
-            session.run(each)
-            alone += [timed([lambda i=each: session.run(i)] * ROUNDS, "", device)]  # type: ignore[misc]
-        wall, cpu = (statistics.median(getattr(t, kind) for t in alone) for kind in ("wall_ms", "cpu_ms"))
-        return [turns, Times("SqueezeNet, same batch again", device, wall, cpu, alone[0].built)]
+    for dim, name in zip(model.graph.input[0].type.tensor_type.shape.dim[2:], ("h", "w"), strict=True):
+        dim.dim_param = name
+    rng, rows = np.random.default_rng(0), list[Times]()
+    kinds = {"batches": [(n, PICTURE) for n in BATCHES], "pictures": [(1, size) for size in PICTURES]}
+    for kind, sizes in kinds.items():
+        inputs = [rng.standard_normal((n, 3, size, size), dtype=np.float32) for n, size in sizes]
+        with weft.load(model, device, fallback="error", precision=precision, wait="all") as session:
+            for each in (*inputs, *inputs, *inputs):
+                session.run(each)
+            pairs = [(timed([run], "", device), timed([run], "", device))
+                     for each in inputs * ROUNDS for run in [partial(session.run, each)]]
+        for place, what in enumerate(("in turns", "same again")):
+            medians = [_median([pair[place] for pair in pairs[k :: len(inputs)]]) for k in range(len(inputs))]
+            wall, cpu = (sum(each) for each in zip(*medians, strict=True))
+            built = [pair[place].built for pair in pairs]
+            each = None if None in built else sum(filter(None, built)) / len(built)
+            rows.append(Times(f"SqueezeNet, {len(inputs)} {kind}, {what}", device, wall, cpu, each))
+    return rows
+
+
+def _median(times: Sequence[Times]) -> tuple[float, float]:
+    return statistics.median(t.wall_ms for t in times), statistics.median(t.cpu_ms for t in times)
 
 
 def table(rows: Sequence[Times]) -> str:
@@ -166,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if "wide" in given.networks:
             rows += wide_tokens(device, given.tokens, given.precision)
         if "turns" in given.networks:
-            rows += batches_in_turns(device, given.precision)
+            rows += sizes_in_turns(device, given.precision)
     print(table(rows))
     if given.json is not None:
         Path(given.json).write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n")
