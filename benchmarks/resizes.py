@@ -145,9 +145,9 @@ def sizes_in_turns(device: str, precision: str) -> list[Times]:
         for place, what in enumerate(("in turns", "same again")):
             medians = [_median([pair[place] for pair in pairs[k :: len(inputs)]]) for k in range(len(inputs))]
             wall, cpu = (sum(each) for each in zip(*medians, strict=True))
-            built = [pair[place].built for pair in pairs]
-            each = None if None in built else sum(filter(None, built)) / len(built)
-            rows.append(Times(f"SqueezeNet, {len(inputs)} {kind}, {what}", device, wall, cpu, each))
+            counts = [pair[place].built for pair in pairs]
+            built = None if None in counts else sum(filter(None, counts)) / len(counts)
+            rows.append(Times(f"SqueezeNet, {len(inputs)} {kind}, {what}", device, wall, cpu, built))
     return rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,8 +46,8 @@ class Growth:
         plain = options.debug is None and not options.passes and OPEN_RANK not in graph.symbols()
         if planner.fixed is None and plain and planner.config.memory is not MemoryMode.LIMIT:
             pairs = {} if store is None else store.pairs
-            precision, find, kept = planner.config.precision, self._found_open, self._plans
-            self._capacities = Capacities(graph, precision, options.limits, pairs, find, kept)
+            find, kept = partial(_found_open, self._planner), partial(_kept, self._planner)  # no cycle with this
+            self._capacities = Capacities(graph, planner.config.precision, options.limits, pairs, find, kept)
             return
         self._capacities = None
         if store is not None:
@@ -67,19 +68,6 @@ class Growth:
         planner = self._planner()
         assert planner is not None
         return planner
-
-    def _found_open(self, bound: Graph) -> OpenNetwork | None:
-        """Return the graph prepared with open sizes, which hold for a bound one."""
-        planner = self._planner()
-        if planner is None:
-            return None
-        planner.take_open()
-        return None if planner.open is None else planner.open.found(bound)
-
-    def _plans(self) -> list[RoomyPlan]:
-        """Return the plans for capacities that are kept, those used last first."""
-        planner = self._planner()
-        return [] if planner is None else [p.roomy for p in planner.plans.all(NetworkPlan) if p.roomy is not None]
 
     # -- a state ---------------------------------------------------------------------------------------
 
@@ -157,3 +145,18 @@ class Growth:
     def _bind(self, arrays: Mapping[str, Any]) -> None:
         planner = self._now
         planner.bound = bind(planner.graph, {i: a.shape for i, a in arrays.items()})
+
+
+def _found_open(planner: Callable[[], Planner | None], bound: Graph) -> OpenNetwork | None:
+    """Return the graph prepared with open sizes, which hold for a bound one."""
+    now = planner()
+    if now is None:
+        return None
+    now.take_open()
+    return None if now.open is None else now.open.found(bound)
+
+
+def _kept(planner: Callable[[], Planner | None]) -> list[RoomyPlan]:
+    """Return the plans for capacities that are kept, those used last first."""
+    now = planner()
+    return [] if now is None else [plan.roomy for plan in now.plans.all(NetworkPlan) if plan.roomy is not None]
