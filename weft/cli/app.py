@@ -23,7 +23,8 @@ FAILED = 2
 NOT_WRITTEN = frozenset((errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EBADF, errno.ENXIO, errno.EPIPE))
 """Errors of a stream that takes no more; those of files that a command opens itself have their names."""
 COMMANDS = (
-    "run", "devices", "doctor", "bench", "compare", "inspect", "optimize", "selftest", "probe", "tune", "cache",
+    "run", "devices", "doctor", "bench", "compare", "inspect", "optimize", "serve", "selftest", "probe", "tune",
+    "cache",
 )
 """Weft's own commands, in the order of the help. Each is the function of that name in the module of that name."""
 LISTING = ("devices", "doctor")
