@@ -160,7 +160,7 @@ def infers_what_comes_out(row: Case) -> None:
         onnx.checker.check_model(build_model(row))
 
 
-@pytest.mark.parametrize(("dtype", "error"), [(np.float32, 1e-7), (np.float64, 1e-15)])
+@pytest.mark.parametrize(("dtype", "error"), [(np.float32, 2.5e-7), (np.float64, 1e-15)])
 def test_erf_is_accurate(dtype: type[np.floating[Any]], error: float) -> None:
     """Compare with the C library, relatively where erf is small; no oracle computes a double erf."""
     ends = [-30, -np.inf, np.inf, np.nan]

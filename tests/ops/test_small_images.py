@@ -11,7 +11,7 @@ import pytest
 import weft
 from tests.helpers.nets import Net
 from weft.core.graph.graph import Graph
-from weft.ops.conv import SHARED_BYTES, Conv
+from weft.ops.conv import CACHE_BYTES, Conv
 
 
 def convolution(images: int, group: int) -> Graph:
@@ -25,11 +25,11 @@ def convolution(images: int, group: int) -> Graph:
 @pytest.mark.parametrize("group", [1, 2])
 def test_each_image_is_as_if_it_were_alone(group: int) -> None:
     patches = 6 * 9 * 6 * 4
-    images = 2 * (SHARED_BYTES // patches) + 3
+    images = 2 * (CACHE_BYTES // patches) + 3
     x = np.random.default_rng(1).standard_normal((images, 6, 3, 2)).astype(np.float32)
     with weft.load(convolution(images, group), "cpu") as together, weft.load(convolution(1, group), "cpu") as alone:
         (y,) = together.run(x)
-        for k in (0, SHARED_BYTES // patches - 1, SHARED_BYTES // patches, images - 1):
+        for k in (0, CACHE_BYTES // patches - 1, CACHE_BYTES // patches, images - 1):
             np.testing.assert_array_equal(y[k], alone.run(x[k : k + 1])[0][0])
 
 

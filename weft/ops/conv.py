@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from math import prod
 from typing import Any, ClassVar
@@ -13,18 +13,18 @@ from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, standard_op
+from weft.core.graph.op import Constants, Op, OpClass, filled_by, standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
-from weft.ops.elementwise import widen
+from weft.ops.elementwise import is_plain, widen
 from weft.ops.shape import given, one_type, optional, sized, unfit
 from weft.ops.window import Window, slide, slide_back
 
-SCRATCH_BYTES = 2**26
-SHARED_BYTES = 2**20
-"""Up to how many bytes of patches images share a call: those of many images of a pixel or two, each of which would else
-take longer to call for than to compute."""
+CACHE_BYTES = 2**20
+"""Up to how many bytes of patches are copied and multiplied at a time."""
+FEW_ROWS, FEW_COLUMNS = 8, 256
+"""Products of fewer rows take less time than the copies of their patches; of fewer columns, BLAS is slow."""
 
 
 @op_dataclass
@@ -60,9 +60,21 @@ class Convolution(Op):
         sized((n, c, *window.padded), dtype)
         return (sized((n, m, *window.outputs), dtype),)
 
+    def fill(self, outputs: Sequence[Array], *inputs: Array | None) -> bool:
+        """Convolve into `outputs`; False for floats of 16 bits."""
+        x, w, b = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
+        if not is_plain(x):
+            return False
+        with np.errstate(all="ignore"):
+            _convolve(x, w, b, self, outputs[0])
+        return True
+
+    @filled_by(fill)
     def reference(self, *inputs: Array | None) -> Array:
         x, w, b = given(inputs, 0), given(inputs, 1), optional(inputs, 2)
-        return _convolve(widen(x), widen(w), b, self).astype(x.dtype, copy=False)
+        y = np.empty((len(x), len(w), *self.window(x.shape, w.shape).outputs), widen(x).dtype)
+        _convolve(widen(x), widen(w), b, self, y)
+        return y.astype(x.dtype, copy=False)
 
     def flops(self, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> int:
         """Return two for each output element and each weight of its channel."""
@@ -179,19 +191,14 @@ def _by_channel(b: Array, y: Array) -> Array:
     return b.astype(y.dtype, copy=False).reshape(-1, *(1,) * (y.ndim - 2))
 
 
-def _convolve(x: Array, w: Array, b: Array | None, op: Convolution) -> Array:
-    """Return the convolution in the type of x and w."""
+def _convolve(x: Array, w: Array, b: Array | None, op: Convolution, out: Array) -> None:
+    """Put the convolution into `out`, in the type of x and w."""
     window, group, channels = op.window(x.shape, w.shape), op.group, w.shape[0]
     if not x.size or not w.size:
-        return _nothing((x.shape[0], channels, *window.outputs), b, x.dtype)
-    if w.shape[1] == 1 and group > 1:
-        y = _depthwise(x, w, window)
-    else:
-        y = np.empty((x.shape[0], channels, *window.outputs), x.dtype)
-        _multiply(window.pad(x, 0), w.reshape(group, channels // group, -1), y, window)
-    if b is not None:
-        y += _by_channel(b, y)
-    return y
+        out[...] = _nothing(out.shape, b, x.dtype)
+        return
+    bias = None if b is None else b.astype(x.dtype, copy=False).reshape(group, -1, *(1,) * window.rank)
+    _multiply(window.pad(x, 0), w.reshape(group, channels // group, -1), bias, out, window)
 
 
 def _nothing(shape: Shape, b: Array | None, dtype: np.dtype[Any]) -> Array:
@@ -210,29 +217,66 @@ def _of_nothing(make: Body, node: Node) -> Sequence[str]:
     return [make.add("Expand", column, make.ints(*out.dims))]
 
 
-def _depthwise(x: Array, w: Array, window: Window) -> Array:
-    n, c = x.shape[:2]
-    padded = window.pad(x, 0)[:, :, None]
-    weights = w.reshape(1, c, w.shape[0] // c, *(1,) * window.rank, -1)
-    y = np.zeros((n, c, w.shape[0] // c, *window.outputs), x.dtype)
-    product = np.empty_like(y)
-    for number, at in enumerate(window.taps()):
-        y += np.multiply(window.tap(padded, at), weights[..., number], out=product)
-    return y.reshape(n, w.shape[0], *window.outputs)
+def _multiply(images: Array, weights: Array, bias: Array | None, out: Array, window: Window) -> None:
+    """Write weights (group, out, in * taps) times the patches of padded images, plus the bias, into `out`.
 
-
-def _multiply(images: Array, weights: Array, out: Array, window: Window) -> None:
-    """Write weights (group, out, in * taps) times the patches of padded images into `out`.
-
-    Each image has a product of its own, so that its numbers do not depend on the others; small images share a call.
+    Each image has products of its own, so that its numbers do not depend on the others. Patches are copied and
+    multiplied in blocks that stay in a core's cache: of several images and groups, or of some places of one.
     """
     group, each, inner = weights.shape
-    patches = window.patches(images)
-    rows, row = window.outputs[0], prod(window.outputs[1:])
-    nbytes = group * inner * row * images.itemsize
-    step, many = max(SCRATCH_BYTES // nbytes, 1), max(SHARED_BYTES // (nbytes * rows), 1)
-    for begin, first in product(range(0, len(images), many), range(0, rows, step)):
-        some, last = slice(begin, begin + many), min(first + step, rows)
-        columns = patches[(some, *(slice(None),) * (1 + window.rank), slice(first, last))]
-        part = np.matmul(weights, columns.reshape(len(columns), group, inner, -1))
-        out[some, :, first:last] = part.reshape(len(columns), group * each, last - first, *window.outputs[1:])
+    runs, crop = _runs(images, window, few=each < FEW_ROWS)
+    taps, spans = prod(window.kernel), runs.shape[2 + window.rank :]
+    row, channels = prod(spans[1:]), inner // taps
+    nbytes = inner * prod(spans) * images.itemsize
+    some = min(max(CACHE_BYTES // nbytes, 1), group)
+    many = max(CACHE_BYTES // (nbytes * group), 1) if some == group else 1
+    step = spans[0] if some > 1 else max(CACHE_BYTES // (inner * row * images.itemsize), -(-FEW_COLUMNS // row))
+    target = out.reshape(len(out), group, each, *window.outputs)
+    held: Array | None = None
+    wide = None if crop is None else np.empty((min(many, len(out)), some, each, spans[0]), out.dtype)
+    for begin, first in product(range(0, len(out), many), range(0, group, some)):
+        block = (slice(begin, begin + many), slice(first, first + some))
+        results = target[block] if wide is None else wide[: len(target[block]), : target[block].shape[1]]
+        lines = results.reshape(*results.shape[:3], spans[0], row)  # a view: `out` is contiguous
+        for start in range(0, spans[0], step):
+            place = slice(start, start + step)
+            of_channels = slice(first * channels, (first + some) * channels)
+            part = runs[(block[0], of_channels, *(slice(None),) * window.rank, place)]
+            if taps > 1 or not part.flags.c_contiguous:
+                if held is None or held.shape != part.shape:
+                    held = np.empty(part.shape, part.dtype)
+                np.copyto(held, part)
+                part = held
+            columns = part.reshape(*results.shape[:2], inner, -1)
+            np.matmul(weights[block[1]], columns, out=lines[:, :, :, place].reshape(*results.shape[:3], -1))
+        shown = results if crop is None else crop(results)
+        if bias is not None:
+            np.add(shown, bias[block[1]], out=target[block])
+        elif crop is not None:
+            target[block] = shown
+
+
+def _runs(images: Array, window: Window, *, few: bool) -> tuple[Array, Callable[[Array], Array] | None]:
+    """Return a view (n, channels, *kernel, *places) of what each place of the result reads, and what crops a result.
+
+    With strides of 1, an image is one line: a tap reads a stretch of it, which is copied much faster than patches. The
+    results between the end of a row and the beginning of the next are products in vain, and are cropped.
+    """
+    steps = [prod(window.padded[axis + 1 :]) for axis in range(window.rank)]
+    length = sum((size - 1) * step for size, step in zip(window.outputs, steps, strict=True)) + 1
+    in_vain = length - prod(window.outputs)
+    if any(stride > 1 for stride in window.strides) or (in_vain > length // 8 and not few):
+        return window.patches(images), None
+    images = np.ascontiguousarray(images)
+    size, lead = images.itemsize, images.strides[:2]
+    inner = [step * dilation * size for step, dilation in zip(steps, window.dilations, strict=True)]
+    shape = (*images.shape[:2], *window.kernel, length)
+    runs = np.lib.stride_tricks.as_strided(images, shape, (*lead, *inner, size), writeable=False)
+    if not in_vain:
+        return runs, None
+
+    def crop(wide: Array) -> Array:
+        strides = (*wide.strides[:3], *(step * wide.itemsize for step in steps))
+        return np.lib.stride_tricks.as_strided(wide, (*wide.shape[:3], *window.outputs), strides)
+
+    return runs, crop

@@ -27,7 +27,7 @@ import numpy as np
 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, register_op, silent
+from weft.core.graph.op import Constants, Op, OpClass, filled_by, register_op, silent
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
@@ -104,6 +104,15 @@ def is_half(dtype: np.dtype) -> bool:
     return dtype == np.float16 or (dtype.kind == "V" and dtype.name == DType.BFLOAT16.value)
 
 
+BLOCK = 1 << 15
+"""Elements that are computed at a time, so that what lies between stays in a core's cache."""
+
+
+def is_plain(array: Array | None) -> bool:
+    """Tell whether numpy computes with an array in its own type: numbers and booleans, but no floats of 16 bits."""
+    return array is not None and array.dtype.kind in "fiub" and array.dtype != np.float16
+
+
 @dataclass(frozen=True, slots=True)
 class Expression:
     """An element-wise op as kernels compute it."""
@@ -125,6 +134,8 @@ class Elementwise(Op):
     expr: ClassVar[str | None] = None
     """The function as a scalar expression, before `expression` adds parentheses; None: no GPU form."""
     op_class: ClassVar[OpClass] = "arithmetic"
+    ufunc: ClassVar[np.ufunc | None] = None
+    """The function itself, if numpy has it."""
 
     def compute(self, *inputs: Any, **_: Any) -> Array:
         """Return the result for numpy inputs (None for a missing one); floats of 16 bits arrive as float32."""
@@ -174,7 +185,26 @@ class Elementwise(Op):
         """Return the inputs that are present; ModelError if a required one is missing."""
         return required_inputs(self, inputs, self.arity or len(inputs))
 
+    def fill(self, outputs: Sequence[Array], *inputs: Array | None) -> bool:
+        """Compute into `outputs`, block by block; False if inputs are broadcast otherwise than from one element."""
+        (out,), arrays = outputs, [a for a in inputs if a is not None]
+        if len(arrays) < len(inputs) or not all(map(is_plain, (out, *arrays))):
+            return False
+        if self.ufunc is not None:
+            with np.errstate(all="ignore"):
+                self.ufunc(*arrays, out=out)
+            return True
+        if not all(a.size == 1 or (a.shape == out.shape and a.flags.c_contiguous) for a in arrays):
+            return False
+        result, whole = out.reshape(-1), [a.reshape(-1) for a in arrays]
+        with np.errstate(all="ignore"):
+            for start in range(0, out.size, BLOCK):
+                part = slice(start, start + BLOCK)
+                result[part] = self.compute(*(a if a.size == 1 else a[part] for a in whole))
+        return True
+
     @silent
+    @filled_by(fill)
     def reference(self, *inputs: Array | None) -> Array:
         types = [DType.of(a.dtype) for a in inputs if a is not None]
         while len(inputs) > max(self.arity, 1) and inputs[-1] is None:
@@ -204,6 +234,7 @@ def elementwise(
         "op_class": op_class,
         "not_negative": not_negative,
         "compute": compute,
+        "ufunc": function if isinstance(function, np.ufunc) else None,
     }
     cls: type[Elementwise] = op_dataclass(type(name, (base,), body))
     return register_op(cls)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -12,12 +12,12 @@ from weft.core.graph.composite import Body, decomposition
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Node
 from weft.core.graph.layout import Array, Shape
-from weft.core.graph.op import Constants, Op, OpClass, standard_op
+from weft.core.graph.op import Constants, Op, OpClass, filled_by, standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
 from weft.errors import ModelError
 from weft.ops.conv import float_type
-from weft.ops.elementwise import widen
+from weft.ops.elementwise import is_plain, widen
 from weft.ops.shape import given, sized, unfit
 from weft.ops.window import Window, slide
 
@@ -69,13 +69,21 @@ class MaxPool(Pool):
         y = self.output(x)
         return (y, TensorSpec(y.shape, DType.INT64))[: max(self.outputs, 1)]
 
+    def fill(self, outputs: Sequence[Array], *inputs: Array | None) -> bool:
+        """Pool into `outputs`; False where indices are asked for."""
+        x = given(inputs, 0)
+        if self.outputs > 1 or not is_plain(x):
+            return False
+        fold(x, self.window(x.shape), np.maximum, lowest(x.dtype), outputs[0])
+        return True
+
+    @filled_by(fill)
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         x = given(inputs, 0)
         window = self.window(x.shape)
-        lowest = -np.inf if np.issubdtype(x.dtype, np.floating) else np.iinfo(x.dtype).min
-        padded = window.pad(x, lowest)
-        y = fold(padded, window, np.maximum)
-        return (y, self._indices(padded, window)) if self.outputs > 1 else (y,)
+        y = np.empty((*x.shape[:2], *window.outputs), x.dtype)
+        fold(x, window, np.maximum, lowest(x.dtype), y)
+        return (y, self._indices(window.pad(x, lowest(x.dtype)), window)) if self.outputs > 1 else (y,)
 
     def _indices(self, padded: Array, window: Window) -> Array:
         """Return the index, in the whole input, of the first largest value of each window."""
@@ -127,11 +135,22 @@ class AveragePool(Pool):
         float_type(given(inputs, 0))
         return (self.output(given(inputs, 0)),)
 
-    def reference(self, *inputs: Array | None) -> Array:
-        x = given(inputs, 0)
+    def fill(self, outputs: Sequence[Array], *inputs: Array | None) -> bool:
+        """Pool into `outputs`; False for floats of 16 bits."""
+        x, (out,) = given(inputs, 0), outputs
+        if not is_plain(x):
+            return False
         window = self.window(x.shape)
-        total = fold(window.pad(widen(x), 0), window, np.add)
-        return (total / self.counts(window)).astype(x.dtype, copy=False)
+        with np.errstate(all="ignore"):
+            fold(x, window, np.add, 0, out, self.counts(window).astype(x.dtype))
+        return True
+
+    @filled_by(fill)
+    def reference(self, *inputs: Array | None) -> Array:
+        x = widen(given(inputs, 0))
+        y = np.empty((*x.shape[:2], *self.window(x.shape).outputs), x.dtype)
+        self.fill([y], x)
+        return y.astype(given(inputs, 0).dtype, copy=False)
 
     def counts(self, window: Window) -> Array:
         """Return the divisor of each output's sum, in the shape of `window.outputs`.
@@ -163,7 +182,8 @@ class LpPool(Pool):
         x = given(inputs, 0)
         window = self.window(x.shape)
         powers = np.abs(widen(x)) ** self.p
-        total = fold(window.pad(powers, 0), window, np.add)
+        total = np.empty((*x.shape[:2], *window.outputs), powers.dtype)
+        fold(powers, window, np.add, 0, total)
         return np.asarray(total ** (1 / self.p)).astype(x.dtype, copy=False)
 
 
@@ -267,16 +287,54 @@ def _global_pool(op: GlobalPool, make: Body, node: Node) -> Sequence[str]:
     return [make.add("ReduceMax" if isinstance(op, GlobalMaxPool) else "ReduceMean", x, axes)]
 
 
-def fold(padded: Array, window: Window, combine: Callable[..., Array]) -> Array:
-    """Return the result of an associative function over each window, one dimension after the other."""
-    for axis in range(window.rank):
-        lead = (slice(None),) * (padded.ndim - window.rank + axis)
-        span = (window.outputs[axis] - 1) * window.strides[axis] + 1
-        out: Array | None = None
-        for k in range(window.kernel[axis]):
-            at = k * window.dilations[axis]
-            part = padded[(*lead, slice(at, at + span, window.strides[axis]))]
-            out = part.copy() if out is None else combine(out, part, out=out)
-        assert out is not None
-        padded = out
-    return padded
+def lowest(dtype: np.dtype[Any]) -> Any:
+    """Return the least number of a type."""
+    return -np.inf if np.issubdtype(dtype, np.floating) else np.iinfo(dtype).min
+
+
+BLOCK_BYTES = 1 << 18
+"""Up to how many bytes of planes are pooled at a time: they stay in a core's cache."""
+
+
+def fold(
+    x: Array, window: Window, combine: np.ufunc, first: float, out: Array, divisor: Array | None = None
+) -> None:
+    """Put an associative function over each window of x into `out`, one dimension after the other.
+
+    Places outside of x count as `first`. What comes out is divided by the `divisor` of each place.
+    """
+    planes, results = x.reshape(-1, *window.inputs), out.reshape(-1, *window.outputs)
+    step = max(BLOCK_BYTES // max(prod(window.inputs) * x.itemsize, 1), 1)
+    for start in range(0, len(planes), step):
+        part = planes[start : start + step]
+        for axis in range(window.rank):
+            last = axis == window.rank - 1
+            shape = (len(part), *window.outputs[: axis + 1], *window.inputs[axis + 1 :])
+            made = results[start : start + step] if last else np.empty(shape, x.dtype)
+            _fold_axis(part, window, axis, combine, first, made)
+            part = made
+        if divisor is not None:
+            np.divide(part, divisor, out=part)
+
+
+def _fold_axis(part: Array, window: Window, axis: int, combine: np.ufunc, first: float, out: Array) -> None:
+    """Combine along one dimension, of which the first axis of the arrays is none."""
+    lead, stride, size = (slice(None),) * (axis + 1), window.strides[axis], window.inputs[axis]
+    spans = []
+    for tap in range(window.kernel[axis]):
+        place = tap * window.dilations[axis] - window.begin[axis]  # what the first output reads
+        low = max(-(place // stride), 0)
+        high = min((size - 1 - place) // stride + 1, window.outputs[axis])
+        if low < high:
+            spans.append((low, high, place + low * stride))
+    spans.sort(key=lambda span: span[0] - span[1])  # the one that reaches most outputs sets them
+    if not spans or spans[0][:2] != (0, window.outputs[axis]):
+        out[...] = first
+        spans.insert(0, (0, 0, 0))
+    for k, (low, high, place) in enumerate(spans):
+        source = part[(*lead, slice(place, place + (high - low) * stride, stride))]
+        target = out[(*lead, slice(low, high))]
+        if k == 0:
+            np.copyto(target, source)
+        else:
+            combine(target, source, out=target)

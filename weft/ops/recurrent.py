@@ -217,27 +217,39 @@ class Recurrent(Op):
                 if b is None
                 else b[d].reshape(2, self.gates, -1)
             )
-            weights = Weights(
-                r[d].reshape(self.gates, each.hidden, each.hidden), bias[1],
-                None if peepholes is None else peepholes[d].reshape(3, -1),
-            )
+            weights = Weights(r[d].T, bias[1], None if peepholes is None else peepholes[d].reshape(3, -1))
             # What the inputs add to the gates of all steps, in one product.
             brought = (x @ w[d].T).reshape(each.steps, each.batch, self.gates, each.hidden) + bias[0]
+            brought = np.ascontiguousarray(brought.swapaxes(1, 2))
             states = [np.zeros_like(last[0][d]) if a is None else a[d].copy() for a in firsts]
             reverse = self.direction == "reverse" or d == 1
-            rows = np.arange(each.batch)
-            for step in range(each.steps):
-                runs = lengths > step
-                place = np.where(runs, lengths - 1 - step, step) if reverse else np.full(each.batch, step)
-                now = self.step(brought[place, rows].swapaxes(0, 1), states, weights, activations)
-                states = [np.where(runs[:, None], new, old) for new, old in zip(now, states, strict=True)]
-                y[place[runs], d, rows[runs]] = states[0][runs]
+            if lens is None:
+                for step in range(each.steps)[:: -1 if reverse else 1]:
+                    states = self.step(brought[step], states, weights, activations)
+                    y[step, d] = states[0]
+            else:
+                states = self._of_lengths(brought, states, weights, activations, (lengths, reverse, y[:, d]))
             for total, state in zip(last, states, strict=True):
                 total[d] = np.where(lengths[:, None] > 0, state, 0)
         if self.layout:
             y, last = y.transpose(2, 0, 1, 3), [a.swapaxes(0, 1) for a in last]
         made = [np.ascontiguousarray(a).astype(given, copy=False) for a in (y, *last)]
         return tuple(made[: self.outputs])
+
+    def _of_lengths(
+        self, brought: Array, states: list[Array], weights: Weights, activations: Sequence[Chosen],
+        of: tuple[Array, bool, Array],
+    ) -> list[Array]:
+        """Return the last states of sequences of the given lengths; put all of them into an array of zeros."""
+        lengths, reverse, y = of
+        rows = np.arange(len(lengths))
+        for step in range(len(brought)):
+            runs = lengths > step
+            place = np.where(runs, lengths - 1 - step, step) if reverse else np.full(len(rows), step)
+            now = self.step(brought[place, :, rows].swapaxes(0, 1), states, weights, activations)
+            states = [np.where(runs[:, None], new, old) for new, old in zip(now, states, strict=True)]
+            y[place[runs], rows[runs]] = states[0][runs]
+        return states
 
     def step(
         self, brought: Array, states: Sequence[Array], weights: Weights, activations: Sequence[Chosen]
@@ -257,15 +269,18 @@ class Recurrent(Op):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The recurrent weights of one direction: R of (gates, hidden, hidden), its bias, and peepholes."""
+    """The recurrent weights of one direction: R of (hidden, gates * hidden), its bias (gates, hidden), and peepholes."""
 
     r: Array
     bias: Array
     peepholes: Array | None
 
-    def times(self, gate: int, state: Array) -> Array:
-        """Return what a state adds to a gate."""
-        return np.asarray(state @ self.r[gate].T + self.bias[gate])
+    def times(self, state: Array, first: int = 0, last: int | None = None) -> Array:
+        """Return what a state adds to some gates, by default to all: (gates, batch, hidden)."""
+        hidden = self.bias.shape[1]
+        bias = self.bias[first:last]
+        product = state @ self.r[:, first * hidden : (first + len(bias)) * hidden]
+        return np.asarray(product.reshape(len(state), len(bias), hidden).swapaxes(0, 1) + bias[:, None])
 
 
 @standard_op
@@ -275,7 +290,7 @@ class RNN(Recurrent):
     def step(
         self, brought: Array, states: Sequence[Array], weights: Weights, activations: Sequence[Chosen]
     ) -> list[Array]:
-        return [activations[0](self.clipped(brought[0] + weights.times(0, states[0])))]
+        return [activations[0](self.clipped(brought[0] + weights.times(states[0])[0]))]
 
 
 @standard_op(flags=("layout", "linear_before_reset"))
@@ -294,12 +309,12 @@ class GRU(Recurrent):
     ) -> list[Array]:
         f, g = activations
         (h,) = states
-        update = f(self.clipped(brought[0] + weights.times(0, h)))
-        reset = f(self.clipped(brought[1] + weights.times(1, h)))
+        known = weights.times(h, 0, 3 if self.linear_before_reset else 2)
+        update, reset = f(self.clipped(brought[:2] + known[:2]))
         if self.linear_before_reset:
-            own = brought[2] + reset * weights.times(2, h)
+            own = brought[2] + reset * known[2]
         else:
-            own = brought[2] + weights.times(2, reset * h)
+            own = brought[2] + weights.times(reset * h, 2)[0]
         return [(1 - update) * g(self.clipped(own)) + update * h]
 
 
@@ -320,8 +335,13 @@ class LSTM(Recurrent):
     ) -> list[Array]:
         f, g, h_of = activations
         h, c = states
-        i, o, forget, own = (brought[gate] + weights.times(gate, h) for gate in range(4))
+        gates = brought + weights.times(h)
         peep = weights.peepholes
+        if peep is None and not self.input_forget:
+            i, o, kept = f(self.clipped(gates[:3]))
+            cell = kept * c + i * g(self.clipped(gates[3]))
+            return [o * h_of(cell), cell]
+        i, o, forget, own = gates
         i = f(self.clipped(i if peep is None else i + peep[0] * c))
         kept = (
             1 - i if self.input_forget else f(self.clipped(forget if peep is None else forget + peep[2] * c))

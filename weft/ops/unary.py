@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
-from math import erf, erfc, exp, factorial, pi, sqrt
+from math import erfc, exp, factorial, pi, sqrt
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -33,9 +33,6 @@ from weft.ops.elementwise import (
 )
 from weft.ops.shape import given
 
-BLOCK = 1 << 14
-"""Elements per step of `erf_array`: small enough that its passes stay in the nearest cache."""
-
 
 @cache
 def _erf_series() -> Array:
@@ -43,15 +40,11 @@ def _erf_series() -> Array:
     return np.asarray([2 / sqrt(pi) * (-1) ** k / (factorial(k) * (2 * k + 1)) for k in range(19)])
 
 
-@cache
-def _erf_fit() -> Array:
-    """Return the Chebyshev coefficients of erf(x) / x over x * x / 8 - 1, x from 0 to 4."""
-
-    def ratio(u: Array) -> Array:
-        return np.array([erf(x) / x for x in np.sqrt(8 * (u + 1))])
-
-    fit: Array = np.polynomial.chebyshev.chebinterpolate(ratio, 26)
-    return fit
+_ERF = (
+    1.1283792065200382, 0.10277118361798477, -0.0002014580855819988, -0.0006048537827065203, 7.737865179358627e-05,
+    -2.1979205469665984e-06, -4.4958508673125144e-07, 4.773542365764108e-08, -1.4188945828199795e-09,
+)
+"""The coefficients of artanh(erf(x)) / x over x * x, fitted so that erf is off by 3.5e-8 of itself for x up to 4."""
 
 
 @cache
@@ -75,19 +68,22 @@ def _erf_double(x: Array) -> Array:
 
 
 def _erf_single(x: Array) -> Array:
-    """Return the error function of numbers of float32, in float64; from 4 on float32 has 1."""
-    part = np.clip(x, -4, 4).astype(np.float64)
-    return np.asarray(part * np.polynomial.chebyshev.chebval(part * part / 8 - 1, _erf_fit()))
+    """Return the error function of float32 as a tanh, which numpy has at the speed of a few products."""
+    part = np.clip(x, np.float32(-4), np.float32(4))
+    square = part * part
+    y = square * _ERF[-1]
+    for coefficient in _ERF[-2:0:-1]:
+        y += coefficient
+        y *= square
+    y += _ERF[0]
+    y *= part
+    y += x - part  # from 5 on numpy's tanh is 1
+    return np.asarray(np.tanh(y, out=y if y.ndim else None))
 
 
 def erf_array(x: Array) -> Array:
-    """Return the error function of a floating-point array, correctly rounded except for float64 (to 1e-15)."""
-    function = _erf_double if x.dtype == np.float64 else _erf_single
-    out = np.empty(x.shape, x.dtype)
-    flat, result = np.ravel(x), out.reshape(-1)
-    for start in range(0, flat.size, BLOCK):
-        result[start : start + BLOCK] = function(flat[start : start + BLOCK])
-    return out
+    """Return the error function of an array of float32, to 2.5e-7 of itself, or of float64, to 1e-15."""
+    return _erf_double(x) if x.dtype == np.float64 else _erf_single(x)
 
 
 def sigmoid(x: Array) -> Array:

@@ -20,7 +20,7 @@ from weft.core.contract.backend import (
 from weft.core.contract.engine import Engine
 from weft.core.graph.interpreter import evaluate
 from weft.core.graph.layout import Layout
-from weft.core.graph.op import Op, WritingOp
+from weft.core.graph.op import Filler, Op, WritingOp
 from weft.core.graph.tensor import Tensor
 from weft.core.host.host_backend import HostBackend
 from weft.core.memory.buffer_manager import Slot
@@ -65,13 +65,17 @@ class ReferenceExecution(Execution):
 
     def __init__(self, op: Op) -> None:
         self.op = op
+        self._fill: Filler | None = getattr(op.reference, "fill", None)
 
     def onResize(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
         """Prepare nothing: numpy plans within the call."""
 
     def onExecute(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
-        """Compute the reference; all tensors of this backend lie as NCHW."""
-        results = evaluate(self.op, [t.memory if t is not None else None for t in inputs])
+        """Compute the reference, in the memory of the outputs if it can; all tensors of this backend lie as NCHW."""
+        given = [t.memory if t is not None else None for t in inputs]
+        if self._fill is not None and self._fill(self.op, [t.memory for t in outputs], *given):
+            return
+        results = evaluate(self.op, given)
         for tensor, value in zip(outputs, results, strict=False):
             memory = tensor.memory
             if value.dtype is memory.dtype and value.shape == memory.shape:

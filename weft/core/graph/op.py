@@ -174,6 +174,24 @@ def silent(reference: ReferenceT) -> ReferenceT:
     return reference
 
 
+Filler = Callable[..., bool]
+"""Puts the results of an op for `inputs` into `outputs`, arrays of their shapes and types; see `filled_by`."""
+
+
+def filled_by(fill: Filler) -> Callable[[ReferenceT], ReferenceT]:
+    """Mark a `reference` with a method (self, outputs, *inputs) that puts the same results into arrays that are there.
+
+    The method returns False, and has written nothing, where only the reference can compute them. It is marked on the
+    function as in `silent`: a subclass with a reference of its own has no such method.
+    """
+
+    def marked(reference: ReferenceT) -> ReferenceT:
+        reference.fill = fill  # type: ignore[attr-defined]
+        return reference
+
+    return marked
+
+
 _OPS: dict[str, type[Op]] = {}
 
 
