@@ -16,6 +16,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from time import perf_counter, process_time
 from typing import Any
 
@@ -161,11 +162,11 @@ def unet() -> tuple[onnx.ModelProto, Mapping[str, Array]]:
     """Return the U-Net of `benchmarks.unet`, for pictures of 192 x 192."""
     net, sizes, passed = Graph(x=picture(192)), (32, 64, 128, 256), []
     y = net.conv(net.conv("x", 3, 32, 3), 32, 32, 3)
-    for inner, outer in zip(sizes, sizes[1:], strict=False):
+    for inner, outer in pairwise(sizes):
         passed.append(y)
         y = net("MaxPool", y, kernel_shape=[2, 2], strides=[2, 2])
         y = net.conv(net.conv(y, inner, outer, 3), outer, outer, 3)
-    for inner, outer in reversed(list(zip(sizes, sizes[1:], strict=False))):
+    for inner, outer in reversed(list(pairwise(sizes))):
         up = net("ConvTranspose", y, net.random(outer, inner, 2, 2, deviation=outer**-0.5), strides=[2, 2])
         y = net.conv(net.conv(net("Concat", passed.pop(), up, axis=1), outer, inner, 3), inner, inner, 3)
     return net.model(net("Conv", y, net.random(2, 32, 1, 1)))

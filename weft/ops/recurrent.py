@@ -269,7 +269,7 @@ class Recurrent(Op):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The recurrent weights of one direction: R of (hidden, gates * hidden), its bias (gates, hidden), and peepholes."""
+    """The recurrent weights of one direction: R of (hidden, gates * hidden), bias, peepholes."""
 
     r: Array
     bias: Array
@@ -311,11 +311,8 @@ class GRU(Recurrent):
         (h,) = states
         known = weights.times(h, 0, 3 if self.linear_before_reset else 2)
         update, reset = f(self.clipped(brought[:2] + known[:2]))
-        if self.linear_before_reset:
-            own = brought[2] + reset * known[2]
-        else:
-            own = brought[2] + weights.times(reset * h, 2)[0]
-        return [(1 - update) * g(self.clipped(own)) + update * h]
+        of_state = reset * known[2] if self.linear_before_reset else weights.times(reset * h, 2)[0]
+        return [(1 - update) * g(self.clipped(brought[2] + of_state)) + update * h]
 
 
 @standard_op(flags=("layout", "input_forget"))

@@ -14,7 +14,6 @@ from weft.core.graph.run_sized import RunSized
 from weft.core.graph.tensor import TensorSpec
 from weft.ops.shape import given, known, one_axis, sized, unfit
 
-
 SORTED = 4
 """A part of an axis of this many is found by sorting all of it."""
 

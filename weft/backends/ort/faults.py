@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -24,8 +24,11 @@ IN_DOUBT = {
     "Hardmax": "what is largest beside NaN",
     "DeformConv": "what places outside of a picture with infinite pixels are worth",
     "MaxUnpool": "where a given output shape puts the values",
+    "TensorScatter": "what is written where indices lie beyond the cache",
 }
 """Ops whose results differ for some values or shapes."""
+LOSES_NAN = ("GlobalMaxPool", "MaxPool", "ReduceMax", "ReduceMin")
+"""Ops that give a number, for some shapes, where there is NaN among the floats."""
 NARROW = ("bfloat16", "float8", "float4", "int4", "uint4", "int2", "uint2")
 """What the names of types begin with that numpy knows by ml_dtypes only."""
 
@@ -47,6 +50,18 @@ def _reflects_too_far(inputs: Inputs) -> bool:
             return True
         sizes = [x.shape[axis] for axis in axes.constant.tolist()]
     return any(side >= size for side, size in zip(pads.constant.tolist(), 2 * sizes, strict=False))
+
+
+def _pads(values: Mapping[str, object]) -> bool:
+    """Tell whether a convolution may have padding."""
+    pads = values["pads"]
+    return values["auto_pad"] not in ("NOTSET", "VALID") or (isinstance(pads, tuple) and any(pads))
+
+
+def _is_finite(value: Tensor) -> bool:
+    """Tell whether all elements of a tensor are known, and finite."""
+    with np.errstate(all="ignore"):
+        return value.constant is not None and bool(np.isfinite(np.sum(value.constant, dtype=np.float64)))
 
 
 def _divides(divisor: Tensor | None) -> bool:
@@ -73,6 +88,12 @@ def why_not_right(inputs: Inputs, outputs: Outputs, op: Op) -> str | None:
     dilations = values.get("dilations")
     if isinstance(dilations, tuple) and any(d > 1 for d in dilations) and "SAME" in str(values.get("auto_pad")):
         return "ONNX Runtime has no dilated windows with auto_pad SAME_UPPER or SAME_LOWER"
+    if op.type in LOSES_NAN and outputs[0].dtype.is_float:
+        return f"ONNX Runtime does not find every NaN in {op.type}"
+    if op.type == "Clip" and any(t is not None and not _is_finite(t) for t in inputs[1:]):
+        return "ONNX Runtime takes no notice of a limit of Clip that is NaN, and this one may be"
+    if op.type == "Conv" and inputs[1] is not None and _pads(values) and not _is_finite(inputs[1]):
+        return "ONNX Runtime does not multiply padding, and an infinite weight, which there may be, makes NaN of it"
     if op.type in IN_DOUBT:
         return f"ONNX Runtime and ONNX differ in {op.type}: {IN_DOUBT[op.type]}"
     if op.type in ("Pow", "ReduceSum") and any(t is not None and t.dtype is DType.INT64 for t in inputs[:2]):
