@@ -29,6 +29,8 @@ MOST_KEPT = 512
 """How many bodies are kept for runs on the host."""
 MOST_COMPUTED = 1 << 20
 """The most elements of a result that a body computes as it is made."""
+MOST_COMPARED = 1 << 10
+"""The most elements of constants that are compared by value."""
 SIZED_BY_VALUES = frozenset({"ConstantOfShape", "Expand", "Pad", "Range", "Resize", "Tile"})
 """Ops whose results may be larger than all their inputs, multiplied."""
 
@@ -305,6 +307,66 @@ def decomposition(op_type: str) -> Callable[[Decomposition], Decomposition]:
         return decompose
 
     return register
+
+
+class Parts:
+    """Takes nodes of a graph apart. The layers of a network are alike: what the first one was made into is copied."""
+
+    def __init__(self, graph: Graph, names: Names) -> None:
+        self._graph, self._names = graph, names
+        self._made: dict[object, tuple[Node, Sequence[str], Sequence[Node]]] = {}
+        """By what they follow from: a node, the values that its parts brought, and the parts."""
+
+    def of(self, node: Node) -> list[Node]:
+        """Return the parts that make a node's outputs; the graph gets the specs and constants of their values."""
+        key = self._key(node)
+        known = None if key is None else self._made.get(key)
+        if known is not None:
+            return self._copied(*known, node)
+        make, decompose = Body(self._graph, node.name, self._names), decomposition_of(node.op)
+        assert decompose is not None
+        results = decompose(node.op, make, node)
+        parts = make.finish(results[: len(node.outputs)], node.outputs)
+        for part in parts:
+            infer_node(self._graph, part)
+        if key is not None:
+            self._made[key] = node, make.added, parts
+        return parts
+
+    def _key(self, node: Node) -> object:
+        """Return what the parts of a node follow from; None if nothing tells it from others."""
+        given: list[object] = [node.op, *map(bool, node.outputs)]
+        for name in node.inputs:
+            value, spec = self._graph.constants.get(name), self._graph.specs.get(name)
+            given.append(None if spec is None else (node.inputs.index(name), key_of(spec.shape), spec.dtype))
+            if value is not None:
+                if is_symbolic(value):
+                    return None
+                given.append(_frozen(value) if value.size <= MOST_COMPARED else id(value))
+        key = tuple(given)
+        try:
+            hash(key)
+        except TypeError:  # an attribute, such as a graph, has no hash
+            return None
+        return key
+
+    def _copied(self, like: Node, added: Sequence[str], parts: Sequence[Node], node: Node) -> list[Node]:
+        graph, names = self._graph, self._names
+        renamed = dict(zip((*like.inputs, *like.outputs), (*node.inputs, *node.outputs), strict=True))
+        used = {name for part in parts for name in (part.name, *part.inputs, *part.outputs)} - renamed.keys()
+        for name in (*(name for name in added if name in used), *(part.name for part in parts)):
+            if name not in renamed:
+                renamed[name] = names.fresh(f"{node.name}{name.removeprefix(like.name)}")
+        for old, new in renamed.items():
+            if old in graph.specs and (old in used or old in like.outputs):
+                graph.specs[new] = graph.specs[old]
+            if old in graph.constants and old in used:
+                graph.constants[new] = graph.constants[old]
+
+        def those(values: Sequence[str]) -> tuple[str, ...]:
+            return tuple([renamed.get(name, name) for name in values])
+
+        return [Node(renamed[part.name], part.op, those(part.inputs), those(part.outputs)) for part in parts]
 
 
 def why_whole(make: Body, node: Node) -> str:

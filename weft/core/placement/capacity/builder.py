@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.graph.composite import Body, Composite, decomposition_of
+from weft.core.graph.composite import Body, Composite, Parts
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph, Names, Node, infer_node
 from weft.core.graph.layout import Array, Shape
@@ -77,6 +77,7 @@ class Builder:
         self._state = {i: o for i, o in state.items() if i in self.source.inputs and o in self.source.outputs}
         self.out = replace(self.source.copy(), nodes=[], specs={}, constants={})
         self.make = Body(self.out, "sizes", Names(self.source))
+        self._parts = Parts(self.out, self.make.names)
         self.axes: dict[str, Axes] = {}
         self.zeros: dict[str, set[int]] = {}
         """The axes of values along which padding is zero."""
@@ -280,13 +281,7 @@ class Builder:
 
     def keep_parts(self, node: Node, *axes: Axes) -> None:
         """Add the parts of a node, with the axes of its outputs."""
-        make = Body(self.out, node.name, self.make.names)
-        decompose = decomposition_of(node.op)
-        assert decompose is not None
-        results = decompose(node.op, make, node)
-        for part in make.finish(results[: len(node.outputs)], node.outputs):
-            infer_node(self.out, part)
-            self.make.nodes.append(part)
+        self.make.nodes += self._parts.of(node)
         for name, each in zip(node.outputs, axes, strict=True):
             if self.out.specs[name].dims != self.extents(each):
                 raise NoCapacity(f"{node.op.type} gives {self.out.specs[name]}, not {self.extents(each)}")
@@ -395,19 +390,15 @@ class Builder:
 
 def _taken_apart(graph: Graph) -> Graph:
     """Return a graph in which ops that are others', and that no rule knows, are these others where sizes are open."""
-    out, names = graph.copy(), Names(graph)
-    out.nodes = []
+    out = graph.copy()
+    out.nodes, parts = [], Parts(out, Names(graph))
     for node in graph.nodes:
         held = [graph.specs[i].dims for i in (*node.inputs, *node.outputs) if i and i in graph.specs]
         known = node.op.type in RULES or node.op.type in ROWS or not isinstance(node.op, Composite)
         if known or not any(map(has_open_size, held)):
             out.nodes.append(node)
             continue
-        make = Body(out, node.name, names)
-        decompose = decomposition_of(node.op)
-        assert decompose is not None
-        results = decompose(node.op, make, node)
-        out.nodes += make.finish(results[: len(node.outputs)], node.outputs)
+        out.nodes += parts.of(node)
     return out
 
 
