@@ -115,7 +115,9 @@ def _biases(both: Sequence[Array | None], join: Callable[[Sequence[Array]], Arra
 
 
 def _in_pairs(both: Sequence[Array]) -> Array:
-    """Return the rows of two arrays by turns."""
+    """Return the rows of two arrays by turns. Those of transposed matrices are stored as these are."""
+    if both[0].ndim == 2 and both[0].T.flags.c_contiguous:
+        return np.stack([each.T for each in both], axis=-1).reshape(both[0].shape[1], -1).T
     return np.stack(both, axis=1).reshape(-1, *both[0].shape[1:])
 
 

@@ -25,6 +25,8 @@ from weft.ops.gpu.packing import pack_in_run
 
 CONV_PROLOGUE = "conv_prologue"
 """The portable GEMM that applies element-wise steps as it loads; `DeviceCaps.without` names it where it is wrong."""
+_FOUR = {2: np.uint64, 4: np.complex128}
+"""Types of the size of four elements, by the bytes of one."""
 STEP = 4
 """Blocks of four input channels, of which packed weights have a multiple."""
 
@@ -37,13 +39,21 @@ def pack_weights(weight: Array, first: int, count: int) -> Array:
     """
     ci, taps = weight.shape[1], prod(weight.shape[2:])
     ci4 = -(-ci // PACK)
-    part = weight[first * PACK : (first + count) * PACK].reshape(-1, ci, taps)
-    full = np.zeros((count * PACK, ci4 * PACK, taps), weight.dtype)
-    full[: part.shape[0], :ci] = part
-    packed = full.reshape(count, PACK, ci4, PACK, taps).transpose(4, 2, 0, 3, 1).reshape(taps * ci4, -1)
-    rows = -(-packed.shape[0] // STEP) * STEP
-    out = np.zeros((rows, packed.shape[1]), weight.dtype)
-    out[: packed.shape[0]] = packed
+    part = weight[first * PACK : (first + count) * PACK].reshape(-1, ci, taps).transpose(2, 1, 0)
+    whole = part.shape == (taps, ci4 * PACK, count * PACK)
+    rows = -(-taps * ci4 // STEP) * STEP
+    out = np.empty((rows, count, PACK, PACK), weight.dtype)
+    out[taps * ci4 :] = 0
+    target = out[: taps * ci4].reshape(taps, ci4, count, PACK, PACK)
+    if not whole:
+        full = np.zeros((taps, ci4 * PACK, count * PACK), weight.dtype)
+        full[:, :ci, : part.shape[2]] = part
+        part = full
+    four = _FOUR.get(weight.dtype.itemsize)
+    if four is not None and part.strides[2] == weight.dtype.itemsize:  # four channels out at a time, as in products
+        target.view(four)[..., 0] = part.view(four).reshape(taps, ci4, PACK, count).transpose(0, 1, 3, 2)
+    else:
+        target[...] = part.reshape(taps, ci4, PACK, count, PACK).transpose(0, 1, 3, 2, 4)
     return out.reshape(1, -1, PACK).transpose(0, 2, 1)
 
 
