@@ -306,10 +306,13 @@ def to_float16(value: Array) -> Array:
     return half
 
 
-def are_finite_halves(half: Array) -> bool:
-    """Tell whether some fp16 numbers, at least one, are finite, from their bits: those of negative ones are larger."""
+def are_finite_halves(half: Array, *, but_lowest: bool = False) -> bool:
+    """Tell whether some fp16 numbers, at least one, are finite, or, `but_lowest`, minus infinity.
+
+    Their bits tell: as integers, those of negative numbers are the larger ones, or without a sign, negative.
+    """
     bits = half.view(np.uint16)
-    return bool(bits.view(np.int16).max() < INFINITE and bits.max() < (INFINITE | 0x8000))
+    return bool(bits.view(np.int16).max() < INFINITE and bits.max() < (INFINITE | 0x8000) + but_lowest)
 
 
 def magnitude(half: Array) -> Array:

@@ -80,11 +80,9 @@ class OverflowWatch:
             return
         is_half = stored.dtype == np.float16
         seen = self._seen.setdefault(name, _Seen(is_half))
-        if is_half and in_model(name) in self.masks:
-            seen.is_finite = seen.is_finite and not bool(np.any(np.isnan(stored) | np.isposinf(stored)))
-            return
         if is_half:
-            seen.is_finite = seen.is_finite and are_finite_halves(stored)
+            hides = in_model(name) in self.masks
+            seen.is_finite = seen.is_finite and are_finite_halves(stored, but_lowest=hides)
             return
         largest = float(max(stored.max(), -stored.min()))
         if not np.isfinite(largest):

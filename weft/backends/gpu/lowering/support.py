@@ -20,9 +20,49 @@ from weft.ops.elementwise import Elementwise
 LAYOUTS = "relayout"
 """The kernel that converts layouts before and after a node that wants its own."""
 MOST_AXES = 8
+MOST_COMPARED = 64
 MOST_BOUND = 8
 """No kernel binds more buffers, but for steps that are fused with it and for ops that look themselves."""
 STORED = (DType.FLOAT32, DType.FLOAT16)
+
+
+class Asked:
+    """What a device was asked before: layers are alike, and of most nodes it need not be asked again.
+
+    A node with constants of more than `MOST_COMPARED` elements is asked about each time.
+    """
+
+    def __init__(self) -> None:
+        self._caps: DeviceCaps | None = None
+        self._taken = set[object]()
+
+    def why_not(
+        self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op, caps: DeviceCaps
+    ) -> str | None:
+        """Return what `why_not` returns."""
+        if caps is not self._caps:
+            self._caps, self._taken = caps, set()
+        key = _problem(inputs, outputs, op)
+        if key is not None and key in self._taken:
+            return None
+        reason = why_not(inputs, outputs, op, caps)
+        if reason is None and key is not None:
+            self._taken.add(key)
+        return reason
+
+
+def _problem(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> object:
+    facts: list[object] = [op]
+    for t in (*inputs, *outputs):
+        known = None if t is None else t.constant
+        if known is not None and (known.size > MOST_COMPARED or known.dtype == object):
+            return None
+        facts.append(t and (t.shape, t.dtype, t.layout, None if known is None else known.tobytes()))
+    try:
+        hash(key := (len(inputs), *facts))
+    except TypeError:  # an attribute, such as a graph, has no hash
+        return None
+    return key
 
 
 def why_not(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op, caps: DeviceCaps) -> str | None:
