@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import weft
-from tests.helpers.nets import branching, feeds
+from benchmarks.decoders import decoder
+from tests.helpers.cards import CHAINED
+from tests.helpers.nets import Net, branching, feeds
+from tests.helpers.null_gpu import NullCreator, NullDevice
 from tests.helpers.timed_gpu import GEMM, TimedDevice, convolutions, timed_gpu
 from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.device import kernel_builds
@@ -145,3 +148,43 @@ def test_a_plan_is_given_up_as_soon_as_it_is_known_to_take_long(
         before = sum(asked)
         assert any("4 kernels or more are to be built" in note for note in session.report.notes)
     assert 4 <= before < 12
+
+
+def test_launches_that_share_one_are_a_kernel_to_be_built(device: TimedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[str]()
+
+    def to_be_built(kernels: Iterable[Any]) -> int:
+        asked.extend(source.entry for source, _ in kernels)
+        return len(asked)
+
+    monkeypatch.setattr(device, "to_be_built", to_be_built)
+    monkeypatch.setattr(device, "caps", CHAINED)
+    monkeypatch.setenv("WEFT_SELFTEST", "off")
+    net = Net()
+    x = net.input("x", 1, 64, 14, 14)
+    for size in (1, 3, 1, 3, 1):
+        x = net.add("Relu", net.conv(x, 64, size, pads=[size // 2] * 4))
+    with weft.load(net.finish(x), device="null", fallback="error", precision="low", wait="first") as session:
+        assert asked == ["chain"] and session.report.final
+
+
+def test_a_text_opens_a_device_once_for_general_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = list[NullDevice]()
+
+    class Untested(NullDevice):
+        def to_be_built(self, kernels: Iterable[Any]) -> int:
+            return len(list(kernels))
+
+    class Opening(NullCreator):
+        def open(self, index: int) -> NullDevice:
+            opened.append(Untested())
+            return opened[-1]
+
+    registry.insert("null", Opening())
+    try:
+        with weft.load(decoder("tiny", "genai"), "null", state=True, precision="low", wait="first") as session:
+            session.run({"input_ids": np.ones((1, 5), np.int64), "attention_mask": np.ones((1, 5), np.int64)})
+            assert len(opened) == 2
+            session.wait_all()
+    finally:
+        registry.remove("null")

@@ -340,3 +340,25 @@ def test_a_text_goes_on_where_nothing_better_comes(kind: type[WeftError]) -> Non
         session.wait_all()
         assert said(session, reference, 9) and SlowBackend.ran == [True, kind is BackendError]
         assert said(session, reference, 9, 4) and session.report.final
+
+
+def test_what_is_prepared_later_begins_once_the_call_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread would take the interpreter from a prompt's run, and children that test kernels the driver."""
+    monkeypatch.setattr(later, "QUIET", 0.0)
+    order = list[str]()
+    with loaded() as session:
+        thread = later.Later(session._planner, lambda _: order.append("planned"), (), "it is slow", held=True)
+        assert thread.also(lambda _: order.append("planned more"))
+        order.append("the call ends")
+        thread.release()
+        thread.wait()
+        thread.take(lambda planner: Spare())  # type: ignore[arg-type, return-value]  # it is only closed
+        assert thread.end(30)
+    assert order == ["the call ends", "planned", "planned more"]
+
+
+class Spare:
+    """A planner that the thread closes."""
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from weft import config
 from weft.backends.gpu.device import fork_guard
-from weft.backends.gpu.device.device import Binding, CopyCommand
+from weft.backends.gpu.device.device import Binding, CopyCommand, GpuDevice
 from weft.backends.gpu.device.kernel_builds import Builds
 from weft.backends.gpu.device.varying import sizes_of
 from weft.backends.gpu.execution import GpuExecution, PipelineContext
@@ -22,7 +22,7 @@ from weft.backends.gpu.lowering.fusion.epilogues import why_not_fused, why_not_j
 from weft.backends.gpu.lowering.launches.builder import PlannedConstant, WrongKernel, choice_of
 from weft.backends.gpu.lowering.lower import GpuPlan, label_of, lower, prefetch, templates_of
 from weft.backends.gpu.lowering.rewrites.order import FUSE_EPILOGUES, OF_PARTS, Rewrite, explain, rewritten
-from weft.backends.gpu.lowering.support import why_not
+from weft.backends.gpu.lowering.support import Asked, why_not
 from weft.backends.gpu.lowering.target import Target
 from weft.backends.gpu.memory.slots import Region, Slots
 from weft.backends.gpu.pipeline import GpuPipeline
@@ -95,6 +95,7 @@ class GpuBackend(Engine):
         waits_for_all = {Wait.AUTO: self.device.caps.software, Wait.FIRST: False, Wait.ALL: True}[wait]
         self._hurries = info.loads and not (waits_for_all or runtime.general)
         """Whether the next plan is given up if the part could not run soon."""
+        self._asked = Asked()
         self.makers: dict[str, Node] = {}
         """The nodes of this part, by their first outputs."""
 
@@ -103,7 +104,7 @@ class GpuBackend(Engine):
     def why_not(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor], op: Op) -> str | None:
         """Return why this device cannot run the node, or None."""
         if self.find_creator(op.type) is None:
-            return why_not(inputs, outputs, op, self.device.caps)
+            return self._asked.why_not(inputs, outputs, op, self.device.caps)
         refused = super().why_not(inputs, outputs, op)
         return refused and why_not(inputs, outputs, op, self.device.caps)
 
@@ -173,26 +174,25 @@ class GpuBackend(Engine):
         That comes up as soon as it is known, so that little is planned in vain.
         """
         self._hurries = False
-        built, seen = 0, set[tuple[str, str]]()
-        chained = self._target.forms_chains(graph)  # kernels that become parts of others are not built
+        missing = _Missing(self.device)
 
-        def look(launches: Iterable[PlannedLaunch]) -> None:
-            nonlocal built
-            kernels = {(x.source.digest, repr(x.values)): x for x in launches}
-            new = [x for key, x in kernels.items() if key not in seen]
-            seen.update(kernels)
-            if self.tests_kernels and self.runtime.verdicts.lack(self._kinds(new)):
+        def test(launches: Iterable[PlannedLaunch]) -> None:
+            if self.tests_kernels and self.runtime.verdicts.lack(self._kinds(launches)):
                 raise self._takes_long("some kernels are to be tested")
-            built += 0 if chained else self.device.to_be_built((x.source, x.values) for x in new)
-            if built >= MANY:
+
+        def build(launches: Iterable[PlannedLaunch]) -> None:
+            if missing.count(launches) >= MANY:
                 raise self._takes_long(f"{MANY} kernels or more are to be built")
 
-        lowered = lower(graph, replace(self._target, builds=None, watch=look))
+        def watch(launches: Sequence[PlannedLaunch]) -> None:
+            test(launches)
+            if not self._target.forms_chains(graph):  # kernels that become parts of others are not built
+                build(launches)
+
+        lowered = lower(graph, replace(self._target, builds=None, watch=watch))
         assert isinstance(lowered.plan, GpuPlan)
-        if chained:
-            chained = False
-            seen.clear()
-        look((*(launches := _launches(lowered)), *lowered.plan.launches))
+        test((*(launches := _launches(lowered)), *lowered.plan.launches))
+        build(launches)
         prefetch(launches, self._target)
         return lowered
 
@@ -459,6 +459,20 @@ class GpuBackend(Engine):
         self._memory.close()
         self.runtime.users.discard(self)
         self.runtime.left()
+
+
+class _Missing:
+    """Counts kernels that are to be built, each once."""
+
+    def __init__(self, device: GpuDevice) -> None:
+        self._device, self._seen, self._count = device, set[tuple[str, str]](), 0
+
+    def count(self, launches: Iterable[PlannedLaunch]) -> int:
+        """Return how many of these and of those before are neither built nor kept on disk."""
+        kernels = {(x.source.digest, repr(x.values)): (x.source, x.values) for x in launches}
+        self._count += self._device.to_be_built(kernel for key, kernel in kernels.items() if key not in self._seen)
+        self._seen.update(kernels)
+        return self._count
 
 
 def _launches(lowered: Lowered) -> list[PlannedLaunch]:

@@ -28,9 +28,10 @@ class Later:
     """
 
     def __init__(
-        self, planner: Planner, task: Callable[[Planner], None], choices: Sequence[DeviceChoice], why: str
+        self, planner: Planner, task: Callable[[Planner], None], choices: Sequence[DeviceChoice], why: str, *,
+        held: bool = False,
     ) -> None:
-        """Call `task` with the planner in a thread, for a session on these devices."""
+        """Call `task` with the planner in a thread, for a session on these devices; if `held`, after `release`."""
         self.choices, self.why = choices, why
         self._planner: Planner | None = planner
         """The planner; once it was taken, the one that the session had until then; None if it failed."""
@@ -39,6 +40,7 @@ class Later:
         self._tasks = deque([task])
         self._changed = threading.Condition()
         self._pauses, self._since, self._is_awaited = 0, monotonic(), False
+        self._is_held = held
         self._stop, self._made, self._taken = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="weft-later", daemon=True)
         self._thread.start()
@@ -71,6 +73,13 @@ class Later:
             with self._changed:
                 self._pauses -= 1
                 self._since = monotonic() if monotonic() - begun > QUIET / 10 else self._since
+                self._changed.notify_all()
+
+    def release(self) -> None:
+        """Let the thread begin: the call of the session that made it has ended. Another may follow at once."""
+        if self._is_held:
+            with self._changed:
+                self._is_held, self._since = False, monotonic()
                 self._changed.notify_all()
 
     def wait(self) -> None:
@@ -141,7 +150,7 @@ class Later:
         """Return for how many seconds to wait before the next task."""
         if self._is_awaited or self._stop.is_set() or not self._tasks:
             return 0.0
-        return inf if self._pauses else self._since + QUIET - monotonic()
+        return inf if self._pauses or self._is_held else self._since + QUIET - monotonic()
 
 
 def in_turn(progress: Progress | None) -> Progress:

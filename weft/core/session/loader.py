@@ -245,9 +245,13 @@ class Loader:
             raise
         self.notices = notices
 
+    def unload(self) -> None:
+        """Close all executables; the backends that were asked since stay for the next load."""
+        do_all(each.close for each in reversed(self._made))
+
     def drop(self) -> None:
-        """Close all executables; only a new load makes a network run again."""
-        do_all([*(each.close for each in reversed(self._made)), self.close_spare])
+        """Close all executables and backends; only a new load makes a network run again."""
+        do_all([self.unload, self.close_spare])
 
     def close(self) -> None:
         """Close everything and release the memory managers; a second close does nothing.

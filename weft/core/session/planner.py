@@ -285,7 +285,7 @@ class Planner:
             # Only the first plan may turn to general kernels. Later ones are planned by the backends that are loaded.
             network = self._lowered(divided, may_wait=self.now.executable.is_loaded)
             if store is not None and not store.fits(network, graph):
-                self.loader.drop()  # what is loaded uses the memory of the state
+                self.loader.unload()  # what is loaded uses the memory of the state
                 store.move(network, graph, roomy.network.inputs)
             state = NO_STATE if store is None else store.tensors
             self._load(plan, network, (begun, divided_by), beside=True, state=state)

@@ -97,6 +97,8 @@ def _alone(method: Callable[Concatenate[Session, P], R]) -> Callable[Concatenate
                 return method(session, *arguments, **named)
             finally:
                 session._caller = None
+                if session._later is not None:
+                    session._later.release()
 
     return door(alone)
 
@@ -741,7 +743,7 @@ class Session(NotCopied):
         assert planner.loader.notices is not None
         loader = self._made_loader(choices, Wait.ALL)
         loader.notices = planner.loader.notices.silent()
-        self._later = Later(planner.usual(loader), task, choices, sooner.why)
+        self._later = Later(planner.usual(loader), task, choices, sooner.why, held=self._caller is not None)
         self._ends[1:] = [self._later]
 
     def _settle(self) -> None:
