@@ -41,6 +41,8 @@ class GpuPipeline(Pipeline):
     """The values of this part that kernels read."""
     _written: frozenset[str] = frozenset()
     """The inputs in whose memory outputs lie."""
+    _whole: frozenset[str] = frozenset()
+    """The inputs and outputs that are no views of others, so that they may lie elsewhere in a run."""
 
     # -- resize ----------------------------------------------------------------------------------------
 
@@ -51,6 +53,7 @@ class GpuPipeline(Pipeline):
         self._read, self._written = lowered.plan.read, frozenset(lowered.graph.aliases.values())
         with Packing(self.backend.wanted_constants(lowered.plan)):
             super().resize(part, imports, fetched, first=first)
+        self._whole = frozenset(name for name in self.mapped if self.backend.slots.is_whole(self.tensor(name)))
 
     def _stage(self, tensor: Tensor, *, is_input: bool) -> None:
         if self._may_stage(tensor):
@@ -127,7 +130,7 @@ class GpuPipeline(Pipeline):
         if not self._is_here(source, tensor):
             return False
         if name in self.mapped:
-            in_place = name not in self._written and self.backend.slots.is_whole(tensor)
+            in_place = name not in self._written and name in self._whole
             self.backend.recording.bind(tensor, source.memory.binding(), in_place=in_place)
         else:
             with self._copying(name):
@@ -139,7 +142,7 @@ class GpuPipeline(Pipeline):
         tensor, target = self.tensor(name), buffer.tensor
         if name not in self.mapped or not self._is_here(target, tensor):
             return False
-        in_place = not late and self.backend.slots.is_whole(tensor)
+        in_place = not late and name in self._whole
         self.backend.recording.bind(tensor, target.memory.binding(), in_place=in_place)
         return True
 

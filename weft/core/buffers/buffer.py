@@ -21,8 +21,10 @@ from weft.core.host.fitted import fit_array
 from weft.core.host.tensor_copy import is_host
 from weft.errors import CannotShare, ClosedError, InputError
 
-_uses = threading.Condition(threading.Lock())
-"""Held to look at, and to change, who uses a buffer; told when the host has read or written one."""
+_lock = threading.Lock()
+"""Held to look at, and to change, who uses a buffer."""
+_ended = threading.Condition(_lock)
+"""Told when the host has read or written one."""
 _ends: list[Callable[[], None]] = []
 """What ends the runs of sessions that were dropped, which use their buffers until then."""
 
@@ -202,7 +204,7 @@ class Buffer(NotCopied, OwnArray):
     def close(self) -> None:
         """Free the memory; if a submitted run uses it, at the end of that. A second close does nothing."""
         self._end_dropped()
-        with _uses:
+        with _lock:
             if self._closed:
                 return
             self._closed = True
@@ -238,7 +240,7 @@ class Buffer(NotCopied, OwnArray):
         writes it from now on.
         """
         self._end_dropped()
-        with _uses:
+        with _lock:
             self._readers -= reading
             try:
                 self._admit(writes=writes)
@@ -252,7 +254,7 @@ class Buffer(NotCopied, OwnArray):
 
     def end(self, *, writes: bool) -> None:
         """End what `begin` began; a buffer that was closed meanwhile is freed by the last one."""
-        with _uses:
+        with _lock:
             if writes:
                 self._written = False
             else:
@@ -268,21 +270,21 @@ class Buffer(NotCopied, OwnArray):
         A buffer that was closed meanwhile is freed at the end.
         """
         self._end_dropped()
-        with _uses:
+        with _lock:
             self._admit(writes=writes, by_host=True)
             self._turn = (threading.get_ident(), writes)
         try:
             yield
         finally:
-            with _uses:
+            with _lock:
                 self._turn = None
                 is_last = self._closed and self._is_unused
-                _uses.notify_all()
+                _ended.notify_all()
             if is_last:
                 self._release()
 
     def _admit(self, *, writes: bool, by_host: bool = False) -> None:
-        """Wait until the host's turn allows a use, with `_uses` held; raise if the buffer or a run does not."""
+        """Wait until the host's turn allows a use, with `_lock` held; raise if the buffer or a run does not."""
         while True:
             self.check_open()
             if writes and not self.is_writable:
@@ -302,7 +304,7 @@ class Buffer(NotCopied, OwnArray):
                     "the buffer is in use", where=repr(self), why="this thread copies it, and called this meanwhile",
                     fix="use it when the copy has ended",
                 )
-            _uses.wait()
+            _ended.wait()
 
     def _end_dropped(self) -> None:
         """End the runs of sessions that were dropped, if a run uses it."""

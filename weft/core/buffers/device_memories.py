@@ -70,7 +70,7 @@ class DeviceMemories:
             except BaseException:
                 self._close_empty(memory)
                 raise
-            self._close_left(left)
+            self._close_left(left - {memory})
             dropped = partial(_note, self._dropped, memory)
             return Buffer.of(memory, tensor, partial(self._free, memory), dropped, is_writable=is_writable)
 
@@ -82,6 +82,9 @@ class DeviceMemories:
     def _opened(self, choice: DeviceChoice) -> DeviceMemory:
         key = (choice.creator, choice.index, choice.options)
         with self._lock:
+            memory = self._held.get(key)
+            if memory is not None and not memory.is_closed:
+                return memory
             opening = self._opening.setdefault(key, threading.Lock())
         with opening:
             with self._lock:

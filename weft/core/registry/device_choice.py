@@ -8,7 +8,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -57,7 +57,7 @@ class Known(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceChoice:
     """A chosen device: the creator of its backend, its index, why it was chosen, and the user's options."""
 
@@ -75,7 +75,7 @@ class DeviceChoice:
         """Return the device's name, "vulkan:0"."""
         return f"{self.creator.id}:{self.index}"
 
-    @property
+    @cached_property
     def options(self) -> Options:
         """Return a value for each option of the backend."""
         return Options({**defaults(self.creator), **self.given})

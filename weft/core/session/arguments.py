@@ -131,7 +131,7 @@ def host_outputs(outputs: Any) -> Any:
     named = isinstance(outputs, Mapping)
     given = outputs.values() if named else outputs if isinstance(outputs, (list, tuple)) else ()
     for array in given:
-        if type(array) is not np.ndarray and is_foreign(array):
+        if type(array) is not np.ndarray and type(array) is not Buffer and is_foreign(array):
             break
     else:
         return outputs
@@ -339,8 +339,10 @@ def apart(arrays: Mapping[str, Any], outputs: Outputs) -> dict[str, Any]:
     Buffers in the host's memory are arrays here; others are left to the run.
     """
     values: Any = outputs.values() if isinstance(outputs, Mapping) else () if outputs is Buffer else outputs
-    given = [_host(a) for a in values]
-    targets = sorted(_extent(a) for a in given if a is not None and a.size)
+    given = [array for each in values if (array := _host(each)) is not None and array.size]
+    if not given:
+        return dict(arrays)
+    targets = sorted(map(_extent, given))
     begins, ends = [begin for begin, _ in targets], list(accumulate((end for _, end in targets), max))
 
     def copied(value: Any) -> Any:

@@ -188,16 +188,18 @@ class Executable:
     def _use(self, buffer: Given | None, *, writes: bool) -> None:
         """Let the run that is about to start, or to end, use a buffer as it does not yet."""
         assert isinstance(buffer, Buffer)
-        place = next((k for k, (used, _) in enumerate(self._used) if used is buffer), None)
-        if place is not None and (self._used[place][1] or not writes):
-            return
+        read = (buffer, False)
+        for used, is_written in self._used:
+            if used is buffer and (is_written or not writes):
+                return
+        reading = read in self._used
         try:
-            buffer.begin(writes=writes, reading=place is not None)
+            buffer.begin(writes=writes, reading=reading)
         except BaseException:
             self.leave_buffers()
             raise
-        if place is not None:
-            del self._used[place]
+        if reading:
+            self._used.remove(read)
         self._used.append((buffer, writes))
 
     def leave_buffers(self) -> None:

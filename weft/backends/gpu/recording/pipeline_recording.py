@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from weft.backends.gpu.device import fork_guard
 from weft.backends.gpu.device.device import (
@@ -71,8 +71,7 @@ class Uploaded(Enum):
     UPLOADED = "uploaded"
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(NamedTuple):
     """A piece of the device's memory that a caller holds, for an input or an output of a run."""
 
     buffer: GpuBuffer
