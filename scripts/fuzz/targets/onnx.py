@@ -55,8 +55,7 @@ OPEN = {
     **dict.fromkeys(("LSTM", "GRU", "RNN", "com.microsoft::DynamicQuantizeLSTM"), RECURRENT),
     **dict.fromkeys(("GridSample", "Resize"), PLACE),
     "RoiAlign": NOWHERE,
-    **dict.fromkeys(("com.microsoft::Attention", "com.microsoft::MultiHeadAttention"), MASKED),
-    "com.microsoft::GroupQueryAttention": MASKED,
+    **{f"com.microsoft::{kind}Attention": MASKED for kind in ("", "Q", "MultiHead", "GroupQuery")},
     **dict.fromkeys(("BatchNormalization", "com.microsoft::SkipLayerNormalization", "STFT", "LRN"), ALGEBRA),
     **dict.fromkeys(("DynamicQuantizeLinear", "Cast"), NO_NUMBER),
 }
