@@ -19,7 +19,7 @@ from weft.core.graph.op import OpClass, standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.ops.contrib_windows import OwnConv, channels_last, channels_second, window_of
 from weft.ops.elementwise import misfit
-from weft.ops.quantize import BYTES
+from weft.ops.quantize import BYTES, are_known, known_floats
 
 
 def _scalar(make: Body, value: str) -> str:
@@ -266,6 +266,16 @@ class QGemm(_Product):
     def body(self, make: Body, inputs: Sequence[str]) -> Sequence[str]:
         """Multiply integers, add C, and scale."""
         a, a_scale, a_zero, b, b_scale, b_zero, c, to, to_zero = padded(inputs, 9)
+        weights = known_floats(make, b, b_scale, b_zero, 0 if self.transB else 1)
+        if weights and to and are_known(make, a_scale, a_zero, c, to, to_zero) and len(make.dims(a_scale)) < 2:
+            shift, steps = make.known(c) if c else None, [make.known(scale) for scale in (a_scale, b_scale)]
+            scale = np.multiply(*(np.asarray(step, np.float32).reshape(-1) for step in steps)) * np.float32(self.alpha)
+            added = [] if shift is None else [make.constant((shift * scale).astype(np.float32))]
+            floats = make.add(
+                "Gemm", self.floats(make, a, a_scale, a_zero), weights, *added, alpha=self.alpha, transA=self.transA,
+                transB=self.transB,
+            )
+            return [self.numbers(make, floats, to, to_zero, make.dtype(a))]
         left, right = (
             make.add("Transpose", x, perm=(1, 0)) if turned else x for x, turned in ((a, self.transA), (b, self.transB))
         )

@@ -767,12 +767,44 @@ def _qlinear_matmul(op: QLinearMatMul, make: Body, node: Node) -> Sequence[str]:
         left, right = (_floats(make, *side) for side in ((a, a_scale, a_zero), (b, b_scale, b_zero)))
         to = (make.reshape(each) for each in (y_scale, y_zero))
         return [make.add("QuantizeLinear", make.add("MatMul", left, right), *to)]
+    weights = known_floats(make, b, b_scale, b_zero, len(make.dims(b)) - 1)
+    if weights and are_known(make, a_scale, a_zero, y_scale, y_zero) and make.graph.specs[a_scale].size == 1:
+        floats = make.add("MatMul", _floats(make, a, a_scale, a_zero), weights)
+        return [make.add("QuantizeLinear", floats, _single(make, y_scale), make.reshape(y_zero))]
     total = make.add("MatMulInteger", a, b, a_zero, b_zero)
     rows = make.graph.specs[a_scale]
     if rows.size > 1 and len(rows.dims) == 1 and len(make.dims(a)) > 1:
         a_scale = make.add("Unsqueeze", a_scale, make.ints(1))
     step = make.add("Mul", _as_float32(make, a_scale), _as_float32(make, b_scale))
     return [_requantise(make, total, step, y_scale, y_zero, make.dims(node.outputs[0]))]
+
+
+def are_known(make: Body, *values: str) -> bool:
+    """Tell whether all values that are given are constants."""
+    return all(make.known(value) is not None for value in values if value)
+
+
+def known_floats(make: Body, w: str, scale: str, zero: str, axis: int) -> str:
+    """Return constant weights of integers as float32 that remember those; "" for others.
+
+    There is a scale for all, or one for each index of an axis.
+    """
+    q, steps, middle = (make.known(value) for value in (w, scale, zero))
+    if q is None or steps is None or middle is None or not DType.of(q.dtype).is_integer:
+        return ""
+    if not (steps > 0).all() or max(steps.ndim, middle.ndim) > 1:
+        return ""
+    count = q.shape[axis] if max(steps.size, middle.size) > 1 else 1
+    whole = np.broadcast_to(steps.reshape(-1), count).astype(np.float32)
+    grid = Grid.of(DType.of(q.dtype), whole, np.broadcast_to(middle.reshape(-1), count), axis)
+    made = make.constant((_centred(q, middle, axis).astype(np.float32) * grid.scales_over(q.shape)))
+    make.graph.specs[made] = TensorSpec(q.shape, DType.FLOAT32, grid)
+    return made
+
+
+def _single(make: Body, scale: str) -> str:
+    """Return one scale as a scalar of float32."""
+    return make.reshape(_as_float32(make, scale))
 
 
 def _floats(make: Body, x: str, scale: str, zero: str) -> str:
@@ -785,6 +817,14 @@ def _floats(make: Body, x: str, scale: str, zero: str) -> str:
 def _qlinear_conv(op: QLinearConv, make: Body, node: Node) -> Sequence[str]:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, *bias = node.inputs
     attributes: dict[str, Any] = op.attributes()
+    weights = known_floats(make, w, w_scale, w_zero, 0)
+    if weights and are_known(make, x_scale, x_zero, y_scale, y_zero, *bias):
+        shift = []
+        if bias and (whole := make.known(bias[0])) is not None:
+            steps = [np.asarray(make.known(scale), np.float32).reshape(-1) for scale in (x_scale, w_scale)]
+            shift = [make.constant((whole * (steps[0] * steps[1])).astype(np.float32))]
+        floats = make.add("Conv", _floats(make, x, x_scale, x_zero), weights, *shift, **attributes)
+        return [make.add("QuantizeLinear", floats, _single(make, y_scale), make.reshape(y_zero))]
     total = make.add("ConvInteger", x, w, x_zero, w_zero, **attributes)
     channels = 1, -1, *(1 for _ in make.dims(x)[2:])
     if bias and bias[0]:

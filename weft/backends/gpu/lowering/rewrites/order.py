@@ -27,6 +27,8 @@ from weft.backends.gpu.lowering.rewrites.where_made import fuse_where_made
 from weft.backends.gpu.lowering.target import Target
 from weft.core.graph.graph import Graph, Node
 from weft.core.passes.journal import changed_nodes
+from weft.core.passes.manager import PassContext
+from weft.core.passes.quantisation import carry_quantisation
 from weft.kernels.gpu_op import find_gpu_op
 
 
@@ -67,6 +69,10 @@ class Rewrite:
 
 
 OF_PARTS = (
+    Rewrite(
+        "carry_quantisation", "Compute pairs of QuantizeLinear and DequantizeLinear, of ops taken apart too, as a step",
+        lambda graph, to: carry_quantisation.rewrite(graph, PassContext()),
+    ),
     Rewrite(
         "scale_norms", "Write batch norms that are left as a factor and a shift of each channel",
         lambda graph, to: scale_norms(graph, to.is_custom),
