@@ -5,8 +5,9 @@
 
 The first command quantises ResNet-50 and MobileNetV2 of `benchmarks/models.py` by ONNX Runtime (QDQ, int8, weights by
 channel), and keeps what ONNX Runtime computes at each batch size. The second one times them on both APIs, at precision
-HIGH, and the float networks at LOW, as `own.py` says; the table comes last. An error is the norm of the difference from
-ONNX Runtime over the norm of its output. `--image 64` makes and runs small pictures, as a trial.
+HIGH, and the float networks at LOW, as `own.py` says; the table comes last, with products of a few rows and weights of
+four bits (MatMulNBits, K=8192, N=16384, which no cache holds) in fp16. An error is the norm of the difference from ONNX
+Runtime over the norm of its output. `--image 64` makes and runs small pictures, as a trial.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from onnx import helper, numpy_helper
 
 import weft
 from benchmarks import models, own
@@ -26,6 +28,8 @@ from benchmarks.measure import Array, Counts, Record, Row, Workload, shown
 from benchmarks.options import number, numbers, words
 
 NETWORKS = ("resnet50", "mobilenet_v2")
+BLOCK = 32
+"""Weights of four bits that share a scale."""
 CALIBRATED = 4
 """Pictures by which ranges are found."""
 
@@ -89,6 +93,27 @@ def workload(folder: Path, name: str, kind: str, batch: int) -> Workload:
     return Workload(name, batch, model, {"x": picture(batch, image, batch)}, [expected], 0)
 
 
+def product(rows: int, k: int, n: int) -> Workload:
+    """Return a product of rows with weights of four bits in blocks of 32, and what it is."""
+    rng = np.random.default_rng(rows)
+    packed = np.random.default_rng(0).integers(0, 256, (n, k // BLOCK, BLOCK // 2), np.uint8)
+    scales = np.random.default_rng(1).uniform(0.01, 0.02, (n, k // BLOCK)).astype(np.float16)
+    x = rng.standard_normal((rows, k)).astype(np.float16)
+    node = helper.make_node(
+        "MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", K=k, N=n, bits=4, block_size=BLOCK
+    )
+    graph = helper.make_graph(
+        [node], "product", [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT16, [rows, k])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT16, [rows, n])],
+        [numpy_helper.from_array(packed, "w"), numpy_helper.from_array(scales, "s")],
+    )
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    some = np.stack([packed & 15, packed >> 4], -1).reshape(n, k // BLOCK, BLOCK)
+    weights = ((some - np.float32(8)) * scales[..., None].astype(np.float32)).reshape(n, k)
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    return Workload(f"4 bits {k}x{n}", rows, model, {"x": x}, [x.astype(np.float32) @ weights.T], 0)
+
+
 def same_classes(case: Workload, device: str, precision: str) -> float:
     """Return the share of pictures of which the device finds ONNX Runtime's class."""
     with weft.load(case.model, device, precision=precision, fallback="error") as session:
@@ -106,6 +131,8 @@ def main() -> None:
     parser.add_argument("--image", type=number, default=224, help="of what --write makes")
     parser.add_argument("--devices", type=words(("vulkan", "opencl")), default=["vulkan", "opencl"])
     parser.add_argument("--kinds", type=words(("int8", "fp16")), default=["int8", "fp16"])
+    parser.add_argument("--rows", type=numbers, default=[1, 2, 4, 8, 16, 17, 64], help="of products of four bits")
+    parser.add_argument("--product", type=numbers, default=[8192, 16384], help="K and N of these")
     parser.add_argument("--iterations", type=number, default=40)
     parser.add_argument("--seconds", type=float, default=1.5, help="after which a row's runs end")
     parser.add_argument("--budget", type=float, default=330.0, help="seconds after which nothing new is begun")
@@ -135,7 +162,22 @@ def main() -> None:
             record.add(row)
 
         record.attempt(f"{name} x{batch} {device} {kind}", measure)
+    products = Record({}, None, options.budget - record.seconds)
+    k, n = options.product
+    for rows, device in ((r, d) for r in options.rows for d in options.devices):
+        products.attempt(
+            f"{rows} rows {device}",
+            lambda rows=rows, device=device: products.add(  # type: ignore[misc]
+                own.prepared(product(rows, k, n), device, "low", counts, launches=options.launches)()
+            ),
+        )
     print(table(record.rows, classes))
+    moved = n * k // 2 + n * k // BLOCK * 2
+    for row in products.rows:
+        if row.device_ms:
+            rate = moved / row.device_ms / 1e6
+            took = f"{row.device_ms * 1e3:8.1f} us, {rate:6.0f} GB/s"
+            print(f"{row.network}, {row.batch:3} rows, {row.who:14} {took}, error {row.error:.1e}")
     sys.exit(1 if record.absent else 0)
 
 

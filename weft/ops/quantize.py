@@ -797,7 +797,7 @@ def known_floats(make: Body, w: str, scale: str, zero: str, axis: int) -> str:
     count = q.shape[axis] if max(steps.size, middle.size) > 1 else 1
     whole = np.broadcast_to(steps.reshape(-1), count).astype(np.float32)
     grid = Grid.of(DType.of(q.dtype), whole, np.broadcast_to(middle.reshape(-1), count), axis)
-    made = make.constant((_centred(q, middle, axis).astype(np.float32) * grid.scales_over(q.shape)))
+    made = make.constant(_centred(q, middle, axis).astype(np.float32) * grid.scales_over(q.shape))
     make.graph.specs[made] = TensorSpec(q.shape, DType.FLOAT32, grid)
     return made
 

@@ -15,7 +15,7 @@ import weft
 from tests.helpers.emulated_gpus import APIS, emulated_gpu
 from tests.helpers.launches import kernels
 from tests.helpers.nets import feeds
-from tests.helpers.quantised import QuantisedNet, residual_network
+from tests.helpers.quantised import SCALE, QuantisedNet, residual_network
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.ops.gpu.conv.integers.tiles import TILES, pack_words
@@ -110,6 +110,20 @@ def test_types_of_integers(opencl: str, activation: str, weights: str) -> None:
     w = net.add("DequantizeLinear", net.constant(q), *parameters, axis=0)
     y = net.add("Conv", x, w)
     assert INT8 in assert_steps(net.finish(net.pair(y, 0.05, zero)), opencl, 0.05)
+
+
+def test_ops_of_quantised_values(opencl: str) -> None:
+    """They are taken apart into what other files write, and launch the same."""
+    net = QuantisedNet()
+    zero = net.constant(np.asarray(-7, np.int8))
+    q = net.quantised(net.input("x", 1, 6, 5, 5))
+    for channels, kernel in ((8, 3), (5, 1)):
+        w = net.constant(net.rng.integers(-127, 128, (channels, net.shape(q)[1], kernel, kernel)).astype(np.int8))
+        scales = net.constant(net.rng.uniform(0.002, 0.01, channels).astype(np.float32))
+        zeros, bias = np.zeros(channels, np.int8), net.rng.integers(-99, 99, channels).astype(np.int32)
+        q = net.add("QLinearConv", q, net.scale(), zero, w, scales, zeros, net.scale(), zero, bias)
+    launched = assert_steps(net.finish(net.read(q)), opencl, float(SCALE))
+    assert launched.count(INT8) == 2 and not {"conv_integer", "quantize"} & set(launched)
 
 
 @pytest.mark.parametrize("why", ["zero point of weights", "weights of floats", "a pair that is left", "no instruction"])

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from weft.ops.gpu.matmul import matmul
+from weft.ops.gpu.matmul import matmul, nbits
 
-__all__ = ["matmul"]
+__all__ = ["matmul", "nbits"]
