@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 import weft
 from tests.helpers.tflite_cases import numbers
-from tests.helpers.tflite_files import File, Graph, one_op, quantized
+from tests.helpers.tflite_files import File, Graph, flexbuffer, one_op, quantized
 from weft import models
+from weft.cli import main
 from weft.errors import ConfigError, ModelError, UnsupportedOps, WeftError
 from weft.extend import TFLiteNode, tflite_op
 from weft.frontends.tflite.schema import OPS
@@ -365,3 +366,75 @@ def test_names_of_ops_are_in_the_order_of_the_schema() -> None:
     assert (OPS[3], OPS[32], OPS[127], OPS[209]) == (
         "CONV_2D", "CUSTOM", "PLACEHOLDER_FOR_GREATER_OP_CODES", "STABLEHLO_CASE",
     )  # fmt: skip
+
+
+def test_landmarks_are_looked_at_closer() -> None:
+    """The box of the points 0, 1 and 2, turned so that the line from 0 to 1 is level, is cut out of an image."""
+    points = np.array([[[2, 3, 9], [6, 6, 9], [3, 6, 9], [50, 50, 9]]], np.float32)
+    image = np.arange(100, dtype=np.float32).reshape(1, 10, 10, 1)
+    file = File()
+    graph = file.graph()
+    p, x = graph.input((1, 4, 3)), graph.input((1, 10, 10, 1))
+    matrix, crop, there = graph.tensor((1, 4, 4)), graph.tensor((1, 4, 4, 1)), graph.tensor((1, 2, 2))
+    options: dict[str, Any] = {
+        "left_rotation_idx": 0, "right_rotation_idx": 1, "output_height": 4, "output_width": 4, "scale_x": 1.5,
+        "scale_y": 1.25, "target_rotation_radians": 0, "subset_idxs": [0, 1, 2],
+    }  # fmt: skip
+    graph.add("Landmarks2TransformMatrix", [p], [matrix], custom=flexbuffer(options), version=2)
+    size = flexbuffer({"output_height": 4, "output_width": 4})
+    graph.add("TransformTensorBilinear", [x, matrix], [crop], custom=size, version=2)
+    corners = graph.constant(np.array([[[0, 0], [4, 4]]], np.float32))
+    graph.add("TransformLandmarks", [corners, matrix], [there], custom=b"", version=2)
+    graph.outputs = [matrix, crop, there]
+    with weft.load(file.bytes(), "cpu") as session:
+        made, cut, ends = session.run(points, image)
+    turn = np.array([[4, 3], [-3, 4]]) / 5  # the line has the slope 3 / 4
+    turned = points[0, :3, :2] @ turn.T
+    low, high = turned.min(0), turned.max(0)
+    size_of = (high - low) * [1.5, 1.25]
+    middle = (low + high) / 2 @ turn
+
+    def place(at: Any) -> Any:
+        """Return where a place in the crop, of 4 x 4, is in the image."""
+        return (np.asarray(at) / 4 - 0.5) * size_of @ turn + middle
+
+    np.testing.assert_allclose(ends[0], [place([0, 0]), place([4, 4])], atol=1e-5)
+    np.testing.assert_allclose(made[0, :2, 3], place([0, 0]), atol=1e-5)
+    for row in range(4):
+        for column in range(4):
+            at_x, at_y = place([column + 0.5, row + 0.5]) - 0.5
+            inside = 0 <= at_x <= 9 and 0 <= at_y <= 9
+            np.testing.assert_allclose(cut[0, row, column, 0], 10 * at_y + at_x if inside else 0, atol=1e-3)
+
+
+def test_a_call_is_written_out() -> None:
+    file = File()
+    graph, callee = file.graph(), file.graph()
+    a, b = callee.input((3,)), callee.tensor((3,))
+    callee.add("MUL", [a, callee.constant(np.float32(3))], [b])
+    callee.outputs = [b]
+    x, y, z = graph.input((3,)), graph.tensor((3,)), graph.tensor((3,))
+    graph.add("CALL", [x], [y], subgraph=1)
+    graph.add("CALL", [y], [z], subgraph=1)
+    graph.outputs = [z]
+    with weft.load(file.bytes(), "cpu") as session:
+        assert session.run(np.array([1, 2, 4], np.float32))[0].tolist() == [9, 18, 36]
+    callee.add("CALL", [b], [callee.tensor((3,))], subgraph=1)
+    with pytest.raises(UnsupportedOps, match="more than 16 deep"):
+        weft.load(file.bytes(), "cpu")
+
+
+def test_the_command_line_takes_a_file_and_a_signature(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "m.tflite").write_bytes(two_signatures())
+    (tmp_path / "s.tflite").write_bytes(counting().bytes())
+    for arguments in (
+        ["run", str(tmp_path / "m.tflite"), "-d", "cpu", "--signature", "triple", "--shape", "x=1,2"],
+        ["inspect", str(tmp_path / "m.tflite"), "-d", "cpu", "--signature", "double"],
+        ["run", str(tmp_path / "s.tflite"), "-d", "cpu"], ["inspect", str(tmp_path / "s.tflite"), "-d", "cpu"],
+        ["bench", str(tmp_path / "s.tflite"), "-d", "cpu", "--iterations", "2"],
+    ):  # fmt: skip
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        said = capsys.readouterr()
+        assert not caught.value.code, said.out + said.err
+        assert "tripled" in said.out or arguments[0] != "run" or "s.tflite" in arguments[1]

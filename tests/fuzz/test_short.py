@@ -28,6 +28,8 @@ SEED = 1
         ("onnx-lies", "cpu", 60),
         ("onnx-special", "cpu", 60),
         ("external-data", "cpu", 40),
+        ("tflite-bytes", "cpu", 80),
+        ("tflite-fields", "cpu", 80),
         ("weft-bytes", "cpu", 80),
         ("weft-fields", "cpu", 60),
         ("weft-fields", "opencl", 3),
@@ -52,8 +54,8 @@ def test_a_few_cases_of_each_fuzzer(name: str, device: str, cases: int, tmp_path
 @pytest.mark.parametrize(
     "name",
     [
-        "onnx-bytes", "onnx-fields", "onnx-functions", "onnx-lies", "onnx-special", "external-data", "weft-bytes",
-        "weft-fields", "weft-stages",
+        "onnx-bytes", "onnx-fields", "onnx-functions", "onnx-lies", "onnx-special", "external-data", "tflite-bytes",
+        "tflite-fields", "weft-bytes", "weft-fields", "weft-stages",
     ],
 )
 def test_a_case_is_the_same_files_every_time(name: str, tmp_path: Path) -> None:

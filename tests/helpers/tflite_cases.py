@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tests.helpers.tflite_files import File, one_op
+from tests.helpers.tflite_files import File, flexbuffer, one_op, quantized
 
 F, N, Q, B = "float32", "int32", "int64", "bool"
 Array = np.ndarray[Any, Any]
@@ -53,7 +53,7 @@ def case(
     open_ = [each for each in inputs if isinstance(each, tuple) and not isinstance(each[0], np.ndarray)]
     random = [numbers([abs(d) for d in each[0]], each[1], k) for k, each in enumerate(open_)]
     given = random if values is None else values
-    keep(Case(name, op, file, [given], needs_delegate="custom" in options))
+    keep(Case(name, op, file, [given], needs_delegate=op == "Convolution2DTransposeBias"))
 
 
 def keep(each: Case) -> None:
@@ -244,3 +244,192 @@ case("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V4", [((5, 4), F), ((5,), F)
 case("NON_MAX_SUPPRESSION_V5", "NON_MAX_SUPPRESSION_V5", [((5, 4), F), ((5,), F), np.array(4, N), np.array(0.5, F),
      np.array(0.1, F), np.array(0, F)], [((4,), N), ((4,), F), ((), N)],
      values=[BOXES, np.array([0.9, 0.8, 0.3, 0.7, 0.05], F)])  # fmt: skip
+
+# -- integers with scales --------------------------------------------------------------------------------
+
+BYTES = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767)}
+
+
+def steps(shape: Sequence[int], dtype: str = "int8", seed: int = 0) -> Array:
+    """Return integers of the whole range of a type."""
+    low, high = BYTES[dtype]
+    return np.random.default_rng(seed + sum(shape)).integers(low, high, shape, dtype, endpoint=True)
+
+
+def scaled(
+    name: str, op: str, inputs: Sequence[Any], outputs: Sequence[Any], *, off: int = 1, **options: Any
+) -> None:
+    """Add a case whose inputs and outputs have scales; results may be off by so many steps."""
+    given = [steps(each[0], each[1], k) if each[1] in BYTES else numbers(each[0], each[1], k)
+             for k, each in enumerate(inputs) if isinstance(each, tuple) and not isinstance(each[0], np.ndarray)]
+    keep(Case(name, op, one_op(op, inputs, outputs, **options), [given], off))
+
+
+for kind, zero in (("int8", 3), ("uint8", 120)):
+    one, other, out = quantized(0.05, zero), quantized(0.08, zero - 9), quantized(0.11, zero + 4)
+    for op in ("ADD", "SUB", "MUL", "MAXIMUM"):
+        same = [one] * 3 if op == "MAXIMUM" else [one, other, out]
+        more = {"activation": "RELU"} if op == "ADD" else {}
+        read = [((2, 3, 4), kind, each) for each in same[:2]]
+        scaled(f"{op} {kind}", op, read, [((2, 3, 4), kind, same[2])], **more)
+    fixed = quantized(1 / 256, 0 if kind == "uint8" else -128)
+    scaled(f"LOGISTIC {kind}", "LOGISTIC", [((40,), kind, one)], [((40,), kind, fixed)])
+    scaled(f"SOFTMAX {kind}", "SOFTMAX", [((3, 8), kind, one)], [((3, 8), kind, fixed)], beta=1.0)
+    scaled(f"TANH {kind}", "TANH", [((40,), kind, one)], [((40,), kind, quantized(1 / 128, 128 if zero > 99 else 0))])
+    weights = steps((4, 3, 3, 3), kind, 5)
+    case_scale = quantized(0.02, 0 if kind == "int8" else 100)
+    if kind == "int8":
+        case_scale = quantized([0.02, 0.01, 0.03, 0.015], 0)
+        weights = np.maximum(weights, -127)
+    bias_scale = quantized(case_scale[2] * np.float32(0.05), 0)
+    bias = np.random.default_rng(0).integers(-900, 900, 4, "int32")
+    scaled(f"conv {kind}", "CONV_2D", [((1, 6, 6, 3), kind, one), (weights, case_scale), (bias, bias_scale)],
+           [((1, 3, 3, 4), kind, quantized(0.4, zero))], stride_w=2, stride_h=2, activation="RELU6")  # fmt: skip
+    scaled(f"AVERAGE_POOL_2D {kind}", "AVERAGE_POOL_2D", [((1, 5, 5, 2), kind, one)], [((1, 3, 3, 2), kind, one)],
+           stride_w=2, stride_h=2, filter_w=3, filter_h=3)  # fmt: skip
+    scaled(f"MAX_POOL_2D {kind}", "MAX_POOL_2D", [((1, 5, 5, 2), kind, one)], [((1, 3, 3, 2), kind, one)], off=0,
+           stride_w=2, stride_h=2, filter_w=3, filter_h=3, activation="RELU")  # fmt: skip
+    scaled(f"PAD {kind}", "PAD", [((2, 3), kind, one), np.array([[1, 2], [0, 1]], N)], [((5, 4), kind, one)], off=0)
+    scaled(f"CONCATENATION {kind}", "CONCATENATION", [((2, 3), kind, one), ((2, 3), kind, one)], [((4, 3), kind, one)],
+           off=0)  # fmt: skip
+    scaled(f"RESHAPE {kind}", "RESHAPE", [((2, 6), kind, one), constant(3, 4)], [((3, 4), kind, one)], off=0)
+    scaled(f"MEAN {kind}", "MEAN", [((1, 4, 4, 3), kind, one), constant(1, 2)], [((1, 3), kind, out)])
+    scaled(f"RESIZE_BILINEAR {kind}", "RESIZE_BILINEAR", [((1, 3, 3, 2), kind, one), constant(6, 5)],
+           [((1, 6, 5, 2), kind, one)])  # fmt: skip
+    scaled(f"QUANTIZE {kind}", "QUANTIZE", [((4, 5), F)], [((4, 5), kind, one)])
+    scaled(f"DEQUANTIZE {kind}", "DEQUANTIZE", [((4, 5), kind, one)], [((4, 5), F)])
+scaled("QUANTIZE again", "QUANTIZE", [((40,), "int8", quantized(0.05, 3))], [((40,), "uint8", quantized(0.07, 130))])
+BYTE = quantized(0.05, 3)
+scaled("depthwise int8", "DEPTHWISE_CONV_2D", [((1, 5, 5, 3), "int8", BYTE),
+       (np.maximum(steps((1, 3, 3, 3)), -127), quantized([0.02, 0.01, 0.03], 0, axis=3)),
+       (constant(100, -50, 7), quantized([0.001, 0.0005, 0.0015]))], [((1, 5, 5, 3), "int8", quantized(0.3, -5))],
+       stride_w=1, stride_h=1, multiplier=1)  # fmt: skip
+ROWS = np.maximum(steps((4, 6)), -127)
+scaled("FULLY_CONNECTED int8", "FULLY_CONNECTED", [((2, 6), "int8", BYTE), (ROWS, quantized(0.02)),
+       (constant(100, -50, 7, 30), quantized(0.001))], [((2, 4), "int8", quantized(0.3, -5))])  # fmt: skip
+scaled("FULLY_CONNECTED int16", "FULLY_CONNECTED", [((2, 6), "int16", quantized(0.001)), (ROWS, quantized(0.02)),
+       (np.array([4000, -50, 7, 3000], np.int64), quantized(0.00002))],
+       [((2, 4), "int16", quantized(0.01))], bias_type=4)  # fmt: skip
+scaled("conv int16", "CONV_2D", [((1, 4, 4, 2), "int16", quantized(0.001)),
+       (np.maximum(steps((3, 3, 3, 2)), -127), quantized([0.02, 0.01, 0.03])),
+       (np.array([4000, -50, 7], np.int64), quantized([0.00002, 0.00001, 0.00003]))],
+       [((1, 4, 4, 3), "int16", quantized(0.02))], stride_w=1, stride_h=1)  # fmt: skip
+scaled("transposed conv int8", "TRANSPOSE_CONV", [constant(1, 6, 6, 2), (np.maximum(steps((2, 3, 3, 3)), -127),
+       quantized([0.02, 0.01])), ((1, 3, 3, 3), "int8", BYTE), (constant(300, -500), quantized([0.001, 0.0005]))],
+       [((1, 6, 6, 2), "int8", quantized(0.5, 4))], stride_w=2, stride_h=2, version=3)  # fmt: skip
+scaled("LEAKY_RELU int8", "LEAKY_RELU", [((40,), "int8", BYTE)], [((40,), "int8", quantized(0.06, -3))], alpha=0.2)
+scaled("HARD_SWISH int8", "HARD_SWISH", [((60,), "int8", BYTE)], [((60,), "int8", quantized(0.04, -20))])
+scaled("PRELU int8", "PRELU", [((1, 3, 3, 2), "int8", BYTE), (np.array([[[40, -70]]], np.int8), quantized(0.01))],
+       [((1, 3, 3, 2), "int8", quantized(0.06, 0))])  # fmt: skip
+scaled("ARG_MAX int8", "ARG_MAX", [((4, 9), "int8", BYTE), constant(1)], [((4,), N)], off=0, output_type=2)
+scaled("BATCH_MATMUL int8", "BATCH_MATMUL", [((2, 3, 4), "int8", BYTE), ((2, 4, 5), "int8", quantized(0.03))],
+       [((2, 3, 5), "int8", quantized(0.1, 2))])  # fmt: skip
+scaled("GREATER int8", "GREATER", [((30,), "int8", BYTE), ((30,), "int8", quantized(0.07, -2))], [((30,), B)], off=0)
+
+# -- states and control flow -----------------------------------------------------------------------------
+
+
+def in_runs(name: str, op: str, file: File, shape: Sequence[int], count: int = 3) -> None:
+    """Add a case of one input that runs several times."""
+    keep(Case(name, op, file, [[numbers(shape, seed=7 * k)] for k in range(count)]))
+
+
+def recurrent(op: str, shape: Sequence[int], weights: Sequence[Any], state: Mapping[int, Sequence[int]],
+              outputs: Sequence[Sequence[int]], **options: Any) -> File:
+    """Return a network of an op that has states: `weights` are the inputs behind the first, None for missing ones."""
+    file = File()
+    graph = file.graph()
+    read = [graph.input(shape)]
+    for k, each in enumerate(weights, 1):
+        if k in state:
+            read.append(graph.tensor(state[k], name=f"state{k}", variable=True))
+        else:
+            read.append(-1 if each is None else graph.constant(numbers(each, seed=k) / 4))
+    graph.outputs = [graph.tensor(each) for each in outputs]
+    graph.add(op, read, graph.outputs, **options)
+    return file
+
+
+in_runs("SVDF", "SVDF", recurrent("SVDF", (2, 3), [(8, 3), (8, 4), (4,), None], {4: (2, 32)}, [(2, 4)], rank=2,
+        activation="RELU"), (2, 3), 5)  # fmt: skip
+in_runs("RNN", "RNN", recurrent("RNN", (2, 3), [(4, 3), (4, 4), (4,), None], {4: (2, 4)}, [(2, 4)], activation="TANH"),
+        (2, 3))  # fmt: skip
+in_runs("RNN sequence", "UNIDIRECTIONAL_SEQUENCE_RNN", recurrent(
+        "UNIDIRECTIONAL_SEQUENCE_RNN", (2, 5, 3), [(4, 3), (4, 4), (4,), None], {4: (2, 4)}, [(2, 5, 4)],
+        activation="TANH"), (2, 5, 3))  # fmt: skip
+BOTH = [(4, 3), (4, 4), (4,), None, (4, 3), (4, 4), (4,), None, None, None, None]
+in_runs("RNN both ways", "BIDIRECTIONAL_SEQUENCE_RNN", recurrent(
+        "BIDIRECTIONAL_SEQUENCE_RNN", (2, 5, 3), BOTH, {4: (2, 4), 8: (2, 4)}, [(2, 5, 4)] * 2, activation="TANH"),
+        (2, 5, 3))  # fmt: skip
+PLAIN = [(4, 3)] * 4 + [(4, 4)] * 4 + [None] * 3 + [(4,)] * 4 + [None] * 4
+FULL = [None, *[(4, 3)] * 3, None, *[(4, 2)] * 3, None, (4,), (4,), None, *[(4,)] * 3, (2, 4), (2,), None, None]
+PROJECTED = [*[(4, 3)] * 4, *[(4, 2)] * 4, *[(4,)] * 7, (2, 4), (2,), None, None]
+NORMED = [*PROJECTED, *[(4,)] * 4]
+for name, form, width in (("", PLAIN, 4), (" coupled", FULL, 2), (" projected", PROJECTED, 2), (" normed", NORMED, 2)):
+    missing = [None] * (23 - len(form))
+    held = {18: (2, width), 19: (2, 4)}
+    clips = {"cell_clip": 0.9, "proj_clip": 0.7} if width == 2 else {}
+    for op in ("LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM"):
+        if op == "LSTM":
+            file = recurrent(op, (2, 3), [*form, *missing], held, [(2, width)], activation="TANH", **clips)
+            in_runs(f"{op}{name}", op, file, (2, 3))
+        else:
+            file = recurrent(op, (2, 5, 3), [*form, *missing], held, [(2, 5, width)], activation="TANH", **clips)
+            in_runs(f"{op}{name}", op, file, (2, 5, 3))
+LONG = [*PLAIN[:17], *PLAIN[:17], None, None, None, None, *[None] * 9]
+in_runs("LSTM both ways", "BIDIRECTIONAL_SEQUENCE_LSTM", recurrent(
+        "BIDIRECTIONAL_SEQUENCE_LSTM", (2, 5, 3), LONG, {35: (2, 4), 36: (2, 4), 37: (2, 4), 38: (2, 4)},
+        [(2, 5, 8)], activation="TANH", merge_outputs=1, time_major=0), (2, 5, 3))  # fmt: skip
+
+
+def _branches() -> File:
+    """Return a network that squares its input if a number is above another, and else doubles it."""
+    file = File()
+    graph, square, double = file.graph(), file.graph(), file.graph()
+    for each, op in ((square, "MUL"), (double, "ADD")):
+        x, y = each.input((2, 3)), each.tensor((2, 3))
+        each.add(op, [x, x], [y])
+        each.outputs = [y]
+    x, mean, above, y = graph.input((2, 3)), graph.tensor(()), graph.tensor((), B), graph.tensor((2, 3))
+    graph.add("MEAN", [x, graph.constant(constant(0, 1))], [mean])
+    graph.add("GREATER", [mean, graph.constant(np.float32(0))], [above])
+    graph.add("IF", [above, x], [y], then_subgraph=1, else_subgraph=2)
+    graph.outputs = [y]
+    return file
+
+
+def _loop() -> File:
+    """Return a network that doubles its input until a counter reaches a limit."""
+    file = File()
+    graph, goes_on, body = file.graph(), file.graph(), file.graph()
+    k, _, less = goes_on.input((), N), goes_on.input((3,)), goes_on.tensor((), B)
+    goes_on.add("LESS", [k, goes_on.constant(np.array(4, N))], [less])
+    goes_on.outputs = [less]
+    k, x, more, twice = body.input((), N), body.input((3,)), body.tensor((), N), body.tensor((3,))
+    body.add("ADD", [k, body.constant(np.array(1, N))], [more])
+    body.add("ADD", [x, x], [twice])
+    body.outputs = [more, twice]
+    x, ends = graph.input((3,)), [graph.tensor((), N), graph.tensor((3,))]
+    graph.add("WHILE", [graph.constant(np.array(0, N)), x], ends, cond_subgraph=1, body_subgraph=2)
+    graph.outputs = ends
+    return file
+
+
+keep(Case("IF", "IF", _branches(), [[np.full((2, 3), v, F)] for v in (1.5, -1.5)]))
+keep(Case("WHILE", "WHILE", _loop(), [[numbers((3,))]]))
+
+# -- custom ops ------------------------------------------------------------------------------------------
+
+ANCHORS = np.array([[0.5, 0.5, 1, 1], [0.5, 0.6, 1, 1], [0.5, 2.5, 1, 1], [0.5, 2.55, 1, 1], [3.5, 3.5, 1, 1]], F)
+ENCODED = (numbers((1, 5, 4)) / 4).astype(F)
+SCORES = np.array([[[0, 0.9, 0.2], [0, 0.8, 0.4], [0, 0.3, 0.6], [0, 0.7, 0.1], [0, 0.05, 0.65]]], F)
+# Behind the boxes that are chosen LiteRT leaves what was in memory: here all rows have one.
+for name, regular, per, most in (("fast", 0, 1, 3), ("fast with two classes", 0, 2, 3), ("regular", 1, 1, 4)):
+    scales: dict[str, Any] = {f"{axis}_scale": v for axis, v in (("y", 10.0), ("x", 10.0), ("h", 5.0), ("w", 5.0))}
+    settings: dict[str, Any] = {
+        "max_detections": most, "max_classes_per_detection": per, "num_classes": 2, "nms_score_threshold": 0.15,
+        "nms_iou_threshold": 0.5, "use_regular_nms": regular, "detections_per_class": 4, **scales,
+    }  # fmt: skip
+    case(f"detections {name}", "TFLite_Detection_PostProcess", [((1, 5, 4), F), ((1, 5, 3), F), ANCHORS],
+         [((1, most * per, 4), F), ((1, most * per), F), ((1, most * per), F), ((1,), F)], custom=flexbuffer(settings),
+         values=[ENCODED, SCORES])  # fmt: skip

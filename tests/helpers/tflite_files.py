@@ -206,6 +206,11 @@ class File:
 
     def bytes(self) -> bytes:
         """Return the file."""
+        return flatbuffer(self.root)
+
+    @property
+    def root(self) -> Table:
+        """Return the file's table."""
         codes: list[Table] = []
         for op, custom, version in self.codes:
             number = OPS.index("CUSTOM" if custom else op)
@@ -214,7 +219,7 @@ class File:
         root: Table = {0: ("I", 3), 1: codes, 2: [graph.table for graph in self.graphs], 3: "test", 4: self.buffers}
         if self.signatures:
             root[7] = self.signatures
-        return flatbuffer({**root, **self.more})
+        return {**root, **self.more}
 
 
 def one_op(
@@ -241,3 +246,30 @@ def one_op(
     graph.add(op, read, made, **options)
     graph.outputs = made
     return file
+
+
+def flexbuffer(options: dict[str, int | float | list[int]]) -> bytes:
+    """Return a map as custom ops have it in their options: all of its numbers take four bytes."""
+    out, keys, lists = bytearray(), {}, {}
+    for name in sorted(options):
+        keys[name] = len(out)
+        out += name.encode() + b"\0"
+    _aligned(out, 4)
+    for name, value in options.items():
+        if isinstance(value, list):
+            out += struct.pack(f"<I{len(value)}i", len(value), *value)
+            lists[name] = len(out) - 4 * len(value)
+    out += struct.pack("<I", len(options))
+    names = len(out)
+    for name in sorted(options):
+        out += struct.pack("<I", len(out) - keys[name])
+    out += struct.pack("<III", len(out) - names, 4, len(options))
+    values, kinds = len(out), bytearray()
+    for name in sorted(options):
+        value = options[name]
+        code, kind = ("I", 11) if name in lists else ("f", 3) if isinstance(value, float) else ("i", 1)
+        out += struct.pack(f"<{code}", len(out) - lists[name] if name in lists else value)
+        kinds.append(kind << 2 | 2)
+    out += kinds
+    _aligned(out, 4)
+    return bytes(out + struct.pack("<IBB", len(out) - values, 9 << 2 | 2, 4))

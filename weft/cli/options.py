@@ -93,6 +93,8 @@ def load_flags(*names: str, device: str = "auto", shapes: str = "inputs") -> Cal
             kind, default = bool, False
         elif name == "state":
             kind, default = list[str] | None, None
+        elif name == "signature":
+            kind = str | None
         told = each.help + (SHAPES[shapes] if name == "shapes" else "")
         annotation = Annotated[kind, typer.Option(*each.flags, help=told)]
         return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -116,6 +116,7 @@ class Operator:
     op: str
     """The builtin op, or the name of a custom op."""
     is_custom: bool
+    version: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     intermediates: tuple[int, ...]
@@ -201,14 +202,14 @@ def read_model(data: Array, label: str, limits: Limits) -> Model:
     )
 
 
-def _code(table: Table) -> tuple[str, bool]:
-    """Return an op's name, and whether it is a custom op. Old files have its number in the first field alone."""
+def _code(table: Table) -> tuple[str, bool, int]:
+    """Return an op's name, if it is custom, and its version; old files have the number in the first field alone."""
     number = max(table.integer(0, "b"), table.integer(3, "i"))
     op = OPS[number] if 0 <= number < len(OPS) else f"builtin op {number}"
-    return (table.text(1), True) if op == CUSTOM else (op, False)
+    return (table.text(1) if op == CUSTOM else op), op == CUSTOM, table.integer(2, "i", 1)
 
 
-def _subgraph(index: int, table: Table, codes: Sequence[tuple[str, bool]], buffer: FlatBuffer) -> Subgraph:
+def _subgraph(index: int, table: Table, codes: Sequence[tuple[str, bool, int]], buffer: FlatBuffer) -> Subgraph:
     tensors = [_tensor(k, each, buffer) for k, each in enumerate(table.tables(0))]
     operators = []
     for k, each in enumerate(table.tables(3)):

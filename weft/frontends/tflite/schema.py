@@ -62,7 +62,7 @@ OPTIONS: Mapping[str, tuple[int, str]] = MappingProxyType({
     "AVERAGE_POOL_2D": _POOL, "MAX_POOL_2D": _POOL, "L2_POOL_2D": _POOL,
     "SVDF": (6, "rank:i activation:b"),
     "RNN": (7, "activation:b"),
-    "FULLY_CONNECTED": (8, "activation:b weights_format:b keep_num_dims:?"),
+    "FULLY_CONNECTED": (8, "activation:b weights_format:b keep_num_dims:? - bias_type:b"),
     "SOFTMAX": (9, "beta:f"),
     "CONCATENATION": (10, "axis:i activation:b"),
     "ADD": (11, "activation:b"), "MUL": (21, "activation:b"), "SUB": (28, "activation:b"), "DIV": (29, "activation:b"),

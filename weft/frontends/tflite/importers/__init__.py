@@ -8,6 +8,7 @@ from weft.frontends.tflite.importers import (  # noqa: F401
     custom,
     images,
     indexing,
+    landmarks,
     products,
     reductions,
     shapes,

@@ -24,8 +24,9 @@ def detection_postprocess(node: TFLiteNode) -> list[str]:
     """Turn the outputs of an SSD network into boxes: decode them with their anchors, and drop those that overlap.
 
     Inputs boxes [1, n, 4 or more] (centre and size, as anchors have them), scores [1, n, classes], anchors [n, 4].
-    Outputs boxes [1, most, 4] as top, left, bottom, right, classes, scores, and their number. The first classes that
-    are more than `num_classes` are background.
+    Outputs boxes [1, rows, 4] as top, left, bottom, right, classes, scores, and how many boxes were chosen, each of
+    which has a row for each of its best classes, or one. There are rows for the most boxes with all their classes. The
+    first classes that are more than `num_classes` are background.
     """
     boxes, count, classes = node.tensor(0).shape, node.tensor(2).shape[0], int(flex_number(node, "num_classes"))
     most, each = int(flex_number(node, "max_detections")), int(flex_number(node, "max_classes_per_detection"))
@@ -35,13 +36,17 @@ def detection_postprocess(node: TFLiteNode) -> list[str]:
     corners = _decoded(node)
     scores = node.add("Slice", node.value(1), node.const([scored - classes]), node.const([scored]), node.const([2]))
     thresholds = [node.const([flex_number(node, f"nms_{name}_threshold")], DType.FLOAT32) for name in ("iou", "score")]
+    if each < 1:
+        raise ModelError(f"{each} classes a box make no sense")
+    each = min(each, classes)
     if flex_number(node, "use_regular_nms", 0):
-        per_class = int(flex_number(node, "detections_per_class", 100))
-        found = _of_each_class(node, corners, scores, thresholds, min(per_class, count), most)
+        per_class = min(int(flex_number(node, "detections_per_class", 100)), count)
+        index, kind, score, number = _of_each_class(node, corners, scores, thresholds, per_class, most, each)
+        live = _live(node, number, most * each, 4)
     else:
-        found = _of_best_classes(node, corners, scores, thresholds, min(each, classes), most)
-    index, kind, score, number = found
-    chosen = node.add("Mul", node.add("Gather", corners, index, axis=1), _live(node, number, most, 4))
+        index, kind, score, number = _of_best_classes(node, corners, scores, thresholds, each, most)
+        live = _live(node, node.add("Mul", number, node.const(each)), most * each, 4)
+    chosen = node.add("Mul", node.add("Gather", corners, index, axis=1), live)
     return [chosen, *(node.add("Unsqueeze", value, node.const([0])) for value in (kind, score)),
             node.reshaped(node.cast(number, DType.FLOAT32), (1,))]
 
@@ -85,8 +90,7 @@ def _of_best_classes(
     values, kinds = node.add_many("TopK", 2, scores, node.const([each]), axis=-1)
     best = node.add("Slice", values, node.const([0]), node.const([1]), node.const([2]))
     by_class = node.add("Transpose", best, perm=(0, 2, 1))
-    boxes = -(-most // each)
-    chosen = _column(node, node.add("NonMaxSuppression", corners, by_class, node.const([boxes]), *thresholds), 2)
+    chosen = _column(node, node.add("NonMaxSuppression", corners, by_class, node.const([most]), *thresholds), 2)
     flat = {
         name: node.reshaped(node.add("Gather", node.add("Squeeze", value, node.const([0])), chosen), (-1,))
         for name, value in (("kind", kinds), ("score", values))
@@ -94,16 +98,17 @@ def _of_best_classes(
     repeated = node.reshaped(
         node.add("Add", node.add("Unsqueeze", chosen, node.const([1])), node.const([[0] * each])), (-1,)
     )
-    index, number = padded(node, repeated, most)
-    kind, _ = padded(node, flat["kind"], most)
-    score, _ = padded(node, flat["score"], most, DType.FLOAT32)
-    return index, node.cast(kind, DType.FLOAT32), score, node.add("Min", number, node.const(most))
+    rows, number = most * each, node.reshaped(node.add("Shape", chosen), ())
+    index, _ = padded(node, repeated, rows)
+    kind, _ = padded(node, flat["kind"], rows)
+    score, _ = padded(node, flat["score"], rows, DType.FLOAT32)
+    return index, node.cast(kind, DType.FLOAT32), score, number
 
 
 def _of_each_class(
-    node: TFLiteNode, corners: str, scores: str, thresholds: list[str], per_class: int, most: int
+    node: TFLiteNode, corners: str, scores: str, thresholds: list[str], per_class: int, most: int, each: int
 ) -> Found:
-    """Choose boxes of each class by itself, and keep those with the best scores."""
+    """Choose boxes of each class by itself, and keep those with the best scores; behind them are empty rows."""
     by_class = node.add("Transpose", scores, perm=(0, 2, 1))
     found = node.add("NonMaxSuppression", corners, by_class, node.const([per_class]), *thresholds)
     all_scores = node.add("GatherND", by_class, found)
@@ -113,5 +118,13 @@ def _of_each_class(
     rows = node.add("Concat", found, node.const(np.zeros((most, 3))), axis=0)
     chosen = node.add("Gather", rows, places, axis=0)
     live = node.reshaped(_live(node, number, most, 1), (most,))
-    kind = node.cast(_column(node, chosen, 1), DType.FLOAT32)
-    return _column(node, chosen, 2), kind, node.add("Mul", score, live), number
+    empty = most * each - most
+    index, kind, score = (
+        node.add("Concat", value, node.const([0] * empty, dtype), axis=0) if empty else value
+        for value, dtype in (
+            (_column(node, chosen, 2), DType.INT64),
+            (node.cast(_column(node, chosen, 1), DType.FLOAT32), DType.FLOAT32),
+            (node.add("Mul", score, live), DType.FLOAT32),
+        )
+    )
+    return index, kind, score, number
