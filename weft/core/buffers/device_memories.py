@@ -18,6 +18,7 @@ from weft.core.graph.layout import Array
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.host import shutdown
 from weft.core.host.dropped import Dropped
+from weft.core.host.turns import Turns
 from weft.core.registry.device_choice import DeviceChoice
 from weft.errors import ClosedError, DeviceLost
 
@@ -36,8 +37,8 @@ class DeviceMemories:
         self._dropped = Dropped[tuple[DeviceMemory, Tensor]](of_process=True)
         """What buffers held that were dropped without a close. The next buffers take their memory."""
         self._lock = threading.Lock()
-        self._opening: dict[_Key, threading.Lock] = {}
-        """Held while a device is opened, which takes long: buffers on others come and go meanwhile."""
+        self._opening = Turns[_Key]()
+        """To open a device takes long: buffers on others come and go meanwhile."""
         self._process = os.getpid()
         shutdown.note(self)
 
@@ -83,10 +84,9 @@ class DeviceMemories:
         key = (choice.creator, choice.index, choice.options)
         with self._lock:
             memory = self._held.get(key)
-            if memory is not None and not memory.is_closed:
-                return memory
-            opening = self._opening.setdefault(key, threading.Lock())
-        with opening:
+        if memory is not None and not memory.is_closed:
+            return memory
+        with self._opening.of(key):
             with self._lock:
                 memory = self._held.get(key)
             if memory is None or memory.is_closed:

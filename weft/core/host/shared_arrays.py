@@ -13,12 +13,12 @@ import numpy as np
 
 from weft.core.graph.layout import Array
 from weft.core.host.dropped import Dropped
+from weft.core.host.turns import Turns
 
 SHARED_FROM = 64 << 10
 """Smaller constants, in bytes, are not worth a look at what others have."""
 OWN_PAGES_FROM = 1 << 20
 """From how many bytes on an array has pages of its own, which the system gets back at once when it goes."""
-LOCKS = 64
 _SAMPLES, _SAMPLE = 64, 64
 """How many pieces of a constant, and of how many bytes, tell it from others of its size."""
 
@@ -45,8 +45,8 @@ class SharedArrays:
         self._gone = Dropped[tuple[Key, weakref.ref[Array]]]()
         """What is known and has no user any more."""
         self._lock = threading.Lock()
-        self._making = tuple(threading.Lock() for _ in range(LOCKS))
-        """Held while an array of one of some keys is made, so that two threads do not make it twice."""
+        self._making = Turns[Key]()
+        """For arrays of a key, so that two threads do not make one twice."""
 
     def copy(self, data: Array) -> Array:
         """Return a read-only array of the bytes of a flat uint8 array: one that is in use, or a copy."""
@@ -70,7 +70,7 @@ class SharedArrays:
         if data.size < SHARED_FROM:
             return _read_only(make())
         key = sample_key(data)
-        with self._making[hash(key) % LOCKS]:
+        with self._making.of(key):
             with self._lock:
                 self._forget_gone()
                 known = [array for ref in self._known.get(key, ()) if (array := ref()) is not None]

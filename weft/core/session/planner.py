@@ -64,7 +64,9 @@ class Planner:
         prefetch: Prefetch | None = None,
         progress: Progress | None = None,
         state: StatePairs | None = None,
+        after: Sooner | None = None,
     ) -> None:
+        """Make a planner; `after` is what a network that runs sooner leaves to the usual plans."""
         self.graph = graph
         """The model, before shapes are bound and passes run."""
         self.bound = bound
@@ -79,14 +81,14 @@ class Planner:
         )
         self.deciding: frozenset[str] = frozenset()
         """Inputs of few integers that decide shapes, as a run in stages told; later plans are for their values."""
-        self.open: OpenNetworks | None = None
+        self.open: OpenNetworks | None = None if after is None else after.networks
         """Prepares the graph for one shape after the other; None where weights are not kept for a second one."""
         self.store = None if state is None else self._empty_store(state)
         """Holds the state of its plans; None if there is none."""
         self.sooner: Sooner | None = None
         """What is to take the place of the first plan, if that is to run soon."""
         self._host, self._make_room, self._prefetch, self._progress = host, make_room, prefetch, progress
-        self._prepared: PreparedNetwork | None = None
+        self._prepared: PreparedNetwork | None = None if after is None else after.prepared
         """The network that was prepared, if it is to be divided once more."""
         self._divides_alone = options.debug is not None
         """Whether backends are asked again for each shape: one refused a node late, or debug nodes are placed."""
@@ -449,14 +451,13 @@ class Planner:
 
     def usual(self, loader: Loader) -> Planner:
         """Return what plans the same network with the options that it usually has, in another thread."""
-        assert self.sooner is not None
-        made = Planner(
-            self.graph, self.bound, self.sooner.choices, self._host, self.options, loader, make_room=self._make_room,
+        after, self.sooner = self.sooner, None
+        assert after is not None
+        return Planner(
+            self.graph, self.bound, after.choices, self._host, self.options, loader, make_room=self._make_room,
             fixed=self.fixed, progress=self._progress, state=None if self.store is None else self.store.pairs,
+            after=after,
         )
-        made._prepared, made.open = self.sooner.prepared, self.sooner.networks
-        self.sooner = None
-        return made
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,18 +10,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Generic, TypeVar
 
 from weft.core.host.background import aside
+from weft.core.host.turns import Turns
 
 KERNELS_KEPT = 256
 """Built kernels that a device keeps besides those in use; the option `kernels_kept` changes it."""
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-
-
-class _Turn:
-    """Lets other threads wait for the one that makes an object; it disappears with the last waiting thread."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
 
 
 class Kept(Generic[K, V]):
@@ -37,7 +31,7 @@ class Kept(Generic[K, V]):
         self._limit, self._used = limit, used
         self._recent: OrderedDict[K, V] = OrderedDict()
         self._alive: weakref.WeakValueDictionary[K, V] = weakref.WeakValueDictionary()
-        self._turns: weakref.WeakValueDictionary[K, _Turn] = weakref.WeakValueDictionary()
+        self._turns = Turns[K]()
         self._lock = threading.Lock()
 
     def get(self, key: K, make: Callable[[], V]) -> V:
@@ -49,11 +43,7 @@ class Kept(Generic[K, V]):
         return aside(lambda: self._make(key, make)) if held is None else held
 
     def _make(self, key: K, make: Callable[[], V]) -> V:
-        with self._lock:
-            turn = self._turns.get(key)
-            if turn is None:
-                turn = self._turns[key] = _Turn()
-        with turn.lock, self._used():  # other threads may make other objects meanwhile
+        with self._turns.of(key), self._used():  # other threads may make other objects meanwhile
             held = self.find(key)
             if held is None:
                 held = make()
