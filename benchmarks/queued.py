@@ -14,7 +14,7 @@ import weft
 from benchmarks.measure import Array
 from weft.backends.opencl import native
 from weft.backends.opencl.queue_timer import QueueTimer
-from weft.backends.opencl.recording import LaunchStep, ReadStep
+from weft.backends.opencl.recording import QueuedLaunch, QueuedRead
 
 
 class QueuedRun:
@@ -24,8 +24,8 @@ class QueuedRun:
         (pipeline,) = session.pipelines
         recordings: Any = pipeline.backend.recording.handles  # type: ignore[attr-defined]
         steps = [step for recording in recordings for step in recording.steps]
-        launches = [step for step in steps if isinstance(step, LaunchStep)]
-        self._reads = [step for step in steps if isinstance(step, ReadStep)]
+        launches = [step for step in steps if isinstance(step, QueuedLaunch)]
+        self._reads = [step for step in steps if isinstance(step, QueuedRead)]
         self._outputs = [pipeline.mapped[name] for name in pipeline.graph.outputs]
         context = launches[0].kernel.context
         (device,) = context.devices

@@ -22,7 +22,7 @@ from weft.backends.gpu.lowering.launches.micro_batches import MicroBatchFigures
 from weft.backends.opencl.device import OpenCLDevice
 from weft.backends.opencl.discovery import raw_device
 from weft.backends.opencl.queues import QueuePool
-from weft.backends.opencl.recording import WriteStep
+from weft.backends.opencl.recording import QueuedWrite
 from weft.errors import DeviceError
 from weft.kernels.chain import CHAIN
 from weft.kernels.source import KernelCode
@@ -247,7 +247,7 @@ def test_chunks_go_beside_the_launches_and_the_front_does_not(monkeypatch: pytes
         session.run(np.random.default_rng(0).standard_normal((8, 3, 256, 256)).astype(np.float32))
         (pipeline,) = session.pipelines
         every = pipeline.backend.recording.handles  # type: ignore[attr-defined]
-        sent = [r for r in every if isinstance(r.steps[0], WriteStep)]
+        sent = [r for r in every if isinstance(r.steps[0], QueuedWrite)]
         submitted = [r for r in every if r not in sent]
         assert len(sent) > 2 and len(submitted) == 3, "two micro-batches, and the rest"
         assert {id(r.queue) for r in sent} == {id(sent[0].queue)}

@@ -15,7 +15,7 @@ from tests.helpers.nets import Net, feeds
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
 from weft.core.session import runtime as runtimes
-from weft.core.session.load_gate import Gate
+from weft.core.session.load_gate import LoadGate
 from weft.core.session.runtime import Runtime, default_runtime
 from weft.errors import BackendError, ClosedError, InputError
 
@@ -160,7 +160,7 @@ def test_A10_a_runtime_that_could_not_be_closed_takes_loads_again(monkeypatch: p
 
 
 def test_A10_two_closes_go_one_after_the_other() -> None:
-    gate, inside, go = Gate("the gate"), threading.Event(), threading.Event()
+    gate, inside, go = LoadGate("the gate"), threading.Event(), threading.Event()
     order = []
 
     def close(name: str) -> None:

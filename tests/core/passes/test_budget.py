@@ -36,7 +36,7 @@ def refused(each: AnyPass, graph: Graph) -> str | None:
     bound, manager = given_to(each, graph), PassManager(PassContext(Budget(Limits(folding_bytes=0))))
     with suppress(ModelError):  # a shape depends on what is not folded, and the error names the limit
         if str(manager.run(bound, each)) != str(each(bound)):
-            return " ".join(c.text for step in manager.journal.steps for c in step.changes if c.kind == "left")
+            return " ".join(c.text for step in manager.journal.notes for c in step.changes if c.kind == "left")
     return None
 
 

@@ -76,7 +76,7 @@ def test_a_pass_with_rounds_is_run_until_it_changes_nothing() -> None:
     assert (record.name, record.before, record.after, record.changed) == ("relu_to_abs", 4, 4, True)
     manager.run(chain("Exp"), relu_to_abs)
     assert not manager.records[1].changed
-    assert [step.by for step in manager.journal.steps] == ["relu_to_abs"] * 3
+    assert [step.by for step in manager.journal.notes] == ["relu_to_abs"] * 3
 
 
 def test_rounds_end_after_as_many_as_the_pass_wants() -> None:
@@ -92,7 +92,7 @@ def test_a_group_is_run_until_none_of_its_passes_changes_anything() -> None:
     assert kinds(group(graph)) == ["Abs"] * 3
     manager = run(graph, group)
     assert [r.name for r in manager.records] == ["both"]
-    assert [s.by for s in manager.journal.steps] == ["relu_to_abs", "exp_to_relu"] * 2 + ["relu_to_abs"]
+    assert [s.by for s in manager.journal.notes] == ["relu_to_abs", "exp_to_relu"] * 2 + ["relu_to_abs"]
     with pytest.raises(PassError, match="pass 'both' does not ensure what it declares"):
         run(graph, replace(group, rounds=2))
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.core.buffers.buffer import Buffer
 from weft.core.contract.backend import Recorded
-from weft.core.graph.layout import Array
+from weft.core.graph.layout import Array, address_of
 from weft.core.graph.tensor import Tensor
 from weft.core.placement.optimized_network import Part
 from weft.core.session.arguments import Given
@@ -88,7 +88,7 @@ class CpuPipeline(Pipeline):
         if not self.backend.reads_late or not tensor.nbytes:
             return None
         array: Array = np.zeros(tensor.shape, tensor.dtype.numpy)
-        (_LENT_INPUTS if is_input else _LENT_OUTPUTS)[_address(array)] = array
+        (_LENT_INPUTS if is_input else _LENT_OUTPUTS)[address_of(array)] = array
         return array
 
     def fill(self, name: str, value: Given) -> int:
@@ -135,8 +135,4 @@ def _in_place(value: Given, lent: WeakValueDictionary[int, Array]) -> Array | No
     """Return the array of an input or output that may be used in place: a lent one, or that of a buffer of the host."""
     if isinstance(value, Buffer):
         return value.host
-    return value if _address(value) in lent else None
-
-
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
+    return value if address_of(value) in lent else None

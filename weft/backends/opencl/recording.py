@@ -26,7 +26,7 @@ FLUSH_AFTER = 4
 
 
 @dataclass(frozen=True)
-class Step(ABC):
+class Queued(ABC):
     """One enqueued operation; `index` is its command's position in the recording."""
 
     index: int
@@ -42,7 +42,7 @@ class Step(ABC):
 
 
 @dataclass(frozen=True)
-class LaunchStep(Step):
+class QueuedLaunch(Queued):
     """Run a kernel whose arguments are set."""
 
     kernel: cl.Kernel
@@ -61,7 +61,7 @@ class LaunchStep(Step):
 
 
 @dataclass(frozen=True)
-class WriteStep(Step):
+class QueuedWrite(Queued):
     """Copy pinned host memory to a buffer."""
 
     target: cl.Buffer
@@ -78,7 +78,7 @@ class WriteStep(Step):
 
 
 @dataclass(frozen=True)
-class ReadStep(Step):
+class QueuedRead(Queued):
     """Copy a buffer to pinned host memory."""
 
     source: cl.Buffer
@@ -95,7 +95,7 @@ class ReadStep(Step):
 
 
 @dataclass(frozen=True)
-class CopyStep(Step):
+class QueuedCopy(Queued):
     """Copy from buffer to buffer."""
 
     source: cl.Buffer
@@ -124,7 +124,7 @@ class Recording:
 
     where: str
     commands: int
-    steps: list[Step]
+    steps: list[Queued]
     profile: Profiled
     labels: tuple[str, ...]
     chained: bool = False
@@ -148,7 +148,7 @@ class Recording:
     def give_back(self) -> None:
         """Let other recordings have the kernel objects; nothing of this one is at work any more."""
         for step in self.steps:
-            if isinstance(step, LaunchStep):
+            if isinstance(step, QueuedLaunch):
                 step.built.give_back(step.kernel)
 
     def timings(self) -> list[float]:
@@ -195,7 +195,7 @@ class Recording:
     def _with_end_events(self, api: NativeCalls) -> Start:
         """Return what starts the steps by direct calls, but for the first and the last launch, which have events."""
         handle = ctypes.c_void_p(None)
-        launches = [position for position, step in enumerate(self.steps) if isinstance(step, LaunchStep)]
+        launches = [position for position, step in enumerate(self.steps) if isinstance(step, QueuedLaunch)]
         ends = {*launches[:1], *launches[-1:]}
         calls = [None if p in ends else step.native(api, handle) for p, step in enumerate(self.steps)]
         flushed = self._cut_steps | {FLUSH_AFTER}
@@ -222,7 +222,7 @@ class Recording:
                 self._flushed(queue, step.label)
         self._flushed(queue)
 
-    def _enqueued(self, step: Step, queue: cl.CommandQueue) -> cl.Event:
+    def _enqueued(self, step: Queued, queue: cl.CommandQueue) -> cl.Event:
         try:
             return step.enqueue(queue)
         except cl.Error as e:
@@ -247,7 +247,7 @@ class Recorder:
 
     def record(self, commands: Sequence[Command], cuts: Sequence[int], profile: Profiled) -> Recording:
         """Return the commands with kernels created, arguments set and sub-buffers made."""
-        steps: list[Step] = []
+        steps: list[Queued] = []
         for index, command in enumerate(commands):
             if isinstance(command, LaunchCommand):
                 steps += self._launch(index, command)
@@ -258,7 +258,7 @@ class Recorder:
         pieces = list(self._pieces.values())
         return Recording(self._where, len(commands), steps, profile, labels, chained, tuple(cuts), pieces)
 
-    def _launch(self, index: int, command: LaunchCommand) -> list[Step]:
+    def _launch(self, index: int, command: LaunchCommand) -> list[Queued]:
         built: OpenCLKernel = command.kernel
         label = command.label or built.entry
         check_launch(command, built.entry, built.arguments, self._caps)
@@ -269,7 +269,7 @@ class Recorder:
             kernel.set_arg(position, self._piece(binding, label))
         self._set_constants(kernel, built, label)
         x, y, z = (groups * size for groups, size in zip(command.grid, built.local, strict=True))
-        return [LaunchStep(index, label, kernel, (x, y, z), built.local, built.built)]
+        return [QueuedLaunch(index, label, kernel, (x, y, z), built.local, built.built)]
 
     def _set_constants(self, kernel: cl.Kernel, built: OpenCLKernel, label: str) -> None:
         """Set the constants that are arguments behind the buffers."""
@@ -282,7 +282,7 @@ class Recorder:
             if code:
                 raise failure(code, f"the device refused the arguments of {label!r}", self._where)
 
-    def _copy(self, index: int, command: CopyCommand) -> list[Step]:
+    def _copy(self, index: int, command: CopyCommand) -> list[Queued]:
         source, target, label = command.source, command.target, command.label or "copy"
         check_copy(command)
         if not source.nbytes:
@@ -291,13 +291,13 @@ class Recorder:
         if taken is not None and given is not None:
             # The queue cannot take a copy from host to host; two transfers keep the order.
             between = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, source.nbytes)
-            return [WriteStep(index, label, between, 0, taken), ReadStep(index, label, between, 0, given)]
+            return [QueuedWrite(index, label, between, 0, taken), QueuedRead(index, label, between, 0, given)]
         if taken is not None:
-            return [WriteStep(index, label, target.buffer.handle, target.offset, taken)]
+            return [QueuedWrite(index, label, target.buffer.handle, target.offset, taken)]
         if given is not None:
-            return [ReadStep(index, label, source.buffer.handle, source.offset, given)]
+            return [QueuedRead(index, label, source.buffer.handle, source.offset, given)]
         pieces = (source.buffer.handle, source.offset, target.buffer.handle, target.offset)
-        return [CopyStep(index, label, *pieces, source.nbytes)]
+        return [QueuedCopy(index, label, *pieces, source.nbytes)]
 
     def _piece(self, binding: Binding, label: str) -> cl.Buffer:
         """Return the buffer itself if all of it is bound, else a sub-buffer, made once per recording."""

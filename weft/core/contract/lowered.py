@@ -15,7 +15,7 @@ from weft.core.graph.tensor import TensorSpec
 from weft.errors import BackendError
 
 if TYPE_CHECKING:
-    from weft.core.passes.journal import Step
+    from weft.core.passes.journal import PassNote
 
 Size3 = tuple[int, int, int]
 
@@ -101,7 +101,7 @@ class Lowered:
     """Whatever else the backend needs to run the part: handed to `Engine.onLowered`, never saved."""
     decisions: Mapping[str, Sequence[object]] = field(default_factory=dict)
     """By the name of a node, what was chosen between kernels for it, and why; each is printed with `str`."""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[PassNote, ...] = ()
     """What lowering did to the nodes, in order; `OptimizedNetwork.why` tells it."""
     why_apart: Callable[[], Mapping[str, str]] = dict
     """Returns, by the names of nodes that are element-wise or move elements, why each has launches of its own."""

@@ -33,6 +33,11 @@ class Layout(Enum):
         return self in (Layout.NC4HW4, Layout.NHWC4)
 
 
+def address_of(array: Array) -> int:
+    """Return where the memory of an array begins."""
+    return int(array.__array_interface__["data"][0])
+
+
 def row_major(shape: Shape) -> tuple[int, ...]:
     """Return the strides, in elements, of an array in C order."""
     steps = [1] * len(shape)

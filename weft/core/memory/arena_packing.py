@@ -29,7 +29,7 @@ class Block(NamedTuple):
     death: int
 
 
-class Packing(NamedTuple):
+class PackedArena(NamedTuple):
     """The offset of each block, the arena's bytes, and the number of steps that the packing took."""
 
     offsets: list[int]
@@ -46,7 +46,7 @@ def live_peak(blocks: Sequence[Block]) -> int:
     return peak
 
 
-def pack(blocks: Sequence[Block]) -> Packing:
+def pack(blocks: Sequence[Block]) -> PackedArena:
     """Return the best packing found; equal blocks give equal packings."""
     return _Packer(blocks).run()
 
@@ -64,7 +64,7 @@ class _Packer:
         self._size: int | None = None
         self._visits = len(blocks)
 
-    def run(self) -> Packing:
+    def run(self) -> PackedArena:
         backward = [Block(b.size, -b.death, -b.birth) for b in self._blocks]
         if self._pairs() > max(FEW_PAIRS, PAIRS_A_BLOCK * len(self._blocks)):
             ways: list[Callable[[], bool]] = [lambda: self._sweep(self._blocks), lambda: self._sweep(backward)]
@@ -78,7 +78,7 @@ class _Packer:
                 self._search,
             ]
         any(way() for way in ways)
-        return Packing(self._best, self._size or 0, self._visits)
+        return PackedArena(self._best, self._size or 0, self._visits)
 
     def _pairs(self) -> int:
         live = pairs = 0

@@ -39,7 +39,7 @@ class Change:
 
 
 @dataclass(eq=False)
-class Step:
+class PassNote:
     """A pass that changed something: its name, what it does, and what it did to each node."""
 
     by: str
@@ -53,7 +53,7 @@ class Step:
     _changes: tuple[Change, ...] = ()
 
     @classmethod
-    def of_changes(cls, by: str, purpose: str, changes: Iterable[Change], lowering: bool = False) -> Step:
+    def of_changes(cls, by: str, purpose: str, changes: Iterable[Change], lowering: bool = False) -> PassNote:
         """Return a step whose changes are known already, such as one of a saved network."""
         return cls(by, purpose, lowering, _changes=tuple(changes))
 
@@ -71,8 +71,8 @@ class Step:
 class Journal:
     """The steps that changed a network, in order. `life` and `explain` follow one node or value through them."""
 
-    def __init__(self, steps: Iterable[Step] = ()) -> None:
-        self.steps = list(steps)
+    def __init__(self, steps: Iterable[PassNote] = ()) -> None:
+        self.notes = list(steps)
 
     def note(
         self, by: str, before: Sequence[Node], after: Sequence[Node], outputs: Sequence[str], *,
@@ -84,17 +84,17 @@ class Journal:
         did not rewrite nodes that it is for.
         """
         if before is not after or left:
-            self.steps.append(Step(by, purpose, False, (before, after, outputs), reasons or {}, left or {}))
+            self.notes.append(PassNote(by, purpose, False, (before, after, outputs), reasons or {}, left or {}))
 
-    def lowered(self, steps: Iterable[Step]) -> Journal:
+    def lowered(self, steps: Iterable[PassNote]) -> Journal:
         """Return a journal with these steps of lowering instead of its own."""
-        return Journal([*(s for s in self.steps if not s.lowering), *(replace(s, lowering=True) for s in steps)])
+        return Journal([*(s for s in self.notes if not s.lowering), *(replace(s, lowering=True) for s in steps)])
 
     def copy(self) -> Journal:
         """Return a journal that can be continued without touching this one."""
-        return Journal(self.steps)
+        return Journal(self.notes)
 
-    def life(self, name: str) -> list[tuple[Step, Change]]:
+    def life(self, name: str) -> list[tuple[PassNote, Change]]:
         """Return the changes to a node and to the nodes that replaced it, or to a value; empty if there were none."""
         return self._followed(name)[0]
 
@@ -102,11 +102,11 @@ class Journal:
         """Return the nodes that replaced a node, in the order in which they did."""
         return self._followed(name)[1]
 
-    def _followed(self, name: str) -> tuple[list[tuple[Step, Change]], list[str]]:
+    def _followed(self, name: str) -> tuple[list[tuple[PassNote, Change]], list[str]]:
         """Return the changes to a node and to the nodes that replaced it, and these nodes."""
-        followed, found = {name: None}, list[tuple[Step, Change]]()
-        is_node = any(c.node == name for step in self.steps for c in step.changes)
-        for step in self.steps:
+        followed, found = {name: None}, list[tuple[PassNote, Change]]()
+        is_node = any(c.node == name for note in self.notes for c in note.changes)
+        for step in self.notes:
             now = set(followed)
             for change in step.changes:
                 if change.node in now if is_node else name in change.values:
@@ -118,14 +118,14 @@ class Journal:
         """Tell whether another journal has the same steps, with the same changes."""
         if not isinstance(other, Journal):
             return NotImplemented
-        mine, theirs = ([(s.by, s.purpose, s.lowering, s.changes) for s in journal.steps] for journal in (self, other))
+        mine, theirs = ([(s.by, s.purpose, s.lowering, s.changes) for s in journal.notes] for journal in (self, other))
         return mine == theirs
 
     __hash__ = None  # type: ignore[assignment]  # steps are added to it
 
     def names(self) -> set[str]:
         """Return the names of all nodes and values that some pass touched."""
-        changes = [c for step in self.steps for c in step.changes]
+        changes = [c for note in self.notes for c in note.changes]
         return {c.node for c in changes} | {v for c in changes for v in c.values}
 
     def explain(self, name: str) -> list[str]:

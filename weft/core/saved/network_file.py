@@ -32,7 +32,7 @@ from weft.core.graph.graph import Graph, Node
 from weft.core.graph.layout import Array, Layout
 from weft.core.graph.limits import Limits
 from weft.core.passes import PassRecord
-from weft.core.passes.journal import Change, Journal, Step
+from weft.core.passes.journal import Change, Journal, PassNote
 from weft.core.placement.check_network import OPTIMIZE_AGAIN, check_network
 from weft.core.placement.optimized_network import LaterStage, OptimizedNetwork, Part, Tail
 from weft.core.placement.optimizer import OptimizerOptions
@@ -149,7 +149,7 @@ def _network_json(network: OptimizedNetwork, nodes: _NodeTable) -> dict[str, Jso
         "refusals": list(map(astuple, network.refusals)),
         "notes": list(network.notes),
         "passes": list(map(astuple, network.passes)),
-        "journal": [[s.by, s.purpose, s.lowering, list(map(astuple, s.changes))] for s in network.journal.steps],
+        "journal": [[s.by, s.purpose, s.lowering, list(map(astuple, s.changes))] for s in network.journal.notes],
     }
 
 
@@ -521,10 +521,10 @@ def _at(values: Sequence[T], index: Json) -> T:
     return values[index]
 
 
-def _step(value: Json) -> Step:
+def _step(value: Json) -> PassNote:
     by, purpose, lowering, changes = value
     made = [record(Change, each) for each in expect(changes, list)]
-    return Step.of_changes(expect(by, str), expect(purpose, str), made, expect(lowering, bool))
+    return PassNote.of_changes(expect(by, str), expect(purpose, str), made, expect(lowering, bool))
 
 
 def _value(value: Json) -> Value:

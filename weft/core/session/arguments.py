@@ -13,7 +13,7 @@ from weft.core.buffers.buffer import Buffer
 from weft.core.contract.check_answers import shown
 from weft.core.graph.dtypes import DType
 from weft.core.graph.graph import Graph
-from weft.core.graph.layout import Array, Shape
+from weft.core.graph.layout import Array, Shape, address_of
 from weft.core.graph.tensor import SequenceSpec, TensorSpec
 from weft.core.host.dlpack import SharedArray, host_array, is_foreign, why_not_shared
 from weft.core.host.fitted import fit_array, is_masked_array
@@ -98,7 +98,7 @@ def take_planned_outputs(forms: Forms, outputs: Outputs) -> list[Any] | None:
             return None
     if len(given) > 1:
         end = 0
-        for begin, nbytes in sorted((_address(array), array.nbytes) for array in given):
+        for begin, nbytes in sorted((address_of(array), array.nbytes) for array in given):
             if begin < end:
                 return None
             end = begin + nbytes
@@ -381,9 +381,5 @@ def hosted(inputs: Mapping[str, Any]) -> dict[str, Any]:
 def _extent(array: Array) -> tuple[int, int]:
     """Return the first address that an array can touch, and the address behind the last."""
     reach = [(size - 1) * step for size, step in zip(array.shape, array.strides, strict=True)]
-    begin = _address(array)
+    begin = address_of(array)
     return begin + sum(min(r, 0) for r in reach), begin + sum(max(r, 0) for r in reach) + array.itemsize
-
-
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from weft.errors import ClosedError, InputError
 
 
-class Gate:
+class LoadGate:
     """Counts running work by thread. `name` says in errors what was closed: "the runtime"."""
 
     def __init__(self, name: str) -> None:

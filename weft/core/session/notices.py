@@ -15,7 +15,7 @@ from weft.core.contract.backend_options import Options
 from weft.core.contract.contexts import BackendContext
 from weft.core.contract.error_context import blame, callback_of, caught, do_all
 from weft.core.registry.device_choice import DeviceChoice
-from weft.core.session.load_gate import Gate
+from weft.core.session.load_gate import LoadGate
 from weft.errors import BackendError, said_of
 
 log = logging.getLogger("weft.runtime")
@@ -27,7 +27,7 @@ class Notifier:
     Loads run inside `gate`, so that a close of the runtime waits for running loads and admits no new ones.
     """
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: LoadGate) -> None:
         self._gate = gate
         self._ids = itertools.count(1)
         self._contexts: dict[tuple[BackendCreator, Options], BackendContext | None] = {}

@@ -21,7 +21,7 @@ from weft.core.registry.device_choice import DeviceChoice
 from weft.core.registry.front_ends import ReadOptions, front_ends
 from weft.core.saved.network_file import check_backends
 from weft.core.session.arguments import Input, Outputs
-from weft.core.session.load_gate import Gate
+from weft.core.session.load_gate import LoadGate
 from weft.core.session.load_options import LoadOptions, RuntimeKeywords, described
 from weft.core.session.loader import close_forgotten
 from weft.core.session.notices import Notifier
@@ -65,7 +65,7 @@ class Runtime(NotCopied):
             raise
         self._sessions: dict[int, Session] = {}
         self._lock = threading.Lock()
-        self._gate = Gate("the runtime")
+        self._gate = LoadGate("the runtime")
         self.notifier = Notifier(self._gate)
 
     # -- what a user calls -----------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from weft.core.graph.graph import Graph, Node, depths
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.host.garbage import without_collections
-from weft.core.passes.journal import Change, Journal, Step, same_nodes
+from weft.core.passes.journal import Change, Journal, PassNote, same_nodes
 from weft.kernels.chain import CHAIN
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.gpu_op import find_gpu_op
@@ -212,9 +212,9 @@ class _Notes:
         self._device, self._journal = f"{info.id}:{info.index}", Journal()
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[PassNote]:
         """Return the steps that did something."""
-        return self._journal.steps
+        return self._journal.notes
 
     def rewrite(self, step: Rewrite, before: Graph, after: Graph) -> None:
         """Note a rewrite if it changed nodes."""
@@ -241,7 +241,7 @@ class _Notes:
 
     def _plan(self, step: str, purpose: str, changes: Sequence[Change]) -> None:
         if changes:
-            self._journal.steps.append(Step.of_changes(f"{self._device} {step}", purpose, changes))
+            self._journal.notes.append(PassNote.of_changes(f"{self._device} {step}", purpose, changes))
 
 
 def _shown(view: ValueView) -> str:

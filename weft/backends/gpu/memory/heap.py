@@ -13,7 +13,7 @@ import numpy as np
 
 from weft.backends.gpu.device.device import GpuBuffer, GpuDevice, MemoryKind
 from weft.core.contract.error_context import caught
-from weft.core.graph.layout import Array
+from weft.core.graph.layout import Array, address_of
 from weft.core.graph.tensor import Tensor
 from weft.core.host.dropped import ArrayBase, Dropped
 from weft.errors import LESS_MEMORY, OutOfMemory
@@ -35,7 +35,7 @@ class LentBuffer:
     @property
     def address(self) -> int:
         """Return where the memory begins."""
-        return _address(self.host)
+        return address_of(self.host)
 
     @property
     def is_held(self) -> bool:
@@ -145,7 +145,7 @@ class DeviceHeap:
 
     def lent(self, array: Array, tensor: Tensor, kind: MemoryKind) -> LentBuffer | None:
         """Return the buffer in which an array begins, if it was lent, is of this kind and holds the tensor's bytes."""
-        found = self._lent.get(_address(array)) if self._lent else None
+        found = self._lent.get(address_of(array)) if self._lent else None
         if found is None or found.buffer.kind is not kind or not array.flags.c_contiguous:
             return None
         fits = array.dtype == tensor.dtype.numpy and array.nbytes == tensor.nbytes <= len(found.host)
@@ -193,7 +193,3 @@ class DeviceHeap:
             why=f"{self.held:,} bytes are in use by Weft, and {said} {most:,} in all",
             fix=f"{LESS_MEMORY}, close other sessions, or {more}",
         )
-
-
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])

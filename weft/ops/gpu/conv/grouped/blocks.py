@@ -69,7 +69,7 @@ TILES = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepOfK:
     """A step along K: blocks of input channels, and of each so many lines and columns of the kernel."""
 
     deep: int
@@ -77,7 +77,7 @@ class Step:
     wide: int
 
     @classmethod
-    def of(cls, problem: ConvProblem) -> Step:
+    def of(cls, problem: ConvProblem) -> StepOfK:
         """Return the largest step within what may be written out that divides the kernel.
 
         It takes all blocks of a group, or so many that few blocks of the last step lie behind the group's last.
@@ -133,7 +133,7 @@ def items_of(problem: ConvProblem, tile: GroupedTile) -> int:
 
 def legal_tiles(problem: ConvProblem) -> list[GroupedTile]:
     """Return the tiles that divide a group's blocks, are no larger than the image, and leave each slice a step."""
-    caps, steps, blocks = problem.caps, Step.of(problem).count(problem), blocks_of_group(problem)
+    caps, steps, blocks = problem.caps, StepOfK.of(problem).count(problem), blocks_of_group(problem)
     *_, height, width = 1, *problem.window.outputs
     return [
         t for t in TILES
@@ -151,7 +151,7 @@ def _has_room(caps: DeviceCaps, tile: GroupedTile) -> bool:
     return caps.holds((SLICED_GROUP, tile.slices, 1)) and sums <= caps.local_memory
 
 
-def vectors_of_step(problem: ConvProblem, step: Step, tile: GroupedTile) -> tuple[int, int]:
+def vectors_of_step(problem: ConvProblem, step: StepOfK, tile: GroupedTile) -> tuple[int, int]:
     """Return the vectors of four elements that an item loads in a step, of pixels and of weights."""
     window = problem.constants
     rows, columns = (
@@ -161,7 +161,7 @@ def vectors_of_step(problem: ConvProblem, step: Step, tile: GroupedTile) -> tupl
     return step.deep * rows * columns, step.deep * PACK * tile.blocks * step.lines * step.wide
 
 
-def loads_at_once(problem: ConvProblem, step: Step, tile: GroupedTile) -> bool:
+def loads_at_once(problem: ConvProblem, step: StepOfK, tile: GroupedTile) -> bool:
     """Tell whether an item loads all of a step before it uses the first."""
     return sum(vectors_of_step(problem, step, tile)) <= AT_ONCE
 
@@ -171,7 +171,7 @@ def microseconds(problem: ConvProblem, tile: GroupedTile) -> float:
 
     `benchmarks/grouped_tiles.py` compares this with measured times.
     """
-    caps, step = problem.caps, Step.of(problem)
+    caps, step = problem.caps, StepOfK.of(problem)
     model, own = caps.model, caps.model.of(GroupedFigures)
     pixels, weights = vectors_of_step(problem, step, tile)
     steps = -(-step.count(problem) // tile.slices)
@@ -219,7 +219,7 @@ class GroupedConv(Algorithm[ConvProblem, ConvPlan, GroupedTile]):
     def launch(self, plan: ConvPlan, tile: GroupedTile) -> None:
         """Launch the kernel."""
         k, p = plan.k, plan.problem
-        window, step, total = p.constants, Step.of(p), items_of(p, tile)
+        window, step, total = p.constants, StepOfK.of(p), items_of(p, tile)
         grid, local = k.for_items(total)
         if tile.slices > 1:
             grid = min(-(-total // SLICED_GROUP), k.caps.max_grid[0]), 1, 1
