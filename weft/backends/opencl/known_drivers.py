@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.backends.gpu.device.known_drivers import best_match, read_table
+from weft.backends.gpu.device.known_drivers import KnownDriver, best_match, read_table
 from weft.kernels.matrix_shapes import MatrixShape
 
 TABLE = Path(__file__).with_suffix(".json")
 
 
 @dataclass(frozen=True)
-class KnownDriver:
+class OpenCLDriver(KnownDriver):
     """A driver, by a part of its platform's name."""
 
-    name: str = ""
     obeys: tuple[str, ...] = ()
     """The variables for hiding cards that it obeys itself."""
     most_local_memory: int = 0
@@ -39,15 +38,15 @@ class KnownDriver:
     """Whether it ends the process where the system has no linker."""
 
 
-def driver_of(device: Any) -> KnownDriver:
+def driver_of(device: Any) -> OpenCLDriver:
     """Return what is known of the driver of one of pyopencl's devices."""
     return driver_named(device.platform.name)
 
 
-def driver_named(platform: str) -> KnownDriver:
+def driver_named(platform: str) -> OpenCLDriver:
     """Return what is known of the driver of a platform."""
-    drivers = [KnownDriver(**{**each, "obeys": tuple(each.get("obeys", ()))}) for each in read_table(TABLE)["drivers"]]
-    return best_match(drivers, platform) or KnownDriver()
+    drivers = [OpenCLDriver(**{**each, "obeys": tuple(each.get("obeys", ()))}) for each in read_table(TABLE)["drivers"]]
+    return best_match(drivers, platform) or OpenCLDriver()
 
 
 def granted(capability: tuple[int, int]) -> frozenset[str]:

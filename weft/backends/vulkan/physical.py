@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.backends.gpu.device.cards import Card, Visible, pci_text, uuid_text, vendor_of, visible
 from weft.backends.gpu.device.device import DeviceCaps, Size3
-from weft.backends.gpu.device.known_drivers import best_match, read_table
+from weft.backends.gpu.device.known_drivers import KnownDriver, best_match, read_table
 from weft.backends.vulkan import workgroup_matrices
 from weft.backends.vulkan._vk import NULL, Arena, enumerate_all, ffi, lib, string, vk
 from weft.backends.vulkan.instance import instance
@@ -110,7 +110,7 @@ class Physical:
         lib.vkGetPhysicalDeviceProperties2(self.handle, base)
 
     @cached_property
-    def known(self) -> KnownDriver:
+    def known(self) -> VulkanDriver:
         """Return what is known of the driver by its name."""
         return driver_named(self.name)
 
@@ -350,16 +350,15 @@ TABLE = Path(__file__).with_name("known_drivers.json")
 
 
 @dataclass(frozen=True)
-class KnownDriver:
+class VulkanDriver(KnownDriver):
     """A driver, by a part of its devices' names."""
 
-    name: str = ""
     compiles_late: bool = False
     """Whether it compiles a pipeline at its first dispatch, and not when it is created."""
     max_rounds: int = 0
     """Rounds of all loops of an item after which it skips the rest (Mesa's LP_MAX_TGSI_LOOP_ITERATIONS); 0: none."""
 
 
-def driver_named(device: str) -> KnownDriver:
+def driver_named(device: str) -> VulkanDriver:
     """Return what is known of the driver of a device."""
-    return best_match([KnownDriver(**each) for each in read_table(TABLE)["drivers"]], device) or KnownDriver()
+    return best_match([VulkanDriver(**each) for each in read_table(TABLE)["drivers"]], device) or VulkanDriver()

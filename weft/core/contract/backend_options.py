@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from numbers import Integral, Real
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weft.errors import BackendError, ConfigError, brief
+
+if TYPE_CHECKING:
+    from weft.core.contract.backend import BackendCreator
 
 Value = bool | int | float | str
 """The types of an option's value."""
@@ -126,18 +129,7 @@ class Options(Mapping[str, Value]):
 NO_OPTIONS = Options()
 
 
-class Declares(Protocol):
-    """An object with options: a creator."""
-
-    id: str
-
-    @property
-    def options(self) -> Sequence[BackendOption]:
-        """Return the declared options."""
-        ...
-
-
-def check_declared(creator: Declares) -> None:
+def check_declared(creator: BackendCreator) -> None:
     """Raise BackendError unless a creator declares a list of options with distinct names."""
     given: object = creator.options
     problems: list[str] = []
@@ -158,18 +150,18 @@ def check_declared(creator: Declares) -> None:
         )
 
 
-def defaults(creator: Declares) -> Options:
+def defaults(creator: BackendCreator) -> Options:
     """Return the default values of a creator's options."""
     return Options({each.name: each.default for each in creator.options})
 
 
-def kept_by_networks(creator: Declares, values: Mapping[str, Value]) -> Options:
+def kept_by_networks(creator: BackendCreator, values: Mapping[str, Value]) -> Options:
     """Return the options that an optimised network keeps: declared `saved`, and not at their defaults."""
     depends = {each.name: each.default for each in creator.options if each.saved}
     return Options({k: v for k, v in values.items() if k in depends and depends[k] != v})
 
 
-def problems_of(creator: Declares, given: object) -> list[str]:
+def problems_of(creator: BackendCreator, given: object) -> list[str]:
     """Return what is wrong with the values given for one backend; ConfigError if an option's own check raises it."""
     if not isinstance(given, Mapping):
         return [f"{creator.id!r} has {brief(repr(given))}, which is not a dict of values by name"]
@@ -189,7 +181,7 @@ def problems_of(creator: Declares, given: object) -> list[str]:
     return problems
 
 
-def taken(creator: Declares, given: Mapping[str, object]) -> dict[str, Value]:
+def taken(creator: BackendCreator, given: Mapping[str, object]) -> dict[str, Value]:
     """Return the values for one backend in their types; ConfigError lists all that are wrong."""
     problems = problems_of(creator, given)
     if problems:

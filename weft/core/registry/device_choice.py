@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from weft.core.contract.backend import (
@@ -31,6 +31,9 @@ from weft.core.registry.entries import version_of
 from weft.core.registry.probe import described, hidden, present, unusable
 from weft.errors import BackendError, ConfigError, DeviceError, NoDevice, WeftError, brief
 
+if TYPE_CHECKING:
+    from weft.core.registry.backend_registry import BackendRegistry
+
 log = logging.getLogger("weft.registry")
 
 DeviceName = str | ForwardType
@@ -39,22 +42,6 @@ NAME = re.compile(r"([A-Za-z][A-Za-z0-9_]*)(?::(\S+))?")
 _PCI = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-7]))?")
 _UUID = re.compile(r"(?:[a-z]+-)?[0-9a-f]{8}[0-9a-f-]*|(?:gpu|mig)-[0-9a-f][0-9a-f/-]*")
 """A UUID with or without what its vendor writes before it; only with that may it be cut short anywhere."""
-
-
-class Known(Protocol):
-    """The backends that a name may mean: a registry."""
-
-    def find(self, key: DeviceName) -> BackendCreator:
-        """Return the creator of an id or forward type; NoDevice if there is none."""
-        ...
-
-    def creators(self) -> list[BackendCreator]:
-        """Return all creators."""
-        ...
-
-    def absent(self) -> dict[str, str]:
-        """Return why backends cannot run here, by id."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -167,7 +154,9 @@ def _close_logged(creator: BackendCreator) -> None:
         close_creator(creator)
 
 
-def choose(known: Known, device: DeviceName | Sequence[DeviceName], *, pass_over: bool = True) -> list[DeviceChoice]:
+def choose(
+    known: BackendRegistry, device: DeviceName | Sequence[DeviceName], *, pass_over: bool = True
+) -> list[DeviceChoice]:
     """Return the devices for a name or a list of names; see `BackendRegistry.choose`."""
     names = check_names(known, device)
     choices: list[DeviceChoice] = []
@@ -192,7 +181,7 @@ def choose(known: Known, device: DeviceName | Sequence[DeviceName], *, pass_over
     return choices
 
 
-def check_names(known: Known, device: DeviceName | Sequence[DeviceName]) -> list[DeviceName]:
+def check_names(known: BackendRegistry, device: DeviceName | Sequence[DeviceName]) -> list[DeviceName]:
     """Return the names of devices as a list; see `BackendRegistry.check_names`."""
     names = [device] if isinstance(device, (str, ForwardType)) else device
     if not isinstance(names, Sequence) or not names:
@@ -203,11 +192,11 @@ def check_names(known: Known, device: DeviceName | Sequence[DeviceName]) -> list
     return list(names)
 
 
-def _one(known: Known, name: DeviceName) -> DeviceChoice:
+def _one(known: BackendRegistry, name: DeviceName) -> DeviceChoice:
     return _auto(known) if _is_auto(name) else _named(known, name)
 
 
-def gpus(known: Known) -> list[DeviceInfo]:
+def gpus(known: BackendRegistry) -> list[DeviceInfo]:
     """Return every usable GPU once: through the API that "auto" prefers among those that list it."""
     kept: list[DeviceInfo] = []
     for creator, device in _ranked(known):
@@ -219,13 +208,13 @@ def gpus(known: Known) -> list[DeviceInfo]:
     return kept
 
 
-def _ranked(known: Known) -> list[tuple[BackendCreator, DeviceInfo]]:
+def _ranked(known: BackendRegistry) -> list[tuple[BackendCreator, DeviceInfo]]:
     """Return the devices among which "auto" chooses, the preferred APIs first."""
     ranked = sorted((c for c in known.creators() if c.auto_rank is not None), key=lambda c: c.auto_rank or 0)
     return [(c, d) for c in ranked for d in present(c)[0]]
 
 
-def _auto(known: Known) -> DeviceChoice:
+def _auto(known: BackendRegistry) -> DeviceChoice:
     found = _ranked(known)
     broken: list[str] = []
     for creator, d in found:
@@ -242,7 +231,7 @@ def _auto(known: Known) -> DeviceChoice:
     return DeviceChoice(fallback, 0, f"AUTO picked {fallback.id}: no GPU was found ({why})")
 
 
-def _named(known: Known, name: DeviceName) -> DeviceChoice:
+def _named(known: BackendRegistry, name: DeviceName) -> DeviceChoice:
     key, which = _split(name)
     creator = known.find(key)
     devices, why = present(creator)

@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,8 +21,10 @@ from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
 from weft.core.graph.op import MovingOp
 from weft.core.passes.precision import are_finite_halves
-from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.session.arguments import is_half
+
+if TYPE_CHECKING:
+    from weft.core.session.planner import Planner
 
 log = logging.getLogger("weft.session")
 
@@ -164,18 +166,6 @@ def are_checked(arrays: Sequence[object]) -> bool:
     return sum(a.nbytes for a in arrays if isinstance(a, np.ndarray)) <= MOST_CHECKED
 
 
-class Planned(Protocol):
-    """What plans the network of a session."""
-
-    graph: Graph
-    fixed: OptimizedNetwork | None
-
-    @property
-    def narrowable(self) -> frozenset[str]:
-        """Return the inputs and outputs that the plan of now can take and give in fp16."""
-        ...
-
-
 class RangeCheck:
     """Looks at the runs of a session at precision LOW for overflow, and has them repeated in float32."""
 
@@ -194,7 +184,7 @@ class RangeCheck:
         return self.is_on and (self.watch is not None or are_checked(given))
 
     def settled(
-        self, results: list[Any], inputs: Mapping[str, Any], planner: Callable[[], Planned],
+        self, results: list[Any], inputs: Mapping[str, Any], planner: Callable[[], Planner],
         repeat: Callable[[], list[Any]], widen: Callable[[frozenset[str]], None],
     ) -> list[Any]:
         """Return the results of a run that has ended, or of another with what overflowed in float32.
@@ -258,7 +248,7 @@ class RangeCheck:
         finally:
             self.watch = None
 
-    def _judged(self, results: list[Any], now: Planned) -> list[Any]:
+    def _judged(self, results: list[Any], now: Planner) -> list[Any]:
         """Return the outputs that tell of an overflow: not those that are float32 and given in arrays of float16."""
         wide = self.halves - now.narrowable
         if not wide:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.core.placement.capacity import Axes, is_padded
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.errors import ConfigError, InputError, listing
+
+if TYPE_CHECKING:
+    from weft.core.session.session import Session
 
 KNOWN = {
     "past_key_values*": "present*", "past*": "present*", "*_in": "*_out", "*_cache": "*_cache_out",
@@ -353,21 +356,13 @@ class StateStore:
 T = TypeVar("T")
 
 
-class KeepsState(Protocol):
-    """A session."""
-
-    def with_state(self, use: Callable[[StateStore, Mapping[str, Axes]], T], *, values: bool = True) -> T:
-        """Return what a function makes of the state, and of the axes of its inputs, while no run is under way."""
-        ...
-
-
 class State:
     """The values of a session that live from run to run; `Session.state` returns it.
 
     A cache grows by the rows of each run, on the device where that keeps it. Its `length` counts them.
     """
 
-    def __init__(self, session: KeepsState) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
 
     def __repr__(self) -> str:

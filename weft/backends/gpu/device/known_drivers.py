@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 
-class Named(Protocol):
+@dataclass(frozen=True)
+class KnownDriver:
     """What a table knows of a driver."""
 
-    @property
-    def name(self) -> str:
-        """Return a part of the name by which the API knows the driver or its device."""
-        ...
+    name: str = ""
+    """A part of the name by which the API knows the driver or its device."""
 
 
-D = TypeVar("D", bound=Named)
+D = TypeVar("D", bound=KnownDriver)
 
 
 @cache
