@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from math import prod
-from weakref import ref
 
 import numpy as np
 
 from weft.core.graph.layout import PACK, Array, Shape
 from weft.core.graph.tensor import Tensor
+from weft.core.host.derived_arrays import derived_arrays
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.launch import KernelBuilder
 from weft.kernels.output_maps import SubPixels, SubPixelsOfSlices
@@ -34,8 +34,6 @@ from weft.ops.window import Window
 
 SUBPIXELS = "conv_subpixels"
 """Convolutions to sub-pixels; `DeviceCaps.without` names them where they were found wrong."""
-_finite: dict[int, ref[Array]] = {}
-"""Weights that were found to be finite, by their identity: another size of a network does not read them again."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +117,10 @@ def _ranges(taps: int, stride: int) -> list[tuple[int, int, int]]:
 
 def are_finite(weight: Array) -> bool:
     """Tell whether weights are finite: zeros beyond the edges of an image, by which others are multiplied, stay so."""
-    key = id(weight)
-    known = _finite.get(key)
-    if known is not None and known() is weight:
-        return True
-    if not np.isfinite(weight).all():
-        return False
-    _finite[key] = ref(weight, lambda _: _finite.pop(key, None))
+    if derived_arrays.find(are_finite, [weight]) is None:  # another size of a network does not read them again
+        if not np.isfinite(weight).all():
+            return False
+        derived_arrays.note(are_finite, [weight], [])
     return True
 
 
