@@ -8,7 +8,6 @@ store adds the epilogue, so templates need not know of it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.core.graph.dtypes import DType
-from weft.core.host.disk_cache import DiskCache
+from weft.core.host.disk_cache import DiskCache, hash_of
 from weft.errors import CompileError, ConfigError
 from weft.kernels.dialect import Dialect, KernelParts, View
 from weft.kernels.formats import is_coded
@@ -718,11 +717,9 @@ def writers_hash(dialect: Dialect) -> str:
     """Return a hash of all that turns a request into text: the templates, these modules and the dialect's."""
     modules = {cls.__module__ for cls in type(dialect).__mro__ if issubclass(cls, Dialect)}
     places = [Path(file).parent for m in modules if (file := getattr(sys.modules[m], "__file__", None))]
-    hashed = hashlib.blake2b(f"{dialect.name} {vars(dialect)!r}".encode(), digest_size=16)
-    for folder in sorted({*places, *_folders, Path(__file__).parent}):
-        for file in sorted((*folder.glob("*.mako"), *folder.glob("*.py"))):
-            hashed.update(file.read_bytes())
-    return hashed.hexdigest()
+    folders = sorted({*places, *_folders, Path(__file__).parent})
+    files = (file for folder in folders for file in sorted((*folder.glob("*.mako"), *folder.glob("*.py"))))
+    return hash_of(files, f"{dialect.name} {vars(dialect)!r}")
 
 
 @lru_cache(maxsize=16)

@@ -10,7 +10,6 @@ What was compiled is kept on disk, so a process that finds all of it there does 
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import logging
@@ -33,7 +32,7 @@ from weft.backends.vulkan._vk import NOT_THE_KERNELS_FAULT, NULL, Arena, failure
 from weft.backends.vulkan.context import Context
 from weft.backends.vulkan.physical import Physical
 from weft.backends.vulkan.pipeline_builder import Owned
-from weft.core.host.disk_cache import DiskCache
+from weft.core.host.disk_cache import DiskCache, hash_of
 from weft.errors import CompileError, DeviceError, WeftError
 from weft.kernels import device_caps
 from weft.kernels.chain import CHAIN
@@ -317,8 +316,7 @@ def _both(caps: DeviceCaps, vulkan: DeviceCaps) -> DeviceCaps:
 
 def _code_of_caps() -> str:
     """Return a hash of what decides the capabilities that `open` keeps."""
-    code = [Path(opencl.__path__[0], "capabilities.py"), TABLE, Path(device_caps.__file__)]
-    return hashlib.blake2b(b"".join(file.read_bytes() for file in code), digest_size=16).hexdigest()
+    return hash_of([Path(opencl.__path__[0], "capabilities.py"), TABLE, Path(device_caps.__file__)])
 
 
 def _function(device: Any, name: str) -> Any:

@@ -17,7 +17,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -157,6 +157,14 @@ def unseal(key: str, blob: bytes) -> bytes | None:
 def _digest(key: str, content: bytes) -> bytes:
     named = key.encode()
     return hashlib.blake2b(len(named).to_bytes(8, "little") + named + content, digest_size=_DIGEST).digest()
+
+
+def hash_of(files: Iterable[Path], before: str = "") -> str:
+    """Return a hash of a text and of the content of files, for the keys of what follows from code."""
+    hashed = hashlib.blake2b(before.encode(), digest_size=16)
+    for file in files:
+        hashed.update(file.read_bytes())
+    return hashed.hexdigest()
 
 
 class DiskCache:

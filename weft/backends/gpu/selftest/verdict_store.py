@@ -7,7 +7,6 @@ is not used, and reports say so. `WEFT_SELFTEST` chooses to test in this process
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -26,7 +25,7 @@ from weft import config
 from weft.backends.gpu.device.device import GpuDevice
 from weft.backends.gpu.runtime import GpuRuntime
 from weft.core.contract.error_context import is_error
-from weft.core.host.disk_cache import DiskCache
+from weft.core.host.disk_cache import DiskCache, hash_of
 from weft.core.registry.backend_registry import registry
 from weft.errors import CompileError, OutOfMemory, WeftError
 from weft.kernels.special import SpecialKernel, kernel_families, special_kernels
@@ -244,7 +243,7 @@ def key_of(device: GpuDevice) -> str:
 def _code(module: str) -> str:
     """Return the hash of the module that registers a kind: a user's module is not among the launchers."""
     own = getattr(sys.modules.get(module), "__file__", None)
-    return hashlib.blake2b(Path(own).read_bytes() if own else b"", digest_size=16).hexdigest()
+    return hash_of([Path(own)] if own else [])
 
 
 def launching_modules() -> list[Path]:
@@ -256,7 +255,4 @@ def launching_modules() -> list[Path]:
 @lru_cache(maxsize=1)
 def _launchers() -> str:
     """Return the hash of all `launching_modules`."""
-    hashed = hashlib.blake2b(digest_size=16)
-    for file in launching_modules():
-        hashed.update(file.read_bytes())
-    return hashed.hexdigest()
+    return hash_of(launching_modules())

@@ -7,7 +7,6 @@ again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import threading
@@ -23,7 +22,7 @@ from weft.core.contract.backend import DeviceInfo
 from weft.core.contract.error_context import is_error
 from weft.core.host import shutdown
 from weft.core.host.background import is_busy
-from weft.core.host.disk_cache import DiskCache
+from weft.core.host.disk_cache import DiskCache, hash_of
 from weft.kernels import rates as rates_module
 from weft.kernels.rates import Rates
 from weft.kernels.template import SHADERS
@@ -141,7 +140,4 @@ def _key(info: DeviceInfo) -> str:
 def _probe() -> str:
     """Return a hash of what measures, so that another version of Weft measures again only if its probe is another."""
     own = Path(__file__).with_name("probe.py"), Path(rates_module.__file__)
-    hashed = hashlib.blake2b(digest_size=16)
-    for file in (*own, *sorted(SHADERS.glob("probe*.mako"))):
-        hashed.update(file.read_bytes())
-    return hashed.hexdigest()
+    return hash_of([*own, *sorted(SHADERS.glob("probe*.mako"))])
