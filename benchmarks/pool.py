@@ -1,29 +1,39 @@
 """Time a pool on one device and on several: how many pictures a second it runs, and how that grows.
 
-    python -m benchmarks.pool [--devices vulkan:0,vulkan:1] [--batch 32] [--replicas 1,2] [--precision low]
+    python -m benchmarks.pool [--devices vulkan:0,vulkan:1] [--batch 32] [--replicas 1,2] [--precision low,high]
 
-Callers in threads keep the queue filled with pictures in fp32 for ResNet-50, one a request, so the figures are host to
-host, copies included. Rows in turn: the first device, the first two, and so on, by replicas for each device. The last
-figure of a row is its rate over that of the first device with as many replicas. Without --devices, all GPUs count.
+Callers in threads keep the queue filled with pictures for ResNet-50, one a request, so the figures are host to host,
+copies included. Rows in turn: the first device, the first two, and so on, by replicas for each device. The last figure
+of a row is its rate over that of the first device with as many replicas. Without --devices, all GPUs count.
+
+--input is the type of the pictures: float32, or uint8, which the network converts, or float16 (with --precision low).
+--switch-ms sets how long a thread of Python keeps the interpreter while others wait (5 ms by default). --processes
+runs a process for each device, all at the same time, in the place of one pool: what is left then of the time that
+threads lose to each other. `busy` and `gather` are shares of a replica's time: in runs, and, of it, putting batches
+together.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from pathlib import Path
 
 import numpy as np
+from onnx import TensorProto, helper
 
 import weft
 from benchmarks.measure import Array
 from benchmarks.models import resnet50
-from benchmarks.options import number, numbers, output
+from benchmarks.options import number, numbers, output, words
 
 TOLERANCE = 2e-2
 """How far results of a batch may be from those of one picture, relative to the largest: precision LOW has fp16."""
@@ -40,12 +50,15 @@ class Row:
     mean_batch: float
     busy: float
     """The share of the time in which a replica ran, on average."""
+    gather: float
+    """The share of the time in which it put batches together."""
+    precision: str
     over_one: float
     """The rate over that of one device."""
 
 
-def measure(pool: weft.Pool, x: Array, expected: Array, callers: int, seconds: float) -> tuple[float, float, float]:
-    """Return the pictures a second, the mean rows of a run, and the share of the time in which replicas ran."""
+def measure(pool: weft.Pool, x: Array, expected: Array, callers: int, seconds: float) -> list[float]:
+    """Return the pictures a second, the mean rows of a run, and the shares of time in runs and in gathering."""
     ahead = 3 * len(pool.report.replicas) * pool.batch // callers + 1
 
     def call(last: float) -> int:
@@ -60,10 +73,74 @@ def measure(pool: weft.Pool, x: Array, expected: Array, callers: int, seconds: f
         before, begun = pool.report.replicas, time.perf_counter()
         done = sum(threads.map(call, repeat(begun + seconds, callers)))
         took, after = time.perf_counter() - begun, pool.report.replicas
-    runs = sum(b.runs - a.runs for a, b in zip(before, after, strict=True))
-    rows = sum(b.rows - a.rows for a, b in zip(before, after, strict=True))
-    busy = sum(b.busy_seconds - a.busy_seconds for a, b in zip(before, after, strict=True))
-    return done / took, rows / max(runs, 1), busy / took / len(after)
+    names, both = ("runs", "rows", "busy_seconds", "gather_seconds"), list(zip(after, before, strict=True))
+    runs, rows, busy, gather = (sum(getattr(a, n) - getattr(b, n) for a, b in both) for n in names)
+    return [done / took, rows / max(runs, 1), busy / took / len(after), gather / took / len(after)]
+
+
+def network(options: argparse.Namespace) -> tuple[bytes, Array]:
+    """Return ResNet-50 and a picture in the type that it takes."""
+    model = resnet50("n", image=options.image, width=options.width)
+    picture = np.random.default_rng(0).standard_normal((1, 3, options.image, options.image)).astype(np.float32)
+    if options.input != "uint8":
+        return model.SerializeToString(), picture.astype(options.input)
+    (given,) = model.graph.input
+    for node in model.graph.node:
+        node.input[:] = ["picture" if name == given.name else name for name in node.input]
+    model.graph.node.insert(0, helper.make_node("Cast", [given.name], ["picture"], to=TensorProto.FLOAT))
+    given.type.tensor_type.elem_type = TensorProto.UINT8
+    return model.SerializeToString(), (picture * 40 + 128).clip(0, 255).astype(np.uint8)
+
+
+def pools(devices: Sequence[str], options: argparse.Namespace) -> list[Row]:
+    """Return the rows of one device, two, and so on, each in a pool."""
+    rows, one, (model, x) = list[Row](), dict[tuple[str, int], float](), network(options)
+    for precision in options.precision:
+        for count in range(1, len(devices) + 1):
+            for replicas in options.replicas:
+                with weft.Pool(
+                    model, devices[:count], replicas=replicas, batch=options.batch, batch_wait=0.005, queue=1 << 20,
+                    precision=precision, fallback="error", wait="all",
+                ) as pool:
+                    pool.warm()
+                    rate, mean, busy, gather = measure(pool, x, pool.run(x)[0], options.callers, options.seconds)
+                over = rate / one.setdefault((precision, replicas), rate)
+                rows.append(Row(count, replicas, rate, mean, busy, gather, precision, over))
+                print(shown(rows[-1]), flush=True)
+    return rows
+
+
+def processes(devices: Sequence[str], arguments: Sequence[str], folder: Path) -> list[Row]:
+    """Return the rows of one device and of all, each with a process of its own."""
+    rows = list[Row]()
+    for chosen in (devices[:1], devices):
+        files = [folder / f"{len(chosen)}-{k}.json" for k in range(len(chosen))]
+        commands = [
+            [sys.executable, "-m", "benchmarks.pool", *arguments, "--devices", d, "--json", str(file)]
+            for d, file in zip(chosen, files, strict=True)
+        ]
+        for started in [subprocess.Popen(command, stdout=subprocess.DEVNULL) for command in commands]:
+            if started.wait() != 0:
+                raise RuntimeError(f"a process ended with {started.returncode}")
+        each = [[Row(**row) for row in json.loads(file.read_text())] for file in files]
+        rows += [
+            replace(alike[0], devices=len(chosen), pictures_per_second=sum(row.pictures_per_second for row in alike))
+            for alike in zip(*each, strict=True)
+        ]
+    for k, row in enumerate(rows):
+        first = rows[k % (len(rows) // 2)].pictures_per_second
+        rows[k] = replace(row, over_one=row.pictures_per_second / first)
+        print("a process each: " + shown(rows[k]))
+    return rows
+
+
+def shown(row: Row) -> str:
+    """Return a row as text."""
+    return (
+        f"{row.precision:>6}, {row.devices} device(s), {row.replicas} replica(s) each: "
+        f"{row.pictures_per_second:9.1f} pictures/s, {row.mean_batch:5.1f} a run, busy {row.busy:4.0%}, "
+        f"gather {row.gather:4.0%}, {row.over_one:.2f}x"
+    )
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -72,11 +149,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--devices", default="", help="names with commas between them")
     parser.add_argument("--replicas", type=numbers, default=[1, 2], help="for each device")
     parser.add_argument("--batch", type=number, default=32)
-    parser.add_argument("--precision", default="low")
+    parser.add_argument("--precision", type=words(("high", "normal", "low")), default=["low"])
+    parser.add_argument("--input", choices=["float32", "float16", "uint8"], default="float32")
     parser.add_argument("--image", type=number, default=224)
     parser.add_argument("--width", type=float, default=1.0, help="of ResNet-50's layers")
     parser.add_argument("--callers", type=number, default=2)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each row")
+    parser.add_argument("--switch-ms", type=float, default=5.0)
+    parser.add_argument("--processes", action="store_true")
     parser.add_argument("--json", type=output)
     return parser.parse_args(arguments)
 
@@ -84,26 +164,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     given = parse(arguments)
+    sys.setswitchinterval(given.switch_ms / 1000)
     devices = [d for d in given.devices.split(",") if d] or [d.identity for d in weft.registry.gpus()]
-    model = resnet50("n", image=given.image, width=given.width).SerializeToString()
-    x = np.random.default_rng(0).standard_normal((1, 3, given.image, given.image)).astype(np.float32)
-    print(f"ResNet-50, {given.precision}, batches of up to {given.batch}, on {', '.join(devices)}")
-    rows, one = list[Row](), dict[int, float]()
-    for count in range(1, len(devices) + 1):
-        for replicas in given.replicas:
-            with weft.Pool(
-                model, devices[:count], replicas=replicas, batch=given.batch, batch_wait=0.005, queue=1 << 20,
-                precision=given.precision, fallback="error", wait="all",
-            ) as pool:
-                pool.warm()
-                rate, mean, busy = measure(pool, x, pool.run(x)[0], given.callers, given.seconds)
-            one.setdefault(replicas, rate)
-            rows.append(Row(count, replicas, rate, mean, busy, rate / one[replicas]))
-            print(
-                f"{count} device(s), {replicas} replica(s) each: {rate:9.1f} pictures/s, {mean:5.1f} a run, "
-                f"busy {busy:4.0%}, {rate / one[replicas]:.2f}x",
-                flush=True,
-            )
+    print(f"ResNet-50 of {given.input}, batches of up to {given.batch}, on {', '.join(devices)}", flush=True)
+    if given.processes:
+        more = [a for a in (sys.argv[1:] if arguments is None else arguments) if a != "--processes"]
+        with tempfile.TemporaryDirectory() as folder:
+            rows = processes(devices, more, Path(folder))
+    else:
+        rows = pools(devices, given)
     if given.json is not None:
         Path(given.json).write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 

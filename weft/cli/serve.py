@@ -27,6 +27,10 @@ from weft.serving.server import Server, ServerOptions
 BACKLOG = 2048
 """Connections that the system holds until the server accepts them."""
 
+SWITCH = 0.001
+"""Seconds for which a thread of Python keeps the interpreter while others wait; 0.005 by default. Threads that run
+networks and the one that answers wait for each other many times in a batch."""
+
 
 @load_flags(
     "device", "precision", "memory", "hints", "fallback", "backend_options", "fusing", "winograd", "overflow_check",
@@ -45,7 +49,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8000,
     replicas: Annotated[int, typer.Option(min=1, help="Sessions for each device.")] = 1,
     batch: Annotated[int, typer.Option(min=1, help="Most rows of requests that run together.")] = 1,
-    batch_wait: Annotated[float, typer.Option(min=0, help="Milliseconds that a batch waits to be full.")] = 2.0,
+    batch_wait: Annotated[float, typer.Option(min=0, help="Milliseconds that a batch waits to be full.")] = 0.0,
     queue: Annotated[int, typer.Option(min=1, help="Most waiting requests for each model.")] = 2048,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for a request, and for the end.")] = 60.0,
     max_mib: Annotated[float, typer.Option(min=0.001, help="MiB of a request.")] = 64.0,
@@ -77,6 +81,7 @@ def serve(
                 server_header=False, timeout_graceful_shutdown=max(round(timeout), 1),
             )
             _take_signals(repository)
+            sys.setswitchinterval(SWITCH)
             uvicorn.Server(config).run(sockets=[listener])
         finally:
             repository.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,8 @@ class BatchRunner:
 
     def __init__(self, session: Session, sizes: Sequence[int]) -> None:
         self.session = session
+        self.gather_seconds = 0.0
+        """The time that went into putting requests together."""
         self._sizes = sizes
         self._arrays: dict[tuple[Hashable, int], _BatchArrays] = {}
         """For the inputs of a kind and size of batch; the last is the one used last."""
@@ -85,11 +88,13 @@ class BatchRunner:
         if len(requests) == 1 and size == total:
             return [self.session.run(requests[0].inputs)], 0
         key = requests[0].kind, size
+        began = monotonic()
         held = self._arrays.pop(key, None) or _BatchArrays.of(requests[0], size)
         for name, array in held.arrays.items():
             parts = [request.inputs[name] for request in requests]
             np.concatenate(parts, out=array[:total])
             array[total:] = parts[-1][-1:]
+        self.gather_seconds += monotonic() - began
         results = self.session.run(held.arrays)
         self._keep(key, held)
         outputs, begin = [], 0
@@ -122,6 +127,6 @@ class BatchRunner:
             del self._arrays[old]
 
     def _in_reach(self, arrays: dict[str, Array]) -> dict[str, Array]:
-        """Return arrays like these in the device's reach; these if the device reads another type."""
-        reached = self.session.input_arrays()
-        return reached if all(reached[name].dtype == array.dtype for name, array in arrays.items()) else arrays
+        """Return arrays like these in the device's reach, as far as the device reads their types."""
+        reached = self.session.input_arrays(half=any(array.dtype == np.float16 for array in arrays.values()))
+        return {n: reached[n] if reached[n].dtype == array.dtype else array for n, array in arrays.items()}

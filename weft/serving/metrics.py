@@ -70,6 +70,7 @@ _OF_REPLICAS = (
     ("weft_runs_total", "counter", "Runs of a replica, each of a batch.", "runs"),
     ("weft_rows_total", "counter", "Rows of requests in these runs.", "rows"),
     ("weft_busy_seconds_total", "counter", "Seconds of these runs.", "busy_seconds"),
+    ("weft_gather_seconds_total", "counter", "The part of these in which batches were put together.", "gather_seconds"),
     ("weft_replacements_total", "counter", "How often a replica died and was loaded anew.", "replaced"),
     ("weft_replica_up", "gauge", "0 if a replica died and could not be loaded again.", ""),
 )

@@ -64,6 +64,8 @@ class ReplicaReport:
     """The rows of all requests in these runs."""
     busy_seconds: float
     """The time of these runs."""
+    gather_seconds: float
+    """The part of it in which the host put batches together, since the session was loaded."""
     replaced: int
     """How often it died and was loaded anew."""
     why: str
@@ -133,7 +135,10 @@ class _Replica:
         self.repeat()
 
     def report(self) -> ReplicaReport:
-        return ReplicaReport(self.device, self.state, self.runs, self.rows, self.busy, self.replaced, self.why)
+        return ReplicaReport(
+            self.device, self.state, self.runs, self.rows, self.busy, self.runner.gather_seconds, self.replaced,
+            self.why,
+        )
 
 
 @dataclass(eq=False)
@@ -296,7 +301,7 @@ class Pool(NotCopied):
         *,
         replicas: int = 1,
         batch: int = 1,
-        batch_wait: float = 0.002,
+        batch_wait: float = 0.0,
         queue: int = 1024,
         attempts: int = 3,
         **options: Unpack[PoolKeywords],
@@ -308,10 +313,10 @@ class Pool(NotCopied):
         as `weft.load` takes them. Sessions on one device share its weights. A network that `weft.optimize` made has
         its own devices.
 
-        Up to `batch` rows of requests that are alike in shapes and types run together; a batch that is not full waits
-        until its first request is `batch_wait` seconds old. All inputs must have the same open first dimension, and
-        what the network computes for a row must not depend on other rows. Batches have powers of two as sizes; they
-        are filled up with copies of the last row.
+        Up to `batch` rows of requests that are alike in shapes and types run together: those that came while a session
+        was busy, and with `batch_wait` those that come within so many seconds after the first. All inputs must have the
+        same open first dimension, and what the network computes for a row must not depend on other rows. Batches have
+        powers of two as sizes; they are filled up with copies of the last row.
 
         Up to `queue` requests wait. A session that dies, because its device fails, is replaced, and what it ran is
         tried again, `attempts` times in all.

@@ -69,6 +69,20 @@ def test_the_host_copies_nothing(device: str, ways: None) -> None:
         assert all(np.isnan(pipeline.mapped[name]).all() for name in ("a", "b", "y", "z"))
 
 
+@pytest.mark.parametrize("device", GPUS)
+def test_float32_arrays_at_low_are_uploaded_from_where_they_are(device: str, ways: None) -> None:
+    with weft.load(network(), device, precision="low", fallback="error") as session:
+        arrays = session.input_arrays(half=False)
+        assert {array.dtype for array in arrays.values()} == {np.dtype(np.float32)}
+        arrays["a"][...], arrays["b"][...] = random(0), random(1)
+        session.run(arrays)  # which looks for overflows
+        (pipeline,) = session.pipelines
+        for name in ("a", "b"):
+            pipeline.mapped[name][...] = np.nan
+        check(dict(zip("yz", session.run(arrays), strict=True)), random(0), random(1), "low")
+        assert all(np.isnan(pipeline.mapped[name]).all() for name in ("a", "b"))
+
+
 @pytest.mark.parametrize("precision", ["high", "low"])
 def test_the_cpu_computes_in_them(precision: str) -> None:
     """Also in those of before a resize; at LOW the first run with them plans anew, which is one."""

@@ -526,14 +526,14 @@ class Session(NotCopied):
     # -- arrays in the devices' reach ------------------------------------------------------------------
 
     @_alone
-    def input_arrays(self) -> dict[str, Array]:
+    def input_arrays(self, *, half: bool = True) -> dict[str, Array]:
         """Return new arrays of zeros for the inputs, by name, in memory that the device reads without a copy.
 
         Fill them and pass them to `run` or `submit`; each call returns others, so that one set can be filled while the
-        device works on another. They are float16 for float32 inputs that the network stores so (precision LOW), and
-        otherwise of the model's types. They fit the current shapes. They stay valid as long as you hold them, also
-        after a resize, and after `close`. Devices without such memory, and memory mode LIMIT, get numpy's own arrays,
-        which runs copy. InputError while shapes are unbound. Sequences and optionals have none.
+        device works on another. They are float16 for float32 inputs that the network stores so (precision LOW), unless
+        `half` is False, and otherwise of the model's types. They fit the current shapes. They stay valid as long as you
+        hold them, also after a resize, and after `close`. Devices without such memory, and memory mode LIMIT, get
+        numpy's own arrays, which runs copy. InputError while shapes are unbound. Sequences and optionals have none.
         """
         self._settle()
         plan, bound = self._planner.now, self._planner.bound
@@ -544,7 +544,8 @@ class Session(NotCopied):
             if plan.roomy and self._run.shapes:
                 spec = TensorSpec(self._run.shapes[name], spec.dtype)
             if not isinstance(spec, SequenceSpec):
-                arrays[name] = plan.executable.lend(name, plan.travelling(name, spec), is_input=True)
+                spec = plan.travelling(name, spec) if half else TensorSpec(spec.shape, self.graph.specs[name].dtype)
+                arrays[name] = plan.executable.lend(name, spec, is_input=True)
         return arrays
 
     @_alone
