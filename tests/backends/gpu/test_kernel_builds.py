@@ -13,11 +13,12 @@ import weft
 from benchmarks.decoders import decoder
 from tests.helpers.cards import CHAINED
 from tests.helpers.nets import Net, branching, feeds
-from tests.helpers.null_gpu import NullCreator, NullDevice
+from tests.helpers.null_gpu import NullCreator, NullDevice, null_gpu
 from tests.helpers.timed_gpu import GEMM, TimedDevice, convolutions, timed_gpu
 from weft.backends.gpu.backend import GpuBackend
 from weft.backends.gpu.device import kernel_builds
 from weft.core.contract.lowered import Lowered
+from weft.core.contract.views import OptimizationViews, SubgraphView
 from weft.core.graph.interpreter import outputs
 from weft.core.registry.backend_registry import registry
 from weft.errors import CompileError
@@ -188,3 +189,19 @@ def test_a_text_opens_a_device_once_for_general_kernels(monkeypatch: pytest.Monk
             session.wait_all()
     finally:
         registry.remove("null")
+
+
+def test_nothing_is_divided_in_vain_on_a_device_that_was_never_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[bool]()
+    optimize = GpuBackend.OptimizeSubgraph
+
+    def counted(backend: GpuBackend, view: SubgraphView) -> OptimizationViews:
+        asked.append(backend.runtime.general)
+        return optimize(backend, view)
+
+    monkeypatch.setattr(GpuBackend, "OptimizeSubgraph", counted)
+    monkeypatch.setenv("WEFT_SELFTEST", "child")
+    with null_gpu(), weft.load(decoder("tiny", "genai"), "null", state=True, precision="low", wait="first") as session:
+        session.run({"input_ids": np.ones((1, 5), np.int64), "attention_mask": np.ones((1, 5), np.int64)})
+        assert any("some kernels are to be tested" in note for note in session.report.notes)
+        assert asked == [True]

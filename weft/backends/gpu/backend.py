@@ -51,6 +51,7 @@ from weft.kernels.launch import FOR_SHAPES
 from weft.kernels.special import READS_SIZES
 from weft.ops.relayout import Relayout
 
+TESTED = "some kernels are to be tested"
 MANY = 4
 """Kernels to be built for which a session that wants its first run soon is given other ones."""
 
@@ -149,6 +150,14 @@ class GpuBackend(Engine):
         views.substitute(view, fused)  # as a whole: hundreds of groups would each be checked by themselves
         return views
 
+    def why_later(self) -> str:
+        """Return why any part can only run later: no start before tested a kernel of this device."""
+        verdicts = self.runtime.verdicts
+        if not (self._hurries and self.tests_kernels and verdicts.untested) or verdicts.by_name:
+            return ""
+        self._hurries = False
+        return TESTED
+
     def lower(self, graph: Graph) -> Lowered:
         """Return the part with its layouts, views and launches; see `weft.backends.gpu.lowering`.
 
@@ -178,7 +187,7 @@ class GpuBackend(Engine):
 
         def test(launches: Iterable[PlannedLaunch]) -> None:
             if self.tests_kernels and self.runtime.verdicts.lack(self._kinds(launches)):
-                raise self._takes_long("some kernels are to be tested")
+                raise self._takes_long(TESTED)
 
         def build(launches: Iterable[PlannedLaunch]) -> None:
             if missing.count(launches) >= MANY:

@@ -22,6 +22,10 @@ class Engine(Backend):
     pipeline_type: ClassVar[type[Pipeline]]
     """The class of the pipelines in which it runs."""
 
+    def why_later(self) -> str:
+        """Return why any part can only run later, as `TakesLong` says of one; "" by default, and once it was said."""
+        return ""
+
     def lower(self, graph: Graph) -> Lowered | None:
         """Return the part as it will run: layouts, views and launches; None, as by default, if it runs as it is.
 

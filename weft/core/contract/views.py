@@ -277,9 +277,11 @@ def _specs(part: SubgraphView, graph: Graph) -> list[str]:
     asked.specs = {**graph.specs, **part.graph.specs}
     asked.constants = {**part.graph.constants, **graph.constants}
     try:
-        asked.nodes = sort_nodes(graph.nodes, {*part.inputs, *asked.constants})
+        nodes = sort_nodes(graph.nodes, {*part.inputs, *asked.constants})
     except ModelError as e:
         return [e.short]
+    before = {node.name: node for node in part.nodes}
+    asked.nodes = [node for node in nodes if before.get(node.name) != node]
     return wrong_specs(asked)
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from time import perf_counter
 
 from weft.core.contract.backend import Backend, BackendConfig, MemoryMode, Precision, Wait
+from weft.core.contract.engine import Engine
 from weft.core.contract.error_context import do_all, is_error
 from weft.core.contract.lowered import PlanAgain, TakesLong
 from weft.core.graph.graph import Graph, bind
@@ -295,7 +296,7 @@ class Planner:
                 store.leave([*plan.executable.unaliased])
             self._warn(divided)
 
-        self._place(partial(until_taken, attempt, self._check_may_refuse))
+        self._place(partial(until_taken, attempt, self._check_may_refuse), asks=not self.now.executable.is_loaded)
 
     # -- dividing --------------------------------------------------------------------------------------
 
@@ -424,9 +425,20 @@ class Planner:
         open_backend = partial(_state_backend, weakref.ref(self))
         return StateStore(pairs, open_backend, {i: self.graph.specs[i] for i in pairs}, self.graph.initial)
 
-    def _place(self, place: Callable[[], None]) -> None:
-        """Load a network; the first one with what is there sooner, if the usual way takes long."""
+    def _ask_why_later(self) -> None:
+        """Raise TakesLong if the first device knows of any network that it can only run later: none is divided then."""
+        backend = self.loader.ask(self.choices[0].device)
+        if isinstance(backend, Engine) and (why := backend.why_later()):
+            raise TakesLong("the network can run later", where=self.choices[0].device, why=why)
+
+    def _place(self, place: Callable[[], None], *, asks: bool = False) -> None:
+        """Load a network; the first one with what is there sooner, if the usual way takes long.
+
+        If it `asks`, the first device may tell that before anything is divided.
+        """
         try:
+            if asks:
+                self._ask_why_later()
             place()
         except TakesLong as late:
             self._place_sooner(late.why, place)
