@@ -64,6 +64,7 @@ PRELUDE = """\
 #define f32x4 float4
 #define i32 int
 #define uint unsigned int
+#define u32x4 uint4
 #define F4(a, b, c, d) make_float4((a), (b), (c), (d))
 #define TO_F32(a) ((float)(a))
 #define TO_REAL(a) ((real)(a))
@@ -123,6 +124,7 @@ class CudaDialect(Dialect):
     """CUDA C++ as NVRTC takes it. All constants are macros."""
 
     name: ClassVar[str] = "cuda"
+    dot4: ClassVar[str] = "int DOT4(uint a, uint b, int sum) { return __dp4a((int)a, (int)b, sum); }\n"
     reinterprets: ClassVar[tuple[str, str, str]] = ("__float_as_uint(v)", "__uint_as_float(v)", "((uint)(v))")
 
     def prelude_text(self) -> str:

@@ -44,7 +44,10 @@ def with_images(plan: ConvPlan, algorithm: Algorithm[ConvProblem, ConvPlan, Any]
 
 
 CONVOLUTIONS = Chooser[ConvProblem, ConvPlan](
-    Rivals("conv_int8", (IntegerMatrixConv(), IntegerConv()), ConvProblem.facts_by_channels, why_not_of_integers),
+    Rivals(
+        "conv_int8", (IntegerMatrixConv(), IntegerConv()), ConvProblem.facts_by_channels, why_not_of_integers,
+        in_microseconds=lambda problem: not problem.caps.software,
+    ),
     *ORDINARY,
     Rivals(
         "conv_depthwise",

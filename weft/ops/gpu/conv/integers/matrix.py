@@ -15,8 +15,8 @@ from weft.kernels.matrix_shapes import BYTES
 from weft.kernels.source import SUBGROUP
 from weft.kernels.special import register_special
 from weft.ops.gpu.conv.cases import quantised_conv
-from weft.ops.gpu.conv.gemm.ranking import ImplicitGemm
 from weft.ops.gpu.conv.gemm.split_k import Sums, TileWork
+from weft.ops.gpu.conv.integers.ranking import IntegerFigures, IntegerGemm
 from weft.ops.gpu.conv.integers.tiles import pack_words
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 
@@ -112,7 +112,7 @@ def steps_of(problem: ConvProblem) -> int:
     return -(-problem.taps * problem.blocks_in // DEPTH)
 
 
-class IntegerMatrixConv(ImplicitGemm[ByteTile]):
+class IntegerMatrixConv(IntegerGemm[ByteTile]):
     """Subgroups multiply tiles of bytes that the work-group stages in its memory."""
 
     name = "conv_int8_matrix"
@@ -130,18 +130,21 @@ class IntegerMatrixConv(ImplicitGemm[ByteTile]):
             if t.items <= caps.max_local_items and t.shared_bytes() <= caps.local_memory
             and (t.lz == 1 or steps >= 2 * t.lz)
         ]
-        filling = (t for t in fitting if self.work(problem, t).groups * t.lz >= caps.compute_units)
-        return next(filling, fitting[-1] if fitting else None), fitting
+        return (fitting[0] if fitting else None), fitting
+
+    def resident(self, problem: ConvProblem, tile: ByteTile) -> int:
+        registers = PACK * PACK * tile.fm * tile.fq + 60
+        return max(problem.caps.model.side_by_side(tile.items, registers, tile.shared_bytes()), 1)
+
+    def words_of_round(self, problem: ConvProblem, tile: ByteTile) -> tuple[int, float]:
+        words = DEPTH * tile.lz * tile.rows * tile.columns
+        return words, problem.caps.model.of(IntegerFigures).matrix_words
 
     def work(self, problem: ConvProblem, tile: ByteTile) -> TileWork:
         steps = steps_of(problem)
         read = PACK * DEPTH * steps * (tile.rows + tile.columns)
         groups = problem.tiles(tile.rows, tile.columns)
         return TileWork(groups, -(-steps // tile.lz), read, problem.pixels * problem.channels_out)
-
-    def cost(self, problem: ConvProblem, first: object) -> float:
-        """Return less than kernels without matrix units cost."""
-        return 0.5
 
     def multiply(self, plan: ConvPlan, tile: ByteTile, sums: Sums) -> None:
         k, p, integers = plan.k, plan.problem, plan.integers

@@ -14,8 +14,8 @@ from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.special import register_family
 from weft.ops.gpu.conv.cases import quantised_conv
-from weft.ops.gpu.conv.gemm.ranking import ImplicitGemm
 from weft.ops.gpu.conv.gemm.split_k import Sums, TileWork
+from weft.ops.gpu.conv.integers.ranking import IntegerFigures, IntegerGemm
 from weft.ops.gpu.conv.integers.weights import INTEGERS
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 
@@ -105,7 +105,7 @@ def words_of(plan: ConvPlan, step: int, columns: int, key: str) -> Tensor:
     return plan.k.constant(key, plan.packing(pack_words, step, columns), Layout.NCHW, spec)
 
 
-class IntegerConv(ImplicitGemm[IntegerTile]):
+class IntegerConv(IntegerGemm[IntegerTile]):
     """Items multiply and sum four bytes at a time, by one instruction."""
 
     name = INTEGERS
@@ -119,10 +119,15 @@ class IntegerConv(ImplicitGemm[IntegerTile]):
         if caps.software:
             return SOFTWARE_TILE, [SOFTWARE_TILE]
         fitting = [t for t in TILES if _has_room(caps, t) and (t.lz == 1 or steps >= 2 * t.lz)]
-        for tile in fitting:
-            if self.work(problem, tile).groups * tile.lz * 2 >= 3 * caps.likely_units:
-                return tile, fitting
-        return fitting[-1], fitting
+        return (fitting[0] if fitting else None), fitting
+
+    def resident(self, problem: ConvProblem, tile: IntegerTile) -> int:
+        model, registers = problem.caps.model, PACK * tile.pixels * tile.blocks + 50
+        return max(model.side_by_side(tile.items, registers, tile.shared_bytes()), 1)
+
+    def words_of_round(self, problem: ConvProblem, tile: IntegerTile) -> tuple[int, float]:
+        words = DEPTH * tile.lz * tile.rows * tile.columns * PACK
+        return words, problem.caps.model.of(IntegerFigures).words
 
     def work(self, problem: ConvProblem, tile: IntegerTile) -> TileWork:
         steps, pixels, blocks = steps_of(problem), problem.pixels, problem.blocks
