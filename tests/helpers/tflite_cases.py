@@ -245,6 +245,33 @@ case("NON_MAX_SUPPRESSION_V5", "NON_MAX_SUPPRESSION_V5", [((5, 4), F), ((5,), F)
      np.array(0.1, F), np.array(0, F)], [((4,), N), ((4,), F), ((), N)],
      values=[BOXES, np.array([0.9, 0.8, 0.3, 0.7, 0.05], F)])  # fmt: skip
 
+# -- windows, spectra, StableHLO --------------------------------------------------------------------------
+
+case("DILATE", "DILATE", [((3, 4), F), constant(2, 3), np.array(-1, F)], [((5, 10), F)])
+for function in range(1, 5):
+    case(f"REDUCE_WINDOW {function}", "REDUCE_WINDOW", [((6, 7), F), np.array(0.5, F), constant(2, 3, dtype=Q),
+         constant(2, 1, dtype=Q), constant(2, 1, dtype=Q)], [((2, 5), F)],
+         function=function)  # fmt: skip
+case("STABLEHLO_ADD", "STABLEHLO_ADD", [((2, 3), F), ((2, 3), F)], [((2, 3), F)])
+case("STABLEHLO_MAXIMUM", "STABLEHLO_MAXIMUM", [((2, 3), F), ((2, 3), F)], [((2, 3), F)])
+case("STABLEHLO_PAD", "STABLEHLO_PAD", [((2, 3), F), np.array(1.5, F)], [((4, 4), F)], low=[1, 0], high=[1, 1],
+     interior=[0, 0])  # fmt: skip
+
+
+def _spectrum() -> File:
+    """Return a network of the real, the imaginary parts and the sizes of an image's spectrum."""
+    file = File()
+    graph = file.graph()
+    x, y = graph.input((2, 4, 6)), graph.tensor((2, 4, 5), "complex64")
+    graph.add("RFFT2D", [x, graph.constant(constant(4, 8))], [y])
+    for op in ("REAL", "IMAG", "COMPLEX_ABS"):
+        graph.outputs.append(graph.tensor((2, 4, 5)))
+        graph.add(op, [y], graph.outputs[-1:])
+    return file
+
+
+keep(Case("RFFT2D", "RFFT2D", _spectrum(), [[numbers((2, 4, 6))]]))
+
 # -- integers with scales --------------------------------------------------------------------------------
 
 BYTES = {"int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767)}

@@ -24,6 +24,7 @@ from weft.frontends.tflite.registry import BUILTIN, CUSTOM, Entry
 from weft.frontends.tflite.weights import BEHIND, Costs, Weights
 from weft.frontends.wording import quote
 
+COMPLEX = (DType.COMPLEX64, DType.COMPLEX128)
 STATE = "state/"
 """How the names of inputs begin that are the state of a model."""
 DEEPEST = 16
@@ -135,8 +136,8 @@ class GraphBuilder:
             name = self.names.fresh(labels.get(index) or tensor.name or f"input{index}")
             self._values[index] = self._labels[index] = name
             graph.inputs.append(name)
-            if tensor.dtype_or_none is None:
-                problems.append(f"{tensor.where} does not hold numbers")
+            if tensor.dtype_or_none in (None, *COMPLEX):
+                problems.append(f"{tensor.where} does not hold real numbers")
                 continue
             if not self.is_body:
                 graph.specs[name] = TensorSpec(self._open_shape(name, tensor), tensor.dtype)
@@ -159,6 +160,8 @@ class GraphBuilder:
         graph = self.graph
         for index in self.subgraph.outputs:
             tensor = self.subgraph.tensor(index)
+            if tensor.dtype_or_none in (None, *COMPLEX):
+                raise ModelError("an output does not hold real numbers", where=tensor.where, fix="convert it without")
             value = self.raw(tensor)
             wanted = self._labels[index]
             if value != wanted or value in graph.outputs or value in graph.inputs or value in graph.constants:
@@ -210,6 +213,9 @@ class GraphBuilder:
 
     def _read(self, operator: Operator) -> list[str]:
         entry = self._entry(operator)
+        tensors = [self.subgraph.tensor(i) for i in (*operator.inputs, *operator.outputs) if i >= 0]
+        if not entry.of_complex and any(t.dtype_or_none in COMPLEX for t in tensors):
+            raise ModelError("complex numbers are not supported", why="Weft reads their parts and sizes alone")
         is_real = not (entry.moves and self._is_of_one_scale(operator))
         node = TFLiteNode(self, operator, is_real=is_real)
         try:

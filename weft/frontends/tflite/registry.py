@@ -19,19 +19,21 @@ class Entry:
 
     read: Importer
     moves: bool
+    of_complex: bool = False
+    """Whether it reads or makes complex tensors, as pairs of numbers."""
 
 
 BUILTIN: dict[str, Entry] = {}
 CUSTOM: dict[str, Entry] = {}
 
 
-def importer(*ops: str, moves: bool = False) -> Callable[[F], F]:
-    """Register a function for builtin ops."""
+def importer(*ops: str, moves: bool = False, of_complex: bool = False) -> Callable[[F], F]:
+    """Return a decorator that registers a function for builtin ops."""
 
     def register(function: F) -> F:
         for op in ops:
             assert op in OPS and op not in BUILTIN, op
-            BUILTIN[op] = Entry(function, moves)
+            BUILTIN[op] = Entry(function, moves, of_complex)
         return function
 
     return register

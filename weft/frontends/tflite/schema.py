@@ -127,6 +127,7 @@ OPTIONS_2: Mapping[str, tuple[int, str]] = MappingProxyType({
     "STABLEHLO_DYNAMIC_SLICE": (9, "sizes:Q"),
     "STABLEHLO_PAD": (10, "low:Q high:Q interior:Q"),
     "STABLEHLO_IOTA": (11, "dimension:q"),
+    "STABLEHLO_DOT_GENERAL": (12, "left_batch:Q right_batch:Q left_contracted:Q right_contracted:Q"),
     "STABLEHLO_TRANSPOSE": (17, "permutation:Q"),
     "REDUCE_WINDOW": (20, "function:i"),
     "STABLEHLO_COMPOSITE": (21, "name:s subgraph:i"),

@@ -6,11 +6,13 @@ from weft.frontends.tflite.importers import (  # noqa: F401
     control,
     convolutions,
     custom,
+    drawn,
     images,
     indexing,
     landmarks,
     products,
     reductions,
     shapes,
+    spectra,
     variables,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from string import ascii_lowercase
+
 from weft.core.graph.dtypes import DType
 from weft.errors import ModelError
 from weft.frontends.tflite.node import TFLiteNode
@@ -45,3 +47,20 @@ def batch_matmul(node: TFLiteNode) -> str:
     if node.dtype() is DType.INT8:  # integers without a scale
         return node.cast(node.add("MatMulInteger", x, y), dtype, DType.INT32)
     return node.add("MatMul", x, y)
+
+
+@importer("STABLEHLO_DOT_GENERAL")
+def dot_general(node: TFLiteNode) -> str:
+    """Sum products along some axes, for others that go together; what is left of both follows."""
+    letters = iter(ascii_lowercase)
+    batches, sums = ([node.listed(f"{side}_{kind}") for side in ("left", "right")] for kind in ("batch", "contracted"))
+    names: list[dict[int, str]] = [{}, {}]
+    for first, second in (batches, sums):
+        for a, b in zip(first, second, strict=True):
+            names[0][a] = names[1][b] = next(letters)
+    texts = ["".join(own.get(axis) or own.setdefault(axis, next(letters)) for axis in range(node.rank(k)))
+             for k, own in enumerate(names)]
+    summed = {names[0][axis] for axis in sums[0]}
+    made = [names[0][axis] for axis in batches[0]]
+    made += [letter for text in texts for letter in text if letter not in summed and letter not in made]
+    return node.add("Einsum", node.value(0), node.value(1), equation=f"{texts[0]},{texts[1]}->{''.join(made)}")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+
 from weft.core.graph.dtypes import DType
+from weft.errors import ModelError
 from weft.frontends.tflite.node import TFLiteNode
 from weft.frontends.tflite.registry import importer
 
@@ -69,3 +74,41 @@ def cumsum(node: TFLiteNode) -> str:
         "CumSum", node.value(0), node.const(node.axis(axis)), exclusive=node.option("exclusive"),
         reverse=node.option("reverse"),
     )
+
+
+WINDOWED = ("", "Add", "Mul", "Min", "Max", "And", "Or")
+"""Weft's ops by the numbers of REDUCE_WINDOW's functions."""
+MOST_IN_WINDOW = 512
+
+
+@importer("REDUCE_WINDOW")
+def reduce_window(node: TFLiteNode) -> str:
+    """Reduce what lies in each place of a window; inputs x, start, and lists of window, strides and dilations.
+
+    There is no padding. What a window has at one place is a slice of the tensor.
+    """
+    lists = [node.integers(k, "the window") for k in range(2, 5)]
+    window = lists[0]
+    sizes, function = node.sizes(), node.option("function")
+    if not 1 <= function < len(WINDOWED) or any(len(each) != node.rank() or min(each) < 1 for each in lists):
+        raise ModelError(f"windows of {window} by function {function} make no sense")
+    if None in sizes or prod(window) > MOST_IN_WINDOW:
+        raise ModelError(f"windows of {window} on a tensor of shape {sizes} are not supported")
+    value = node.reshaped(node.value(1), ())
+    for offset in product(*(range(n) for n in window)):
+        value = node.add(WINDOWED[function], value, _taps(node, offset, lists))
+    return value
+
+
+def _taps(node: TFLiteNode, offset: Sequence[int], lists: Sequence[Sequence[int]]) -> str:
+    """Return what all windows have at one place."""
+    window, strides, dilations = lists
+    starts, ends = [], []
+    for axis, (k, n, stride, step) in enumerate(zip(offset, window, strides, dilations, strict=True)):
+        whole = node.tensor(0).shape[axis] - (n - 1) * step
+        if whole < 1:
+            raise ModelError(f"a window of {window} is larger than a tensor of shape {node.tensor(0).shape}")
+        starts.append(k * step)
+        ends.append(k * step + (whole - 1) // stride * stride + 1)
+    held = [node.const(each) for each in (starts, ends, range(node.rank()), strides)]
+    return node.add("Slice", node.value(0), *held)

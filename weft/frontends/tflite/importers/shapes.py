@@ -419,3 +419,25 @@ def matrix_set_diag(node: TFLiteNode) -> str:
         pads[-2] = rows - short
         diagonal = node.add("Pad", diagonal, node.const(pads))
     return node.add("Where", node.const(np.eye(rows, columns), DType.BOOL), diagonal, node.value(0))
+
+
+@importer("DILATE", moves=True)
+def dilate(node: TFLiteNode) -> str:
+    """Put a number between elements; inputs x, how far apart they are to be on each axis, the number."""
+    apart, sizes, value = node.integers(1, "the distances"), node.sizes(), node.value(0)
+    if len(apart) != node.rank() or min(apart, default=1) < 1 or None in sizes:
+        raise ModelError(f"distances {apart} do not fit a tensor of shape {sizes}")
+    known = [size for size in sizes if size is not None]
+    number = node.reshaped(node.value(2), ())
+    for axis, step in enumerate(apart):
+        if step == 1 or not known[axis]:
+            continue
+        rows = [*known[: axis + 1], 1, *known[axis + 1 :]]
+        pads = [0] * (2 * len(rows))
+        pads[len(rows) + axis + 1] = step - 1
+        apart_rows = node.add("Pad", node.reshaped(value, rows), node.const(pads), number)
+        known[axis] = known[axis] * step
+        whole = node.reshaped(apart_rows, known)
+        known[axis] -= step - 1
+        value = node.add("Slice", whole, node.const([0]), node.const([known[axis]]), node.const([axis]))
+    return value
