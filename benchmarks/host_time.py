@@ -2,11 +2,11 @@
 
     python -m benchmarks.host_time [--trees .,../older] [--devices cpu,opencl,vulkan,acme] [--rounds 40]
 
-Kernels are left out: recordings launch none, so that the thread's time is that of Weft, numpy and the driver. It is the
-processor time of the thread, which other programs of the machine hardly change; the median of rounds in which each tree
-has its turn, and the median of the quotients of these rounds. `calls` counts calls of Python and C functions, which is
-the same at each time. `acme` is examples/numpy_backend.py, a plug-in: its nodes run, on arrays of a few numbers, as do
-those of the CPU.
+Kernels are left out: recordings launch none, so that the time is that of Weft, numpy and the driver. It is the
+processor time of the thread: the median of rounds in which each case of each tree has its turn, since a process may be
+slow for some seconds, and the median of the quotients of these rounds. `calls` counts calls of Python and C functions,
+which is the same at each time. `acme` is examples/numpy_backend.py, a plug-in: its nodes run, on arrays of a few
+numbers, as do those of the CPU.
 
 `few` is a network of three nodes, `many` SqueezeNet (on the CPU and on acme 20 nodes). The ways to run it: with numpy's
 arrays, with arrays for the outputs, with the session's own, with buffers, and by `submit` and `wait`.
@@ -32,6 +32,8 @@ import numpy as np
 DEVICES = ("cpu", "opencl", "vulkan", "acme")
 RUNS = 40
 """Runs of a sample."""
+WARM = 1
+"""Rounds that are not counted."""
 PICTURE = 64
 Case = tuple[str, str, str]
 """A device, a network, and a way to run it."""
@@ -51,13 +53,19 @@ def chain(weft: Any, nodes: int) -> Any:
     return net
 
 
-def without_kernels() -> None:
-    """Have recordings that are made from now on launch nothing."""
+def without_kernels(sessions: Sequence[Any]) -> None:
+    """Have the runs of sessions launch nothing from now on; while they are loaded, kernels are tested."""
     from weft.backends.opencl.native import NativeCalls
+    from weft.backends.vulkan.ptx_kernels import PtxKernels
     from weft.backends.vulkan.recording import Recording
 
-    owners: Sequence[Any] = NativeCalls, Recording
-    owners[0].launch, owners[1]._launch = lambda *_: partial(int), lambda *_: None
+    owners: Sequence[Any] = NativeCalls, Recording, PtxKernels
+    owners[0].launch = lambda *_: partial(int)
+    owners[1]._launch = owners[2].record = lambda *_: None
+    for session in sessions:
+        for pipeline in session.pipelines:
+            if hasattr(pipeline.backend, "recording"):
+                pipeline.backend.recording._replays.clear()  # the next run records its commands anew
 
 
 def ways(session: Any, weft: Any) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -85,7 +93,6 @@ def sessions(devices: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
         from examples.numpy_backend import AcmeCreator
 
         weft.insertExtraBackendCreator(weft.ForwardType.USER_0, AcmeCreator())
-    without_kernels()
     for device in devices:
         on_host = device in ("cpu", "acme")
         many = chain(weft, 20) if on_host else squeezenet1_1(1, image=PICTURE)
@@ -124,7 +131,9 @@ def serve(devices: Sequence[str]) -> None:
     import weft
 
     cases: dict[Case, Callable[[], object]] = {}
-    for device, network, session in sessions(devices):
+    loaded = list(sessions(devices))
+    without_kernels([session for _, _, session in loaded])
+    for device, network, session in loaded:
         cases |= {(device, network, way): run for way, run in ways(session, weft)}
     for run in cases.values():
         for _ in range(3):
@@ -184,13 +193,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     first, *others = trees
     print("| device | network | way | " + " | ".join(f"us, {t.path} | calls" for t in trees) + " | quotients |")
     print("|---|---|---|" + "---|" * (2 * len(trees) + 1))
-    for case in [case for case in first.calls if all(case in tree.calls for tree in trees)]:
-        for tree in trees:
-            tree.sample(case)
-        rounds = [_round(trees, case, k) for k in range(given.rounds)]
-        medians = np.median(rounds, 0)
-        cells = [f"{us:.1f} | {tree.calls[case]}" for us, tree in zip(medians, trees, strict=True)]
-        quotients = [f"{np.median([r[0] / r[k] for r in rounds]):.3f}" for k in range(1, len(others) + 1)]
+    cases = [case for case in first.calls if all(case in tree.calls for tree in trees)]
+    rounds = [[_round(trees, case, k) for case in cases] for k in range(-WARM, given.rounds)][WARM:]
+    for case, taken in zip(cases, zip(*rounds, strict=True), strict=True):
+        cells = [f"{us:.1f} | {tree.calls[case]}" for us, tree in zip(np.median(taken, 0), trees, strict=True)]
+        quotients = [f"{np.median([r[0] / r[k] for r in taken]):.3f}" for k in range(1, len(others) + 1)]
         print("| " + " | ".join([*case, *cells, ", ".join(quotients) or "-"]) + " |", flush=True)
 
 

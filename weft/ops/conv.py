@@ -262,7 +262,10 @@ def _runs(images: Array, window: Window, *, few: bool) -> tuple[Array, Callable[
     With strides of 1, an image is one line: a tap reads a stretch of it, which is copied much faster than patches. The
     results between the end of a row and the beginning of the next are products in vain, and are cropped.
     """
-    steps = [prod(window.padded[axis + 1 :]) for axis in range(window.rank)]
+    if window.is_pointwise:
+        return images.reshape(*images.shape[:2], *window.kernel, prod(window.outputs)), None
+    padded = window.padded
+    steps = [prod(padded[axis + 1 :]) for axis in range(len(padded))]
     length = sum((size - 1) * step for size, step in zip(window.outputs, steps, strict=True)) + 1
     in_vain = length - prod(window.outputs)
     if any(stride > 1 for stride in window.strides) or (in_vain > length // 8 and not few):

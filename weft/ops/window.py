@@ -68,9 +68,10 @@ class Window:
 
     def pad(self, x: Array, fill: float) -> Array:
         """Return (..., *inputs) padded to at least `reach`: input i then lies at i + begin."""
-        if self.padded == self.inputs:
+        padded = self.padded
+        if padded == self.inputs:
             return x
-        out = np.full((*x.shape[: x.ndim - self.rank], *self.padded), fill, x.dtype)
+        out = np.full((*x.shape[: x.ndim - self.rank], *padded), fill, x.dtype)
         self.crop(out)[...] = x
         return out
 
