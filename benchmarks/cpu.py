@@ -2,11 +2,12 @@
 
     python -m benchmarks.cpu ops        forty ops alone, of sizes that networks have
     python -m benchmarks.cpu networks   eight networks of random weights, batch 1
-    python -m benchmarks.cpu ops --only Conv --threads 2
+    taskset -c 0,1 python -m benchmarks.cpu networks --threads 2 --wall
 
 Both compute in this process, in turns, with `--threads` threads each. A time is that of the CPU, all threads together,
-so that other programs on the machine matter little; the least of several runs counts. Weft runs as a user has it: a
-session that is given arrays and returns arrays. The last line is the geometric mean of the ratios.
+so that other programs on the machine matter little; with `--wall` it is that of the clock, for a machine that is idle.
+The least of several runs counts. Weft runs as a user has it: a session that is given arrays and returns arrays. The
+last line is the geometric mean of the ratios.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from onnx import helper, numpy_helper
 Array = np.ndarray[Any, Any]
 Made = Callable[[], tuple[onnx.ModelProto, Mapping[str, Array]]]
 """Returns a model and its inputs."""
+Clock = Callable[[], float]
 ENOUGH = 0.25
-"""Seconds of the CPU that the runs of one library take at least, unless they are more than MOST."""
+"""Seconds that the runs of one library take at least, unless they are more than MOST."""
 MOST = 200
 
 
@@ -306,8 +308,8 @@ OPS: dict[str, Made] = {
 # -- timing ----------------------------------------------------------------------------------------------------
 
 
-def compared(made: Made, threads: int) -> Iterator[float]:
-    """Give the seconds of the CPU of a run by ONNX Runtime, and by Weft; check that both compute the same."""
+def compared(made: Made, threads: int, clock: Clock) -> Iterator[float]:
+    """Give the seconds of a run by ONNX Runtime, and by Weft; check that both compute the same."""
     import onnxruntime
 
     import weft
@@ -315,28 +317,30 @@ def compared(made: Made, threads: int) -> Iterator[float]:
     model, fed = made()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    # Threads that spin would count as work.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Threads that spin would count as work of the CPU.
+    spin = "1" if clock is perf_counter else "0"
+    options.add_session_config_entry("session.intra_op.allow_spinning", spin)
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     theirs = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    with weft.load(model, "cpu") as ours:
+    with weft.load(model, "cpu", backend_options={"cpu": {"threads": threads}}) as ours:
         calls: Sequence[Callable[[], Sequence[Array]]] = (
             lambda: theirs.run(None, dict(fed)), lambda: ours.run(dict(fed))
         )
         for a, b in zip(*(call() for call in calls), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-3 * max(1.0, float(abs(np.asarray(a)).max())))
         best = [math.inf, math.inf]
-        counts = [max(1, min(MOST, round(ENOUGH / 5 / _seconds(call, 1)))) for call in calls]
+        counts = [max(1, min(MOST, round(ENOUGH / 5 / _seconds(call, 1, clock)))) for call in calls]
         for _ in range(5):
             for k, call in enumerate(calls):
-                best[k] = min(best[k], _seconds(call, counts[k]))
+                best[k] = min(best[k], _seconds(call, counts[k], clock))
         yield from best
 
 
-def _seconds(call: Callable[[], object], count: int) -> float:
-    begun = process_time()
+def _seconds(call: Callable[[], object], count: int, clock: Clock) -> float:
+    begun = clock()
     for _ in range(count):
         call()
-    return max((process_time() - begun) / count, 1e-7)
+    return max((clock() - begun) / count, 1e-7)
 
 
 def main() -> None:
@@ -345,6 +349,7 @@ def main() -> None:
     parser.add_argument("table", choices=["ops", "networks"])
     parser.add_argument("--only", default="", help="rows with this in their names")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--wall", action="store_true", help="take the time of the clock")
     asked = parser.parse_args()
     wanted = {name: str(asked.threads) for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     if any(os.environ.get(name) != value for name, value in wanted.items()):  # numpy's library reads them as it loads
@@ -352,10 +357,11 @@ def main() -> None:
         os.execve(sys.executable, arguments, {**os.environ, **wanted})
     table, ratios = NETWORKS if asked.table == "networks" else OPS, []
     begun = perf_counter()
-    print(f"{'':24}{'ONNX Runtime':>14}{'Weft':>12}{'ratio':>8}   ms of the CPU, {asked.threads} thread(s)")
+    unit = f"ms{'' if asked.wall else ' of the CPU'}, {asked.threads} thread(s)"
+    print(f"{'':24}{'ONNX Runtime':>14}{'Weft':>12}{'ratio':>8}   {unit}")
     for name, made in table.items():
         if asked.only in name:
-            theirs, ours = compared(made, asked.threads)
+            theirs, ours = compared(made, asked.threads, perf_counter if asked.wall else process_time)
             ratios.append(ours / theirs)
             print(f"{name:24}{1e3 * theirs:14.3f}{1e3 * ours:12.3f}{ratios[-1]:8.2f}", flush=True)
     if ratios:

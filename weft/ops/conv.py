@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from math import prod
 from typing import Any, ClassVar
@@ -16,6 +16,7 @@ from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, filled_by, standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
+from weft.core.host.threads import each_block
 from weft.errors import ModelError
 from weft.ops.elementwise import is_plain, widen
 from weft.ops.shape import given, one_type, optional, sized, unfit
@@ -221,65 +222,66 @@ def _multiply(images: Array, weights: Array, bias: Array | None, out: Array, win
     """Write weights (group, out, in * taps) times the patches of padded images, plus the bias, into `out`.
 
     Each image has products of its own, so that its numbers do not depend on the others. Patches are copied and
-    multiplied in blocks that stay in a core's cache: of several images and groups, or of some places of one.
+    multiplied in blocks that stay in a core's cache: of several images and groups, or of some rows of one.
     """
     group, each, inner = weights.shape
-    runs, crop = _runs(images, window, few=each < FEW_ROWS)
-    taps, spans = prod(window.kernel), runs.shape[2 + window.rank :]
-    row, channels = prod(spans[1:]), inner // taps
-    nbytes = inner * prod(spans) * images.itemsize
-    some = min(max(CACHE_BYTES // nbytes, 1), group)
-    many = max(CACHE_BYTES // (nbytes * group), 1) if some == group else 1
-    step = spans[0] if some > 1 else max(CACHE_BYTES // (inner * row * images.itemsize), -(-FEW_COLUMNS // row))
-    target = out.reshape(len(out), group, each, *window.outputs)
-    held: Array | None = None
-    wide = None if crop is None else np.empty((min(many, len(out)), some, each, spans[0]), out.dtype)
-    for begin, first in product(range(0, len(out), many), range(0, group, some)):
-        block = (slice(begin, begin + many), slice(first, first + some))
-        results = target[block] if wide is None else wide[: len(target[block]), : target[block].shape[1]]
-        lines = results.reshape(*results.shape[:3], spans[0], row)  # a view: `out` is contiguous
-        for start in range(0, spans[0], step):
-            place = slice(start, start + step)
-            of_channels = slice(first * channels, (first + some) * channels)
-            part = runs[(block[0], of_channels, *(slice(None),) * window.rank, place)]
-            if taps > 1 or not part.flags.c_contiguous:
-                if held is None or held.shape != part.shape:
-                    held = np.empty(part.shape, part.dtype)
-                np.copyto(held, part)
-                part = held
-            columns = part.reshape(*results.shape[:2], inner, -1)
-            np.matmul(weights[block[1]], columns, out=lines[:, :, :, place].reshape(*results.shape[:3], -1))
-        shown = results if crop is None else crop(results)
+    runs, pitch, tail = _runs(images, window, few=each < FEW_ROWS)
+    rows, row, channels = window.outputs[0], prod(window.outputs[1:]), inner // prod(window.kernel)
+    width = (pitch or row) * inner * images.itemsize
+    some = min(max(CACHE_BYTES // (width * rows), 1), group)
+    many = max(CACHE_BYTES // (width * rows * group), 1) if some == group else 1
+    step = min(max(CACHE_BYTES // width, -(-FEW_COLUMNS // (pitch or row))), rows)
+    lines = out.reshape(len(out), group, each, rows * row)
+
+    def multiply(at: tuple[int, int, int]) -> None:
+        begin, first, top = at
+        block, last = (slice(begin, begin + many), slice(first, first + some)), min(top + step, rows)
+        places = slice(top * pitch, (last - 1) * pitch + tail) if pitch else slice(top, last)
+        read = slice(first * channels, (first + some) * channels)
+        part = runs[(block[0], read, *(slice(None),) * window.rank, places)]
+        target = lines[(*block, slice(None), slice(top * row, last * row))]
+        columns = part.reshape(*target.shape[:2], inner, -1)
+        shape = (*target.shape[:3], last - top, *window.outputs[1:])
+        if pitch in (0, row):
+            np.matmul(weights[block[1]], columns, out=target)
+            shown = target.reshape(shape)
+        else:
+            wide = np.matmul(weights[block[1]], columns)
+            steps = _steps(window)
+            strides = (*wide.strides[:3], *(step * wide.itemsize for step in steps))
+            shown = np.lib.stride_tricks.as_strided(wide, shape, strides)
         if bias is not None:
-            np.add(shown, bias[block[1]], out=target[block])
-        elif crop is not None:
-            target[block] = shown
+            np.add(shown, bias[block[1]], out=target.reshape(shape))
+        elif pitch not in (0, row):
+            target.reshape(shape)[...] = shown
+
+    each_block(multiply, [*product(range(0, len(out), many), range(0, group, some), range(0, rows, step))], blas=True)
 
 
-def _runs(images: Array, window: Window, *, few: bool) -> tuple[Array, Callable[[Array], Array] | None]:
-    """Return a view (n, channels, *kernel, *places) of what each place of the result reads, and what crops a result.
+def _steps(window: Window) -> list[int]:
+    """Return how many elements of a padded image lie between neighbours along each dimension."""
+    padded = window.padded
+    return [prod(padded[axis + 1 :]) for axis in range(len(padded))]
 
-    With strides of 1, an image is one line: a tap reads a stretch of it, which is copied much faster than patches. The
-    results between the end of a row and the beginning of the next are products in vain, and are cropped.
+
+def _runs(images: Array, window: Window, *, few: bool) -> tuple[Array, int, int]:
+    """Return a view (n, channels, *kernel, *places) of what each place of the result reads.
+
+    With strides of 1, an image is one line of places: a tap reads a stretch of it, which is copied much faster than
+    patches. The results between the end of a row and the beginning of the next are products in vain. Then how many
+    places a row takes, and how many the last one, come with the view; else 0 and 0.
     """
     if window.is_pointwise:
-        return images.reshape(*images.shape[:2], *window.kernel, prod(window.outputs)), None
-    padded = window.padded
-    steps = [prod(padded[axis + 1 :]) for axis in range(len(padded))]
+        row = prod(window.outputs[1:])
+        return images.reshape(*images.shape[:2], *window.kernel, prod(window.outputs)), row, row
+    steps = _steps(window)
     length = sum((size - 1) * step for size, step in zip(window.outputs, steps, strict=True)) + 1
     in_vain = length - prod(window.outputs)
     if any(stride > 1 for stride in window.strides) or (in_vain > length // 8 and not few):
-        return window.patches(images), None
+        return window.patches(images), 0, 0
     images = np.ascontiguousarray(images)
     size, lead = images.itemsize, images.strides[:2]
     inner = [step * dilation * size for step, dilation in zip(steps, window.dilations, strict=True)]
     shape = (*images.shape[:2], *window.kernel, length)
     runs = np.lib.stride_tricks.as_strided(images, shape, (*lead, *inner, size), writeable=False)
-    if not in_vain:
-        return runs, None
-
-    def crop(wide: Array) -> Array:
-        strides = (*wide.strides[:3], *(step * wide.itemsize for step in steps))
-        return np.lib.stride_tricks.as_strided(wide, (*wide.shape[:3], *window.outputs), strides)
-
-    return runs, crop
+    return runs, steps[0], length - (window.outputs[0] - 1) * steps[0]

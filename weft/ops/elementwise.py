@@ -30,6 +30,7 @@ from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, filled_by, register_op, silent
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
+from weft.core.host.threads import each_block, is_divided
 from weft.errors import ModelError
 
 Types = frozenset[DType]
@@ -190,17 +191,21 @@ class Elementwise(Op):
         (out,), arrays = outputs, [a for a in inputs if a is not None]
         if len(arrays) < len(inputs) or not all(map(is_plain, (out, *arrays))):
             return False
-        if self.ufunc is not None:
+        flat = all(a.size == 1 or (a.shape == out.shape and a.flags.c_contiguous) for a in arrays)
+        if self.ufunc is not None and not (flat and is_divided(out.nbytes)):
             with np.errstate(all="ignore"):
                 self.ufunc(*arrays, out=out)
             return True
-        if not all(a.size == 1 or (a.shape == out.shape and a.flags.c_contiguous) for a in arrays):
+        if not flat:
             return False
         result, whole = out.reshape(-1), [a.reshape(-1) for a in arrays]
+
+        def compute(start: int) -> None:
+            part = slice(start, start + BLOCK)
+            result[part] = self.compute(*(a if a.size == 1 else a[part] for a in whole))
+
         with np.errstate(all="ignore"):
-            for start in range(0, out.size, BLOCK):
-                part = slice(start, start + BLOCK)
-                result[part] = self.compute(*(a if a.size == 1 else a[part] for a in whole))
+            each_block(compute, range(0, out.size, BLOCK))
         return True
 
     @silent

@@ -15,6 +15,7 @@ from weft.core.graph.layout import Array, Shape
 from weft.core.graph.op import Constants, Op, OpClass, filled_by, standard_op
 from weft.core.graph.op_class import op_dataclass
 from weft.core.graph.tensor import TensorSpec
+from weft.core.host.threads import each_block
 from weft.errors import ModelError
 from weft.ops.conv import float_type
 from weft.ops.elementwise import is_plain, widen
@@ -305,7 +306,8 @@ def fold(
     """
     planes, results = x.reshape(-1, *window.inputs), out.reshape(-1, *window.outputs)
     step = max(BLOCK_BYTES // max(prod(window.inputs) * x.itemsize, 1), 1)
-    for start in range(0, len(planes), step):
+
+    def pool(start: int) -> None:
         part = planes[start : start + step]
         for axis in range(window.rank):
             last = axis == window.rank - 1
@@ -315,6 +317,8 @@ def fold(
             part = made
         if divisor is not None:
             np.divide(part, divisor, out=part)
+
+    each_block(pool, range(0, len(planes), step))
 
 
 def _fold_axis(part: Array, window: Window, axis: int, combine: np.ufunc, first: float, out: Array) -> None:

@@ -148,7 +148,7 @@ def test_an_error_of_a_helper_is_raised_where_the_copy_was_asked_for() -> None:
             raise MemoryError("in a helper")
 
     pieces: list[Any] = [(np.zeros(4), np.ones(4)), (np.zeros(4), np.ones(4))]
-    job = parallel_copy._Job(pieces)
+    job = parallel_copy._Job(pieces, parallel_copy._copy_piece)
     job._todo.appendleft((0, (Stuck(), None)))  # type: ignore[arg-type]
     job.help()
     with pytest.raises(MemoryError, match="in a helper"):

@@ -11,6 +11,7 @@ from weft.core.contract.backend import (
     Backend,
     BackendCreator,
     BackendInfo,
+    BackendOption,
     DeviceInfo,
     Execution,
     ForwardType,
@@ -23,6 +24,8 @@ from weft.core.graph.layout import Layout
 from weft.core.graph.op import Filler, Op, WritingOp
 from weft.core.graph.tensor import Tensor
 from weft.core.host.host_backend import HostBackend
+from weft.core.host.parallel_copy import cores
+from weft.core.host.threads import can_limit_blas, use_threads
 from weft.core.memory.buffer_manager import Slot
 from weft.core.passes.moves import RESHAPES
 from weft.core.placement.optimized_network import PreCompiled
@@ -117,6 +120,7 @@ class CpuBackend(HostBackend, Engine):
 
     def __init__(self, info: BackendInfo) -> None:
         super().__init__(info)
+        self._threads = int(info.options.get("threads", 1)) or cores()
         self._sharing: dict[Slot, int] = {}
         """How many tensors that are not released yet lie in a slot, by the slots in which several were put."""
 
@@ -142,6 +146,19 @@ class CpuBackend(HostBackend, Engine):
         if isinstance(op, WritingOp) and op.in_place:
             return WritingExecution(op)
         return ReshapeExecution() if op.type in RESHAPES else ReferenceExecution(op)
+
+    def onExecuteBegin(self) -> None:
+        """Take the threads of the option for what this thread computes."""
+        use_threads(self._threads)
+
+    def onExecuteEnd(self) -> None:
+        """Compute with one thread again."""
+        use_threads(1)
+
+    def notes(self) -> Sequence[str]:
+        """Return what is not as the options and the configuration ask."""
+        alone = self._threads > 1 and not can_limit_blas()
+        return [*super().notes(), *([BLAS_NOTE] if alone else [])]
 
     @property
     def reads_late(self) -> bool:
@@ -212,11 +229,22 @@ class CpuBackend(HostBackend, Engine):
         return super().onClearBuffer()
 
 
+BLAS_NOTE = (
+    "convolutions have the threads of numpy's own library; pip install threadpoolctl, and they have those of the option"
+)
+
+
 class CpuCreator(BackendCreator):
     """Makes CPU backends; there is always one CPU."""
 
     id = "cpu"
     forward_type = ForwardType.CPU
+    options: Sequence[BackendOption] = (
+        BackendOption(
+            "threads", 1, "How many threads compute a node; 0 is one for each core. Products of matrices have those of "
+            "numpy's library.", least=0,
+        ),
+    )
 
     def onCreate(self, info: BackendInfo) -> Backend:
         """Return a CPU backend."""

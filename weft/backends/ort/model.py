@@ -50,7 +50,7 @@ def to_model(graph: Graph, weights: Sequence[str] = (), *, sizes: bool = True) -
     input is one of the model, too. Without `sizes`, inputs and outputs have ranks alone.
     """
     called = {name: weight_name(place) for place, name in enumerate(weights)}
-    nodes = [_node(node, graph, called) for node in graph.nodes]
+    nodes = [made for node in graph.nodes for made in _nodes(node, graph, called)]
     held = [name for name in graph.constants if name not in called and name not in graph.inputs]
     constants = [numpy_helper.from_array(np.asarray(graph.constants[name]), name) for name in held]
     constants += [_elsewhere(called[name], graph.constants[name]) for name in weights]
@@ -81,6 +81,39 @@ def _declared(graph: Graph, name: str, sizes: bool) -> onnx.ValueInfoProto:
         raise NotConvertible(f"{name!r} is a sequence")
     dims = spec.dims if sizes else [None] * len(spec.dims)
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(spec.dtype.numpy), dims)
+
+
+def _nodes(node: Node, graph: Graph, called: dict[str, str]) -> list[onnx.NodeProto]:
+    """Return the node, or what gives its results where ONNX Runtime's own op does not."""
+    made, y = _node(node, graph, called), node.outputs[0]
+    if node.op.type != "MaxPool" or len(made.output) > 1 or not graph.specs[y].dtype.is_float:
+        return [made]
+    # It passes over some NaN, and has the least number for -inf. So what kinds of numbers there are is pooled as well.
+    made.output[0] = graph.fresh_name(f"{node.name}.number")
+    of_kinds, steps = onnx.NodeProto(), [made]
+    of_kinds.CopyFrom(made)
+
+    def add(op: str, *inputs: str | float, **attributes: Any) -> str:
+        names = []
+        for each in inputs:
+            if not isinstance(each, str):
+                value = numpy_helper.from_array(np.array(each, graph.specs[y].dtype.numpy))
+                names.append(f"{made.output[0]}.{len(steps)}")
+                steps.append(helper.make_node("Constant", [], [names[-1]], value=value))
+            else:
+                names.append(each)
+        steps.append(helper.make_node(op, names, [f"{made.output[0]}.{len(steps)}"], **attributes))
+        return str(steps[-1].output[0])
+
+    x, kind = made.input[0], helper.np_dtype_to_tensor_dtype(graph.specs[y].dtype.numpy)
+    is_more = add("Cast", add("Greater", x, -np.inf), to=kind)
+    of_kinds.input[0] = add("Where", add("IsNaN", x), 2.0, is_more)
+    of_kinds.output[0] = of_kinds.name = f"{made.output[0]}.kinds"
+    steps.append(of_kinds)
+    number = add("Where", add("Less", of_kinds.output[0], 0.5), -np.inf, made.output[0])
+    add("Where", add("Greater", of_kinds.output[0], 1.5), np.nan, number)
+    steps[-1].output[0] = y
+    return steps
 
 
 def _node(node: Node, graph: Graph, called: dict[str, str]) -> onnx.NodeProto:

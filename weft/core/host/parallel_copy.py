@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,6 +34,7 @@ threads and the caller wait for the GIL (measured on 16 cores, benchmarks/NOTES.
 HELPER = "weft-copy"
 """Name of the threads that copy beside the caller's; they use nothing but the arrays."""
 
+T = TypeVar("T")
 Progress = Callable[[int], None]
 """The copying thread calls it with the bytes done, counted from the start of the target."""
 
@@ -89,13 +91,22 @@ class Copier:
             if progress is not None:
                 progress(target.nbytes)
             return
-        job = _Job(pieces)
-        for _ in range(min(self._ready(), threads - 1, len(pieces) - 1)):
-            self._calls.put(job.help)
+        job = _Job(pieces, _copy_piece)
+        self._have_helped(job, threads)
         if progress is None:
             job.run()
         else:
-            job.run_telling(progress)
+            job.run_telling(progress, [part.nbytes for part, _ in pieces])
+
+    def each(self, work: Callable[[T], object], items: Sequence[T]) -> None:
+        """Call a function with each item, in this thread and the others; raise what a call raises."""
+        job = _Job(items, work)
+        self._have_helped(job, self.threads)
+        job.run()
+
+    def _have_helped(self, job: _Job, threads: int) -> None:
+        for _ in range(min(self._ready(), threads - 1, job.count - 1)):
+            self._calls.put(job.help)
 
     def close(self) -> None:
         """End the helpers after their current work; the next copy starts new ones."""
@@ -125,11 +136,18 @@ def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
         del call  # otherwise the loop holds it, and its arrays, until the next call
 
 
-class _Job:
-    """One copy: free threads take its pieces in order."""
+def _copy_piece(piece: tuple[Array, Array]) -> None:
+    target, source = piece
+    # numpy reacquires the GIL at the end. That atomic operation also flushes this core's write-combining
+    # buffers before another thread learns that the piece is done.
+    target[...] = source
 
-    def __init__(self, pieces: list[tuple[Array, Array]]) -> None:
-        self._sizes = [target.nbytes for target, _ in pieces]
+
+class _Job:
+    """One copy, or other work in pieces: free threads take the pieces in order."""
+
+    def __init__(self, pieces: Sequence[Any], work: Callable[[Any], object]) -> None:
+        self.count, self._work = len(pieces), work
         self._todo = deque(enumerate(pieces))
         self._done: SimpleQueue[int | BaseException] = SimpleQueue()
         self._came: deque[None] = deque()
@@ -150,10 +168,10 @@ class _Job:
             if isinstance(index, BaseException):
                 raise index
 
-    def run_telling(self, progress: Progress) -> None:
-        """Do the same, and tell of each piece when it and all before it are done."""
+    def run_telling(self, progress: Progress, sizes: Sequence[int]) -> None:
+        """Do the same, and tell of each piece, of which the bytes are given, when it and all before it are done."""
         try:
-            self._copy_all(progress)
+            self._copy_all(progress, sizes)
         except BaseException:
             self._stop()
             raise
@@ -181,18 +199,16 @@ class _Job:
 
     def _copy_one(self) -> bool:
         try:
-            index, (target, source) = self._todo.popleft()
+            index, piece = self._todo.popleft()
         except IndexError:
             return False
-        # numpy reacquires the GIL at the end. That atomic operation also flushes this core's write-combining
-        # buffers before another thread learns that the piece is done.
-        target[...] = source
+        self._work(piece)
         self._done.put(index)
         return True
 
-    def _copy_all(self, progress: Progress) -> None:
-        done, first, nbytes = [False] * len(self._sizes), 0, 0
-        for _ in self._sizes:
+    def _copy_all(self, progress: Progress, sizes: Sequence[int]) -> None:
+        done, first, nbytes = [False] * len(sizes), 0, 0
+        for _ in sizes:
             if self._done.empty():
                 self._copy_one()
             index = self._done.get()
@@ -201,7 +217,7 @@ class _Job:
             done[index] = True
             if index == first:
                 while first < len(done) and done[first]:
-                    nbytes += self._sizes[first]
+                    nbytes += sizes[first]
                     first += 1
                 progress(nbytes)
 
