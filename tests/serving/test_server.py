@@ -241,7 +241,7 @@ def test_a_full_queue_and_a_slow_run_are_told_apart(tmp_path: Path) -> None:
 
     repository = Repository({"neg": write(tmp_path / "neg.onnx")}, lambda p: weft.Pool(p, "cpu", queue=1, debug=sink))
     repository.load()
-    app = Server(repository, ServerOptions(timeout=0.3))
+    app = Server(repository, ServerOptions(timeout=0.1))
 
     async def four() -> list[int]:
         body = {"inputs": [tensor(X)]}
@@ -256,6 +256,25 @@ def test_a_full_queue_and_a_slow_run_are_told_apart(tmp_path: Path) -> None:
     assert asyncio.run(four()) == [504, 504, 503]
     go_on.set()
     repository.close()
+
+
+def test_the_request_of_a_client_that_leaves_is_not_run(tmp_path: Path) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    def sink(_: weft.DebugRecord) -> None:
+        reached.set()
+        soon(go_on)
+
+    repository = Repository({"neg": write(tmp_path / "neg.onnx")}, lambda p: weft.Pool(p, "cpu", debug=sink))
+    repository.load()
+    pool = repository.pools["neg", "1"]
+    first = pool.submit(X)
+    soon(reached)
+    assert asked(Server(repository, ServerOptions()), "POST", INFER, {"inputs": [tensor(X)]}).status == 400
+    go_on.set()
+    first.result()
+    repository.close()
+    assert (pool.report.done, pool.report.cancelled) == (1, 1)
 
 
 # -- models that change ------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ class ReplicaReport:
     """"ready", "running", "loading", "closed", or "lost": it died and could not be loaded again."""
     runs: int
     rows: int
-    """The rows of all requests in these runs."""
+    """The rows of all requests in these runs; without batches each request counts as one."""
     busy_seconds: float
     """The time of these runs."""
     gather_seconds: float

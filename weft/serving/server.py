@@ -32,6 +32,8 @@ log = logging.getLogger("weft.serving")
 
 LARGE = 1 << 18
 """Bytes from which on a body is read in a thread, so that other requests do not wait for it."""
+PATIENCE = 0.2
+"""Seconds after which the server looks whether the client of a request is still there: most are answered before."""
 OUTCOMES = {400: "refused", 413: "refused", 501: "refused", 408: "timeout", 504: "timeout", 503: "overloaded"}
 """How metrics call the status of an inference."""
 Message: TypeAlias = MutableMapping[str, Any]
@@ -194,7 +196,7 @@ class Server:
             served, pool = self.repository.find(name, version)
             check_outputs(request, pool.outputs)
             try:
-                results = await self._run(pool, request)
+                results = await self._run(pool, request, receive)
             except ClosedError:
                 continue
             break
@@ -208,9 +210,20 @@ class Server:
             headers, answer = await asyncio.to_thread(write_response, *write)
         return _Answer(200, answer, tuple(headers.items()))
 
-    async def _run(self, pool: Pool, request: InferRequest) -> list[Any]:
+    async def _run(self, pool: Pool, request: InferRequest, receive: Receive) -> list[Any]:
+        """Return the outputs; nothing is run for a client that leaves while its request waits."""
+        answer: asyncio.Future[Any] | None = None
         try:
-            return await asyncio.wrap_future(pool.submit(request.inputs, timeout=0))
+            answer = asyncio.wrap_future(pool.submit(request.inputs, timeout=0))
+            await asyncio.wait({answer}, timeout=PATIENCE)
+            if not answer.done():
+                left: asyncio.Future[Any] = asyncio.ensure_future(receive())
+                await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
+                left.cancel()
+            if not answer.done():
+                raise RefusedError(400, "the client left")
+            found: list[Any] = answer.result()
+            return found
         except InputError as e:
             raise RefusedError(400, str(e)) from None
         except QueueFull as e:
@@ -220,6 +233,9 @@ class Server:
         except WeftError as e:
             log.warning("a request failed: %s", e)
             raise RefusedError(500, str(e)) from None
+        finally:
+            if answer is not None:
+                answer.cancel()  # does nothing once it is done
 
     async def _body(self, scope: Message, receive: Receive) -> bytes:
         """Return the body, decompressed; RefusedError if it is larger than allowed, or the client leaves."""
