@@ -18,6 +18,7 @@ from weft.kernels.launch import VECTOR_BYTES
 from weft.kernels.special import register_family
 from weft.ops.gpu.conv.cases import conv_with
 from weft.ops.gpu.conv.direct import DIRECT
+from weft.ops.gpu.conv.gemm.item_tile import ItemTile
 from weft.ops.gpu.conv.gemm.ranking import ImplicitGemm
 from weft.ops.gpu.conv.gemm.split_k import InParts, Sums, TileWork, tile_and_parts
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem, pieces, vectors_spec
@@ -70,36 +71,15 @@ class GemmFigures(AlgorithmFigures, section="conv_gemm"):
 
 
 @dataclass(frozen=True)
-class GemmTile:
+class GemmTile(ItemTile):
     """How a work-group of the GEMM kernel divides its work.
 
-    Each work-item computes `pixels` x `blocks` vectors; the group has lx x ly items and lz slices of K, at most 256
-    items in all: with more, a compiler may run out of registers. ly divides depth * pixels, and lx divides
+    It has at most 256 items: with more, a compiler may run out of registers. ly divides depth * pixels, and lx divides
     4 * depth * blocks, so that every item fetches the same amount.
     """
 
     transposed: ClassVar[bool] = False
     """Whether vectors of four pixels lie in work-group memory, not of four channels of one."""
-    pixels: int
-    blocks: int
-    lx: int
-    ly: int
-    lz: int
-
-    @property
-    def rows(self) -> int:
-        """Return the pixels of a group."""
-        return self.pixels * self.lx
-
-    @property
-    def columns(self) -> int:
-        """Return the output blocks of a group."""
-        return self.blocks * self.ly
-
-    @property
-    def items(self) -> int:
-        """Return the work-items of a group."""
-        return self.lx * self.ly * self.lz
 
     @property
     def depth(self) -> int:
@@ -156,11 +136,7 @@ def legal_tiles(caps: DeviceCaps, steps: int) -> list[GemmTile]:
 
 def fitting_tiles(caps: DeviceCaps, steps: int, tiles: Sequence[GemmTile]) -> list[GemmTile]:
     """Return those of some tiles that fit the device and so many steps of K."""
-    return [t for t in tiles if _has_room(caps, t) and (t.lz == 1 or steps >= 2 * t.lz)]
-
-
-def _has_room(caps: DeviceCaps, tile: GemmTile) -> bool:
-    return caps.holds((tile.lx, tile.ly, tile.lz)) and tile.shared_bytes() <= caps.local_memory
+    return [t for t in tiles if t.fits(caps, steps)]
 
 
 def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmTile | None:
@@ -170,7 +146,7 @@ def choose_tile(caps: DeviceCaps, pixels: int, blocks: int, steps: int) -> GemmT
     tile: it gains nothing from reuse in registers, and its compiler is slow.
     """
     if caps.software:
-        return SOFTWARE_TILE if _has_room(caps, SOFTWARE_TILE) else None
+        return SOFTWARE_TILE if SOFTWARE_TILE.fits(caps, steps) else None
     known, units = caps.model.of(GemmFigures), caps.likely_units
     fitting = [t for t in legal_tiles(caps, steps) if t != LONG_TILE or steps > known.long_steps]
     for tile in fitting:

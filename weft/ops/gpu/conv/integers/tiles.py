@@ -11,9 +11,9 @@ import numpy as np
 from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout
 from weft.core.graph.tensor import Tensor, TensorSpec
-from weft.kernels.device_caps import DeviceCaps
 from weft.kernels.special import register_family
 from weft.ops.gpu.conv.cases import quantised_conv
+from weft.ops.gpu.conv.gemm.item_tile import ItemTile
 from weft.ops.gpu.conv.gemm.split_k import Sums, TileWork
 from weft.ops.gpu.conv.integers.ranking import IntegerFigures, IntegerGemm
 from weft.ops.gpu.conv.integers.weights import INTEGERS
@@ -24,32 +24,8 @@ DEPTH = 8
 
 
 @dataclass(frozen=True)
-class IntegerTile:
-    """How a work-group divides its work: each item computes `pixels` x `blocks` vectors of four channels.
-
-    The group has lx x ly items, and lz slices of K.
-    """
-
-    pixels: int
-    blocks: int
-    lx: int
-    ly: int
-    lz: int = 1
-
-    @property
-    def rows(self) -> int:
-        """Return the pixels of a group."""
-        return self.pixels * self.lx
-
-    @property
-    def columns(self) -> int:
-        """Return the blocks of output channels of a group."""
-        return self.blocks * self.ly
-
-    @property
-    def items(self) -> int:
-        """Return the work-items of a group."""
-        return self.lx * self.ly * self.lz
+class IntegerTile(ItemTile):
+    """How a work-group of integers divides its work."""
 
     def shared_bytes(self) -> int:
         """Return the bytes of work-group memory: two steps of both operands, and the sums of all slices but one."""
@@ -118,7 +94,7 @@ class IntegerConv(IntegerGemm[IntegerTile]):
         caps, steps = problem.caps, steps_of(problem)
         if caps.software:
             return SOFTWARE_TILE, [SOFTWARE_TILE]
-        fitting = [t for t in TILES if _has_room(caps, t) and (t.lz == 1 or steps >= 2 * t.lz)]
+        fitting = [t for t in TILES if t.fits(caps, steps)]
         return (fitting[0] if fitting else None), fitting
 
     def resident(self, problem: ConvProblem, tile: IntegerTile) -> int:
@@ -159,10 +135,6 @@ class IntegerConv(IntegerGemm[IntegerTile]):
             local=(tile.lx, tile.ly, tile.lz),
             epilogue=sums.epilogue,
         )
-
-
-def _has_room(caps: DeviceCaps, tile: IntegerTile) -> bool:
-    return caps.holds((tile.lx, tile.ly, tile.lz)) and tile.shared_bytes() <= caps.local_memory
 
 
 register_family(
