@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import ClassVar
 
@@ -20,17 +20,20 @@ from weft.backends.vulkan.backend import VulkanBackend
 from weft.backends.vulkan.recording import Recording
 from weft.core.graph.graph import Graph
 from weft.core.graph.interpreter import outputs
-from weft.core.graph.layout import Array
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
-from weft.core.session.arguments import Outputs
+from weft.core.session.arguments import Given, Outputs
 
 BACKENDS: dict[str, type[GpuBackend]] = {"opencl": OpenCLBackend, "vulkan": VulkanBackend}
 
-MOST_CALLS = 100
+MOST_CALLS = 90
 """Calls of a run with plain arrays: each takes some 0.1 us, and a small network 150 us in all."""
-MORE_WITH_ARRAYS = 50
+MORE_WITH_ARRAYS = 55
 """Calls that a run makes beside these where the caller gives arrays for the outputs, his own or the session's."""
+MORE_WITH_BUFFERS = 110
+"""The same where he gives buffers."""
+MORE_WITH_NEW_BUFFERS = 200
+"""The same where each run makes a buffer."""
 
 
 def products(count: int) -> Graph:
@@ -49,7 +52,7 @@ def waits(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-def calls(session: weft.Session, given: dict[str, Array], into: Outputs | None = None) -> tuple[int, int]:
+def calls(session: weft.Session, given: Mapping[str, Given], into: Outputs | None = None) -> tuple[int, int]:
     """Return the calls of Python functions, and of built-in ones, that a run makes but to see if the device is done."""
     made = {"call": 0, "c_call": 0}
 
@@ -89,6 +92,12 @@ def test_a_run_with_arrays_for_the_outputs_makes_few_calls_more(device: str) -> 
         for into in (mine, session.output_arrays()):
             made = calls(session, {"x": given}, into)
             assert sum(made) <= MOST_CALLS + MORE_WITH_ARRAYS
+        (output,) = session.outputs
+        buffers: list[tuple[Outputs, int]] = [
+            ([session.buffer(output)], MORE_WITH_BUFFERS), (weft.Buffer, MORE_WITH_NEW_BUFFERS)
+        ]
+        for results, more in buffers:
+            assert sum(calls(session, {"x": session.buffer("x", given)}, results)) <= MOST_CALLS + more
 
 
 class Told(GpuExecution):
