@@ -176,6 +176,33 @@ def test_weights_of_four_bits() -> None:
     assert got.reshape(-1).tolist() == want.tolist()
 
 
+def test_weights_with_a_scale_for_each_block() -> None:
+    rng = np.random.default_rng(0)
+    values, scales = rng.integers(-7, 8, (3, 8)).astype(np.int8), rng.random((3, 2)).astype(np.float16)
+    file = File()
+    graph = file.graph()
+    held = graph.constant(scales)
+    blocks_of_four = {4: ("B", 2), 5: {0: ("i", held), 1: ("i", -1), 2: ("i", 4)}}
+    w = graph.tensor((3, 8), "int8", data=values, scale=blocks_of_four)
+    x, y = graph.input((2, 8)), graph.tensor((2, 3))
+    graph.add("FULLY_CONNECTED", [x, w, -1], [y])
+    graph.outputs = [y]
+    given_ = rng.random((2, 8)).astype(np.float32)
+    with weft.load(file.bytes(), "cpu") as session:
+        (got,) = session.run(given_)
+    np.testing.assert_allclose(got, given_ @ (values * np.repeat(scales.astype(np.float32), 4, 1)).T, rtol=1e-5)
+
+
+def test_weights_of_eight_bits_meet_floats_as_floats() -> None:
+    values = np.array([[1, -2, 3], [100, 50, -127]], np.int8)
+    x = np.array([[0.5, -1, 2]], np.float32)
+    weights = values, quantized([0.5, 0.01])
+    file = one_op("FULLY_CONNECTED", [((1, 3), "float32"), weights, None], [((1, 2), "float32")])
+    with weft.load(file.bytes(), "cpu") as session:
+        (got,) = session.run(x)
+    np.testing.assert_allclose(got, x @ (values * np.array([[0.5], [0.01]])).T, rtol=1e-6)
+
+
 def sparse(**changed: Any) -> bytes:
     """Return x + w for a sparse w of 4 x 4: blocks of 2 x 2, of which each row of blocks has some."""
     dense = np.zeros((4, 4), np.float32)
@@ -276,6 +303,12 @@ def test_variables_live_from_run_to_run(device: str) -> None:
         assert session.run(one)[0].tolist() == [11, 21]
         session.state.restore(saved)
         assert session.run(one)[0].tolist() == [14, 24]
+
+
+def test_a_file_that_is_edited_keeps_its_variables() -> None:
+    network = weft.parse(counting().bytes())
+    with weft.load(network, "cpu") as session:
+        assert [session.run(np.ones(2, np.float32))[0].tolist() for _ in range(2)] == [[11, 21], [12, 22]]
 
 
 # -- what is refused -------------------------------------------------------------------------------------

@@ -79,6 +79,8 @@ def _graph(net: Network) -> Graph:
         graph.specs[name] = TensorSpec(constant.value.shape, DType.of(constant.value.dtype))
     graph.nodes = [_node(layer, names) for layer in net.layers.values()]
     graph.nodes += _copies(copies, names, {node.name for node in graph.nodes})
+    graph.state = {i: o for i, o in net.state.items() if i in net.inputs and o in net.outputs}
+    graph.initial = {i: value for i, value in net.initial.items() if i in graph.state}
     return graph
 
 

@@ -48,6 +48,10 @@ class Network:
         self._layers: dict[str, OpLayer] = {}
         self._outputs: dict[str, OutputSlot | None] = {}
         self._inference: Inference | None = None
+        self.state: dict[str, str] = {}
+        """The inputs that a session keeps from run to run, with the outputs that they become."""
+        self.initial: dict[str, Array] = {}
+        """What such inputs are before the first run; the others are zeros."""
 
     # -- what is in it -----------------------------------------------------------------------------------
 
@@ -290,6 +294,7 @@ class Network:
                 if name:
                     layer.input(k).connect(slots[name])
         net._outputs = {name: slots[name] for name in graph.outputs}
+        net.state, net.initial = dict(graph.state), dict(graph.initial)
         net.touch()
         return net
 

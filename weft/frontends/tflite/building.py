@@ -318,16 +318,30 @@ class GraphBuilder:
     def is_scaled(self, tensor: TensorInfo) -> bool:
         """Tell whether a tensor's integers stand for other numbers."""
         dtype = tensor.dtype_or_none
-        if dtype is None or not dtype.is_integer or tensor.quantization is None:
+        if dtype is None or not dtype.is_integer or self.scales(tensor) is None:
             return False
         return dtype.bits <= 16 or self.constant(tensor) is not None
+
+    def scales(self, tensor: TensorInfo) -> Quantization | None:
+        """Return what a tensor's integers stand for; None if they are numbers themselves."""
+        if tensor.blocks is None:
+            return tensor.quantization
+        scale, zero, size = tensor.blocks
+        scales = self.constant(self.subgraph.tensor(scale))
+        zeros = None if zero <= 0 else self.constant(self.subgraph.tensor(zero))
+        if scales is None or size < 1 or scales.ndim != len(tensor.shape) or (zero > 0 and zeros is None):
+            raise ModelError("the scales of its blocks are not there", where=tensor.where)
+        wide = scales.astype(np.float32)
+        zeros = np.zeros(wide.shape, np.int64) if zeros is None else zeros.astype(np.int64)
+        return Quantization(wide, zeros, len(tensor.shape) - 1, size)
 
     def real(self, tensor: TensorInfo) -> str:
         """Return the numbers that a tensor's integers stand for; the tensor itself if it holds no such."""
         if not self.is_scaled(tensor):
             return self.raw(tensor)
-        assert tensor.quantization is not None
-        return self.real_as(tensor, tensor.quantization)
+        scales = self.scales(tensor)
+        assert scales is not None
+        return self.real_as(tensor, scales)
 
     def real_as(self, tensor: TensorInfo, scales: Quantization, order: tuple[int, ...] = ()) -> str:
         """Return the numbers that integers stand for in some scales, with the axes in another order if one is given."""
@@ -335,6 +349,9 @@ class GraphBuilder:
         if key not in self._real:
             value = self._moved_constant(tensor, order) if order else self.raw(tensor)
             axis = order.index(scales.axis) if order and not scales.is_per_tensor else scales.axis
+            if order and scales.block_size:
+                moved = scales.scale.transpose(order), scales.zero_point.transpose(order)
+                scales = Quantization(*moved, axis, scales.block_size)
             self._real[key] = self._dequantised(self._label(tensor), value, scales, axis, tensor)
         return self._real[key]
 
@@ -347,11 +364,12 @@ class GraphBuilder:
         inputs = [value, self._scale(label, scales)]
         if zero.any():
             inputs.append(self.add_constant(f"{label}/zero", zero.reshape(()) if scales.is_per_tensor else zero))
-        return self.add(label, "DequantizeLinear", inputs, 1, {"axis": axis})[0]
+        attributes = {"axis": axis, "block_size": scales.block_size}
+        return self.add(label, "DequantizeLinear", inputs, 1, attributes)[0]
 
     def _scale(self, label: str, scales: Quantization) -> str:
         scale = scales.scale.reshape(()) if scales.is_per_tensor else scales.scale
-        return self.add_constant(f"{label}/scale", scale.astype(np.float32))
+        return self.add_constant(f"{label}/scale", np.ascontiguousarray(scale, np.float32))
 
     def _quantised(self, name: str, value: str, tensor: TensorInfo) -> str:
         """Return the integers of an output for the numbers that they stand for."""
@@ -372,8 +390,9 @@ class GraphBuilder:
         if self.constant(tensor) is None:
             return node.add("Transpose", self.real(tensor) if node.is_real else self.raw(tensor), perm=order)
         if node.is_real and self.is_scaled(tensor):
-            assert tensor.quantization is not None
-            return self.real_as(tensor, tensor.quantization, order)
+            scales = self.scales(tensor)
+            assert scales is not None
+            return self.real_as(tensor, scales, order)
         return self._moved_constant(tensor, order)
 
     def _moved_constant(self, tensor: TensorInfo, order: tuple[int, ...]) -> str:

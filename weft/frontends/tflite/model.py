@@ -32,7 +32,7 @@ class Quantization:
     axis: int
     """The axis of a scale that is not one number."""
     block_size: int = 0
-    """How many elements of the last axis share a scale; 0 if scales are not for blocks."""
+    """How many elements of the axis share a scale; 0 if scales are not for blocks."""
 
     @property
     def is_per_tensor(self) -> bool:
@@ -87,14 +87,21 @@ class TensorInfo:
         """Return the shape with None for the sizes that are open."""
         return tuple(None if d < 0 else d for d in self.signature)
 
+    @property
+    def blocks(self) -> tuple[int, int, int] | None:
+        """Return the tensors of the scales and zero points of blocks (-1 for none), and their size; or None."""
+        table = self.table.table(4)
+        details = table.table(5) if table is not None and table.integer(4, "B") == BLOCKWISE else None
+        if details is None:
+            return None
+        return details.integer(0, "i"), details.integer(1, "i"), details.integer(2, "i")
+
     @cached_property
     def quantization(self) -> Quantization | None:
         """What the integers stand for; None if they are numbers themselves."""
         table = self.table.table(4)
         if table is None:
             return None
-        if table.integer(4, "B") == BLOCKWISE:
-            raise ModelError("scales of blocks in tensors of their own are not supported", where=self.where)
         scale, zero = table.array(2, "<f4"), table.array(3, "<i8")
         if scale is None or not scale.size:
             return None

@@ -112,9 +112,10 @@ def convolution_2d_transpose_bias(node: TFLiteNode) -> str:
 
 def _wanted(node: TFLiteNode, k: int, axes: int) -> tuple[int, ...] | None:
     """Return the spatial sizes that an output is to have; None where only a run tells them."""
-    found = node.constant(k)
-    if found is None:
-        return None
+    if node.constant(k) is None:  # a run tells it, as the batch is open: the other sizes may be declared
+        declared = node.output().sizes[1:-1]
+        known = tuple(size for size in declared if size is not None)
+        return known if len(known) == len(declared) == axes else None
     sizes = node.integers(k, "the output's shape")
     if len(sizes) not in (axes, axes + 2) or min(sizes) < 1:
         raise ModelError(f"an output of shape {sizes} makes no sense")

@@ -29,10 +29,6 @@ def reduced(node: TFLiteNode) -> str:
     axes = _axes(node)
     if not axes:
         return node.value(0)
-    if len(axes) == 2 and axes == (1, 2) and node.rank() == 4 and node.option("keep_dims"):
-        # Images reduced to a pixel: beside convolutions, which have channels first, no transpose is left.
-        x = node.add(REDUCED[node.op], node.first(node.value(0)), node.const([2, 3]), keepdims=1)
-        return node.last(x)
     return node.add(REDUCED[node.op], node.value(0), node.const(axes), keepdims=node.option("keep_dims"))
 
 
