@@ -8,22 +8,19 @@ of a row is its rate over that of the first device with as many replicas. Withou
 
 --input is the type of the pictures: float32, or uint8, which the network converts, or float16 (with --precision low).
 --switch-ms sets how long a thread of Python keeps the interpreter while others wait (5 ms by default). --processes
-runs a process for each device, all at the same time, in the place of one pool: what is left then of the time that
-threads lose to each other. `busy` and `gather` are shares of a replica's time: in runs, and, of it, putting batches
-together.
+gives each replica a process of its own. `busy` and `gather` are shares of a replica's time: in runs, and, of it,
+putting batches together.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import repeat
 from pathlib import Path
 
@@ -100,37 +97,13 @@ def pools(devices: Sequence[str], options: argparse.Namespace) -> list[Row]:
             for replicas in options.replicas:
                 with weft.Pool(
                     model, devices[:count], replicas=replicas, batch=options.batch, batch_wait=0.005, queue=1 << 20,
-                    precision=precision, fallback="error", wait="all",
+                    precision=precision, fallback="error", wait="all", processes=options.processes,
                 ) as pool:
                     pool.warm()
                     rate, mean, busy, gather = measure(pool, x, pool.run(x)[0], options.callers, options.seconds)
                 over = rate / one.setdefault((precision, replicas), rate)
                 rows.append(Row(count, replicas, rate, mean, busy, gather, precision, over))
                 print(shown(rows[-1]), flush=True)
-    return rows
-
-
-def processes(devices: Sequence[str], arguments: Sequence[str], folder: Path) -> list[Row]:
-    """Return the rows of one device and of all, each with a process of its own."""
-    rows = list[Row]()
-    for chosen in (devices[:1], devices):
-        files = [folder / f"{len(chosen)}-{k}.json" for k in range(len(chosen))]
-        commands = [
-            [sys.executable, "-m", "benchmarks.pool", *arguments, "--devices", d, "--json", str(file)]
-            for d, file in zip(chosen, files, strict=True)
-        ]
-        for started in [subprocess.Popen(command, stdout=subprocess.DEVNULL) for command in commands]:
-            if started.wait() != 0:
-                raise RuntimeError(f"a process ended with {started.returncode}")
-        each = [[Row(**row) for row in json.loads(file.read_text())] for file in files]
-        rows += [
-            replace(alike[0], devices=len(chosen), pictures_per_second=sum(row.pictures_per_second for row in alike))
-            for alike in zip(*each, strict=True)
-        ]
-    for k, row in enumerate(rows):
-        first = rows[k % (len(rows) // 2)].pictures_per_second
-        rows[k] = replace(row, over_one=row.pictures_per_second / first)
-        print("a process each: " + shown(rows[k]))
     return rows
 
 
@@ -167,12 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.setswitchinterval(given.switch_ms / 1000)
     devices = [d for d in given.devices.split(",") if d] or [d.identity for d in weft.registry.gpus()]
     print(f"ResNet-50 of {given.input}, batches of up to {given.batch}, on {', '.join(devices)}", flush=True)
-    if given.processes:
-        more = [a for a in (sys.argv[1:] if arguments is None else arguments) if a != "--processes"]
-        with tempfile.TemporaryDirectory() as folder:
-            rows = processes(devices, more, Path(folder))
-    else:
-        rows = pools(devices, given)
+    rows = pools(devices, given)
     if given.json is not None:
         Path(given.json).write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 

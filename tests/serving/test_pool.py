@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto
 
 import weft
 from tests.helpers.fakes import Creator, registered
 from tests.helpers.nets import Net
+from tests.helpers.onnx_models import make_model, node
 from tests.helpers.waits import soon
 from weft.backends.cpu.backend import CpuBackend
 from weft.core.graph.graph import Graph
@@ -28,6 +33,7 @@ from weft.errors import (
     DeviceLost,
     ExecutionError,
     InputError,
+    ModelError,
     QueueFull,
 )
 
@@ -239,6 +245,35 @@ def test_a_pool_without_a_replica_fails_what_waits_and_says_why(monkeypatch: pyt
         with pytest.raises(DeviceError, match="no replica left"):
             pool.run(x(1))
         assert pool.is_closed and pool.report.replicas[0].state == "lost"
+
+
+def test_a_process_that_crashes_is_replaced_and_nothing_is_lost(tmp_path: Path) -> None:
+    file = tmp_path / "neg.onnx"
+    file.write_bytes(make_model([node("Neg", "x", "y")], {"x": (TensorProto.FLOAT, ("n", 3))}).SerializeToString())
+    with weft.Pool(file, "cpu", processes=True, batch=4) as pool:
+        for rows in (1, 3, 7):  # one alone, a batch with padding, more than a batch
+            np.testing.assert_array_equal(pool.run(x(5, rows))[0], -x(5, rows))
+        (before,) = pool.report.replicas
+        assert before.process != os.getpid()
+        futures = [pool.submit(x(k)) for k in range(20)]
+        os.kill(before.process, signal.SIGSEGV)
+        futures += [pool.submit(x(k)) for k in range(20, 40)]
+        for k, future in enumerate(futures):
+            np.testing.assert_array_equal(future.result()[0], -x(k))
+        with pytest.raises(InputError, match="rank 1"):
+            pool.run(x(0)[0])
+    (after,) = pool.report.replicas
+    assert after.replaced == 1 and "SIGSEGV" in after.why and pool.report.failed == 0
+    for process in (before.process, after.process):
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+def test_errors_of_a_process_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="No such file"):
+        weft.Pool(tmp_path / "none.onnx", "cpu", processes=True)
+    with pytest.raises(ConfigError, match="cannot get their network"):
+        weft.Pool(network(), "cpu", processes=True, debug=lambda record: None)
 
 
 # -- the queue ---------------------------------------------------------------------------------------------------

@@ -48,6 +48,9 @@ def serve(
     host: Annotated[str, typer.Option(help="The address; 0.0.0.0 lets other machines in, see below.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8000,
     replicas: Annotated[int, typer.Option(min=1, help="Sessions for each device.")] = 1,
+    processes: Annotated[
+        bool, typer.Option("--processes", help="A process for each session: a driver that crashes ends it alone.")
+    ] = False,
     batch: Annotated[int, typer.Option(min=1, help="Most rows of requests that run together.")] = 1,
     batch_wait: Annotated[float, typer.Option(min=0, help="Milliseconds that a batch waits to be full.")] = 0.0,
     queue: Annotated[int, typer.Option(min=1, help="Most waiting requests for each model.")] = 2048,
@@ -66,7 +69,8 @@ def serve(
     places = _places(options.pop("device"))
     listener = _listener(host, port)
     wait = batch_wait / 1000
-    opened = partial(_opened, places=places, options=options, replicas=replicas, batch=batch, wait=wait, queue=queue)
+    given = {"replicas": replicas, "processes": processes, "batch": batch, "batch_wait": wait, "queue": queue}
+    opened = partial(_opened, places=places, options=options, given=given)
     repository = Repository(named_sources(models), opened)
     with listener:
         try:
@@ -100,14 +104,9 @@ def _places(device: str) -> Any:
     return [[registry.choose(name)[0].device for name in names] for names in device_orders(device)]
 
 
-def _opened(
-    path: Path, *, places: Any, options: dict[str, Any], replicas: int, batch: int, wait: float, queue: int
-) -> Pool:
+def _opened(path: Path, *, places: Any, options: dict[str, Any], given: dict[str, Any]) -> Pool:
     """Return the pool of a model, prepared for its requests as far as it can be."""
-    if is_optimized(path):
-        pool = Pool(path, replicas=replicas, batch=batch, batch_wait=wait, queue=queue)
-    else:
-        pool = Pool(path, places, replicas=replicas, batch=batch, batch_wait=wait, queue=queue, **options)
+    pool = Pool(path, **given) if is_optimized(path) else Pool(path, places, **given, **options)
     try:
         pool.warm()
     except InputError as e:

@@ -15,6 +15,7 @@ from weft.core.graph.tensor import SequenceSpec
 from weft.core.session.session import Session
 from weft.errors import ConfigError
 from weft.serving.request_queue import Request
+from weft.serving.worker import WorkerSession
 
 
 def batch_sizes(most: int) -> tuple[int, ...]:
@@ -70,7 +71,7 @@ class _BatchArrays:
 class BatchRunner:
     """Runs several requests at once in a session."""
 
-    def __init__(self, session: Session, sizes: Sequence[int]) -> None:
+    def __init__(self, session: Session | WorkerSession, sizes: Sequence[int]) -> None:
         self.session = session
         self.gather_seconds = 0.0
         """The time that went into putting requests together."""
@@ -117,16 +118,19 @@ class BatchRunner:
         return [result[begin:end] for result in results]
 
     def _keep(self, key: tuple[Hashable, int], held: _BatchArrays) -> None:
-        """Keep arrays for the next batch like this, in memory that the device reaches once all kernels are ready."""
+        """Keep arrays for the next batch like this, in memory that the session reads without a copy if it has such."""
         if key[0] is None:  # a request that runs alone is of no kind
             return
-        if not held.are_reached and self.session.report.final:
-            held = _BatchArrays(self._in_reach(held.arrays), are_reached=True)
-        self._arrays[key] = held
+        reached = None if held.are_reached else self._in_reach(held.arrays)
+        self._arrays[key] = held if reached is None else _BatchArrays(reached, are_reached=True)
         for old in [*self._arrays][:-MOST_ARRAYS]:
             del self._arrays[old]
 
-    def _in_reach(self, arrays: dict[str, Array]) -> dict[str, Array]:
-        """Return arrays like these in the device's reach, as far as the device reads their types."""
+    def _in_reach(self, arrays: dict[str, Array]) -> dict[str, Array] | None:
+        """Return arrays like these in the session's reach, as far as it reads such; None while its kernels change."""
+        if isinstance(self.session, WorkerSession):
+            return self.session.new_inputs(arrays)
+        if not self.session.report.final:
+            return None
         reached = self.session.input_arrays(half=any(array.dtype == np.float16 for array in arrays.values()))
         return {n: reached[n] if reached[n].dtype == array.dtype else array for n, array in arrays.items()}

@@ -27,6 +27,7 @@ from weft.core.host import shutdown
 from weft.core.placement.optimized_network import OptimizedNetwork
 from weft.core.registry.backend_registry import registry
 from weft.core.registry.device_choice import DeviceName
+from weft.core.registry.front_ends import front_ends
 from weft.core.session.arguments import Forms, Input, hosted, take_inputs, take_planned
 from weft.core.session.load_options import LoadOptions, PoolKeywords, described
 from weft.core.session.session import Session
@@ -34,6 +35,7 @@ from weft.errors import ClosedError, ConfigError, DeviceError, InputError, is_fa
 from weft.loading import load, read_once
 from weft.serving.batches import BatchRunner, batch_sizes, check_batches
 from weft.serving.request_queue import Request, RequestQueue
+from weft.serving.worker import WorkerSession
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -70,6 +72,8 @@ class ReplicaReport:
     """How often it died and was loaded anew."""
     why: str
     """Why it died last; "" if it never did."""
+    process: int
+    """The id of the process that it runs in."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +139,10 @@ class _Replica:
         self.repeat()
 
     def report(self) -> ReplicaReport:
+        session = self.runner.session
         return ReplicaReport(
             self.device, self.state, self.runs, self.rows, self.busy, self.runner.gather_seconds, self.replaced,
-            self.why,
+            self.why, session.process if isinstance(session, WorkerSession) else os.getpid(),
         )
 
 
@@ -304,6 +309,7 @@ class Pool(NotCopied):
         batch_wait: float = 0.0,
         queue: int = 1024,
         attempts: int = 3,
+        processes: bool = False,
         **options: Unpack[PoolKeywords],
     ) -> None:
         """Load the network on each device.
@@ -320,6 +326,10 @@ class Pool(NotCopied):
 
         Up to `queue` requests wait. A session that dies, because its device fails, is replaced, and what it ran is
         tried again, `attempts` times in all.
+
+        With `processes`, each session is in a process of its own: one that crashes is replaced, too, and the host's
+        work for several GPUs runs side by side. They load the model's file again, or get the model in a pickle, and
+        find backends and ops of installed packages alone.
         """
         asked = LoadOptions.of(dict(options), PoolKeywords, caller="weft.Pool")
         for name, value in (("replicas", replicas), ("batch", batch), ("queue", queue), ("attempts", attempts)):
@@ -327,24 +337,29 @@ class Pool(NotCopied):
                 raise ConfigError(f"{name}={value!r} is no number of things", fix="pass an integer from 1 on")
         if not batch_wait >= 0:
             raise ConfigError(f"batch_wait={batch_wait!r} is no time", fix="pass seconds, from 0 on")
-        network = read_once(model, asked)
-        places: list[list[DeviceName]] = [[]] if isinstance(network, OptimizedNetwork) else _places(devices)
-        if isinstance(network, OptimizedNetwork) and devices != "all":
+        is_optimized = front_ends.choose(model).optimized
+        if is_optimized and devices != "all":
             raise ConfigError(
                 "an optimised network runs on the devices that it was optimised for",
-                why=f"they are {', '.join(network.devices)}",
+                where=str(model) if isinstance(model, (str, os.PathLike)) else "",
                 fix="leave devices out, or give the pool the model",
             )
+        network: Any
+        if processes and isinstance(model, (str, os.PathLike)):
+            network = os.path.abspath(model)
+        else:
+            network = read_once(model, asked)
+        places: list[list[DeviceName]] = [[]] if is_optimized else _places(devices)
         self._process = os.getpid()
         self._core = _Core(RequestQueue(queue, batch, batch_wait), batch_sizes(batch), attempts)
         try:
             for place in places:
                 where = {"device": place} if place else {}
-                open_one: Callable[[], Session] = partial(load, network, **where, **options)  # type: ignore[arg-type]
-                make = partial(_made, open_one, self._core.sizes)
-                for _ in range(replicas):
-                    named = network.devices if isinstance(network, OptimizedNetwork) else map(str, place)
-                    self._core.replicas.append(_Replica("+".join(named), make, make()))
+                kind: Any = partial(WorkerSession, network, where, options)
+                opened = kind if processes else partial(load, network, **where, **options)  # type: ignore[arg-type]
+                make = partial(_made, opened, self._core.sizes)
+                named = network.devices if isinstance(network, OptimizedNetwork) else map(str, place or ["its own"])
+                self._core.replicas += [_Replica("+".join(named), make, make()) for _ in range(replicas)]
             whole = self._core.replicas[0].runner.session.graph
             if batch > 1:
                 check_batches(whole)
@@ -523,7 +538,7 @@ class Pool(NotCopied):
         return arrays, *found
 
 
-def _made(open_one: Callable[[], Session], sizes: Sequence[int]) -> BatchRunner:
+def _made(open_one: Callable[[], Session | WorkerSession], sizes: Sequence[int]) -> BatchRunner:
     return BatchRunner(open_one(), sizes)
 
 
