@@ -12,7 +12,7 @@ import pytest
 from weft.backends.gpu import packing
 from weft.backends.gpu.lowering.launches.builder import PlannedConstant
 from weft.core.graph.dtypes import DType
-from weft.core.graph.layout import Array, Layout
+from weft.core.graph.layout import Array, Layout, to_storage
 from weft.core.graph.tensor import TensorSpec
 
 SPEC = TensorSpec((1 << 20,), DType.FLOAT32)
@@ -45,6 +45,19 @@ def test_constants_are_packed_in_threads_and_taken_in_any_order() -> None:
         for k in (0, 2, 1, 7, 6, 5, 4, 3):
             assert (planned[k].take() == k).all()
     assert set(makers) == {"weft-packing"} and len(makers) == 8
+
+
+def test_threads_store_what_they_make() -> None:
+    """A transposed matrix, of which an op gives a view, is copied by them."""
+    numbers = np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024)
+    spec = TensorSpec((1024, 1024, 1), DType.FLOAT32)
+    stored = to_storage(numbers.T.reshape(spec.dims), Layout.NC4HW4)
+    planned = [PlannedConstant("node", f"w{k}", lambda: numbers.T.reshape(spec.dims), Layout.NC4HW4, spec, ())
+               for k in range(4)]
+    with packing.Packing(planned):
+        for each in planned:
+            taken = each.take()
+            assert taken.flags.c_contiguous and taken.shape == stored.shape and (taken == stored).all()
 
 
 def test_no_more_is_packed_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:

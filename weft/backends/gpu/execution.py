@@ -20,7 +20,6 @@ from weft.backends.gpu.recording.pipeline_recording import PipelineRecording
 from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource
 from weft.core.contract.backend import Recorded, StorageType
 from weft.core.contract.profile import Work
-from weft.core.graph.layout import to_storage
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor
 from weft.core.memory.buffer_manager import Slot
@@ -177,7 +176,7 @@ class GpuExecution(Recorded):
             context.static.again((held.buffer, held.offset))
             slot = context.slots.manager.hold(held.nbytes, held.buffer, held.offset)
         else:
-            content = to_storage(constant.take(), spec.layout)
+            content = constant.take()
             slot = context.slots.manager.hold(content.nbytes, *context.static.upload(content))
         tensor = replace(spec, memory=Region(slot))
         made = context.constants[place] = HeldConstant(tensor, self.op, tuple(map(ref, constant.sources)))

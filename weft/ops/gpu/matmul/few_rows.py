@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.core.graph.dtypes import DType
 from weft.core.graph.layout import PACK, Array, Layout
+from weft.core.graph.tensor import TensorSpec
 from weft.kernels.chooser import Algorithm, Candidate
 from weft.kernels.device_model import AlgorithmFigures
 from weft.kernels.gate import Gate
@@ -80,7 +82,8 @@ def launch_few_rows(plan: ProductPlan, matrices: Sequence[Array], gate: Gate | N
     figures = k.caps.model.of(FewRowsFigures)
     items = k.tree_items(figures.column_items)
     for first, count in plan.pieces(len(matrices)):
-        weights = k.constant(f"rows.{first}", partial(_rows, matrices, first, count), Layout.NC4HW4)
+        spec = TensorSpec((len(matrices) * count, p.k, 1), DType.of(matrices[0].dtype))
+        weights = k.constant(f"rows.{first}", partial(_rows, matrices, first, count), Layout.NC4HW4, spec)
         k.launch(
             "matmul_rows", reads={"a": plan.a, "w": weights, **addend}, writes={"y": plan.y},
             ints={"K": p.k, "VECTORS": -(-p.k // PACK), "FIRST": first, "COUNT": count, "N": p.n, **steps, **many},

@@ -19,7 +19,7 @@ from weft.backends.gpu.tuning_tables.choice import Choice, ChoiceSource, Taken, 
 from weft.core.graph.dtypes import DType
 from weft.core.graph.fused_op import Fused, Step, value_number
 from weft.core.graph.index_map import IDENTITY, IndexMap
-from weft.core.graph.layout import PACK, Array, Layout, Shape
+from weft.core.graph.layout import PACK, Array, Layout, Shape, to_storage
 from weft.core.graph.op import Op
 from weft.core.graph.tensor import Tensor, TensorSpec
 from weft.errors import BackendError, ExecutionError
@@ -67,9 +67,12 @@ class PlannedConstant:
         self.tensor = Tensor(f"{label}.{key}", spec.dims, spec.dtype, layout, Spot.of_constant(key))
 
     def begin(self, threads: Executor, taken: Callable[[PlannedConstant], object]) -> bool:
-        """Have a thread make the array, unless it is there; tell whether one does. `take` or `forget` calls `taken`."""
+        """Have a thread make the array as it is stored, unless it is there; tell whether one does.
+
+        `take` or `forget` calls `taken`.
+        """
         if self._made is None and self._begun is None:
-            self._begun = threads.submit(self._make), taken
+            self._begun = threads.submit(lambda: self._stored(self._make())), taken
             return True
         return False
 
@@ -80,15 +83,16 @@ class PlannedConstant:
             taken(self)
 
     def take(self) -> Array:
-        """Return the logical array; BackendError if it has another shape or type than the op announced."""
+        """Return the array as it is stored; BackendError if it has another shape or type than the op announced."""
         made, self._made = self._made, None
-        if made is None:
-            if self._begun is None:
-                made = self._make()
-            else:
-                (future, taken), self._begun = self._begun, None
-                made = future.result()
-                taken(self)
+        if self._begun is None:
+            return self._stored(self._make() if made is None else made)
+        (future, taken), self._begun = self._begun, None
+        stored = future.result()
+        taken(self)
+        return stored
+
+    def _stored(self, made: Array) -> Array:
         told, is_ = TensorSpec(self.tensor.shape, self.tensor.dtype), TensorSpec(made.shape, DType.of(made.dtype))
         if told != is_:
             raise BackendError(
@@ -96,7 +100,7 @@ class PlannedConstant:
                 why=f"it is {is_}, and the op said {told}",
                 fix="give KernelBuilder.constant the shape and type of what `make` returns, or no spec",
             )
-        return made
+        return to_storage(made, self.tensor.layout)
 
 
 def places_of(tensor: Tensor) -> IndexMap:
