@@ -103,6 +103,7 @@ ushort4 narrow(f32x4 v) { return make_ushort4(narrow(v.x), narrow(v.y), narrow(v
 // NaN wins, as in numpy and ONNX; the language's own forms drop it.
 real nan_max(real a, real b) { return (a > b || a != a) ? a : b; }
 real nan_min(real a, real b) { return (a < b || a != a) ? a : b; }
+#define round_near(x) ((x) + 12582912.0f - 12582912.0f)
 #define fmax(a, b) nan_max((a), (b))
 #define fmin(a, b) nan_min((a), (b))
 f32x4 first_lanes(f32x4 v, int n) {

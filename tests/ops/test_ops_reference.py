@@ -185,6 +185,7 @@ C_PRELUDE = """#include <math.h>
 typedef unsigned int uint;
 typedef float f32;
 typedef float real;
+#define round_near(v) ((v) + 12582912.0f - 12582912.0f)
 #define TO_F32(v) ((float)(v))
 #define TO_REAL(v) ((float)(v))
 #define TO_U32(v) ((uint)(v))

@@ -213,6 +213,10 @@ class Dialect(ABC):
         """Return the statement that stores two f32x4 one after the other, the first at an even `index`."""
         return f"{self.store4(arg, index, first)} {self.store4(arg, f'{index} + 1', second)}"
 
+    def store_words(self, arg: Arg, index: str, first: str, second: str) -> str:
+        """Return the statement that stores two words one after the other, the first at an even `index`."""
+        return f"{arg.name}[{index}] = {first}; {arg.name}[{index} + 1] = {second};"
+
     def store2(self, arg: Arg, index: str, first: str, second: str) -> str:
         """Return the statement that stores two f32 as the elements from 2 * `index` on of a c4 argument.
 

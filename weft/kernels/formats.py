@@ -104,22 +104,28 @@ real narrow_float16(real a) {
 """Functions `narrow_float16` and so on, which return the number of a type that is nearest to a float32 one."""
 
 ON_GRID = """\
-f32 step_of(f32 v, f32 scale, f32 zero) {
-  const f32 q = rint(v / scale) + zero;
-  return q > -128.0 ? (q < 127.0 ? q : 127.0) : -128.0;
+uint step_of(f32 v, f32 inverse, f32 least, f32 most) {
+  f32 t = v * inverse;
+  t = t > least ? t : least;
+  t = t < most ? t : most;
+  return BITS_OF(t + 12582912.0);
 }
 """
-"""The int8 that is nearest to a number in steps of a scale, as f32; of NaN the least."""
+"""A number divided by a scale, within limits and rounded to an integer, in the lowest byte; of NaN the least.
+
+Numbers near 1.5 * 2^23 have no fraction: GPUs add faster than they round and convert.
+"""
 WORDS = """\
 f32x4 four_of(uint w) {
-  const int v = TO_I32(w);
-  return F4(TO_F32(v << 24 >> 24), TO_F32(v << 16 >> 24), TO_F32(v << 8 >> 24), TO_F32(v >> 24));
+  const uint u = w ^ 0x80808080u;
+  return F4(
+    FLOAT_OF(u & 255u | 0x4b000000u), FLOAT_OF(u >> 8 & 255u | 0x4b000000u), FLOAT_OF(u >> 16 & 255u | 0x4b000000u),
+    FLOAT_OF(u >> 24 | 0x4b000000u)
+  );
 }
-uint word_of(f32x4 v) {
-  return TO_U32(TO_I32(v.x) & 255 | (TO_I32(v.y) & 255) << 8 | (TO_I32(v.z) & 255) << 16 | TO_I32(v.w) << 24);
-}
+uint word_of(uint a, uint b, uint c, uint d) { return a & 255u | (b & 255u) << 8 | (c & 255u) << 16 | d << 24; }
 """
-"""The four int8 in a word as f32, and back."""
+"""The four int8 in a word as f32, each 2^23 + 128 more than it is; and the lowest bytes of four words in one."""
 
 _BFLOAT16 = """\
 f32 from_bfloat16(uint b) { return FLOAT_OF(b << 16); }

@@ -108,7 +108,7 @@ class _Elements:
 
     def load4(self, at: str) -> str:
         if self._arg.grid and self._arg.in_fours:
-            return self._number(f"four_of({self._arg.name}[{at}])")
+            return f"(four_of({self._arg.name}[{at}]) - (8388736.0 + {self._arg.name}_ZERO)) * {self._arg.name}_SCALE"
         return self._number(self._dialect.load4(self._arg, at))
 
     def load_lane(self, at: str, lane: str) -> str:
@@ -120,17 +120,19 @@ class _Elements:
         return self._number(self._dialect.load_quad(self._arg, at))
 
     def store(self, at: str, value: str) -> str:
-        return self._dialect.store(self._arg, at, f"TO_I32({self._step(value)})" if self._arg.grid else value)
+        stored = f"TO_I32({self._step(value)} << 24) >> 24" if self._arg.grid else value
+        return self._dialect.store(self._arg, at, stored)
 
     def store4(self, at: str, value: str) -> str:
         """Return the statement that stores an f32x4; one on a grid must be a variable."""
         if not self._arg.grid:
             return self._dialect.store4(self._arg, at, value)
-        return f"{self._arg.name}[{at}] = word_of({self._steps(value)});"
+        return f"{self._arg.name}[{at}] = word_of({', '.join(self._step(f'{value}.{lane}') for lane in LANES)});"
 
     def store8(self, at: str, first: str, second: str) -> str:
         if self._arg.grid:
-            return f"{self.store4(at, first)} {self.store4(f'{at} + 1', second)}"
+            words = [f"word_of({', '.join(self._step(f'{v}.{lane}') for lane in LANES)})" for v in (first, second)]
+            return self._dialect.store_words(self._arg, at, *words)
         return self._dialect.store8(self._arg, at, first, second)
 
     def store_quad(self, at: str, value: str) -> str:
@@ -143,10 +145,10 @@ class _Elements:
         return f"(({text}) - {name}_ZERO) * {name}_SCALE" if self._arg.grid else text
 
     def _step(self, value: str) -> str:
-        return f"step_of({value}, {self._arg.name}_SCALE, {self._arg.name}_ZERO)"
-
-    def _steps(self, value: str) -> str:
-        return f"F4({', '.join(self._step(f'{value}.{lane}') for lane in LANES)})"
+        """Return the uint whose lowest byte is the integer for a number."""
+        zero = f"{self._arg.name}_ZERO"
+        least, most = f"-128.0 - {zero}", f"127.0 - {zero}"
+        return f"(step_of({value}, {self._arg.name}_INVERSE, {least}, {most}) + TO_U32(TO_I32({zero})))"
 
 
 class ArgWriter:

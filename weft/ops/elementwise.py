@@ -10,10 +10,10 @@ an attribute, all of them of the type that the kernel computes in: f32, or float
 the op reads or makes that. It may use + - * /, comparisons, `c ? a : b`, decimal literals and
 
     fabs fmin fmax exp expm1 log log1p sqrt tanh erf pow floor ceil rint fmod
-    sin cos tan asin acos atan sinh cosh asinh acosh atanh is_nan is_inf narrow_float16 narrow_bfloat16
+    sin cos tan asin acos atan sinh cosh asinh acosh atanh is_nan is_inf narrow_float16 narrow_bfloat16 round_near
 
-with C's meaning, except that fmin and fmax return NaN if either operand is NaN. The last two, which C does not have,
-return the nearest number that a narrower type holds.
+with C's meaning, except that fmin and fmax return NaN if either operand is NaN. The last three, which C does not have,
+return the nearest number that a narrower type holds, and the nearest integer of a number below 2^22, no zero negative.
 """
 
 from __future__ import annotations

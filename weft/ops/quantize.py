@@ -259,11 +259,13 @@ class FakeQuantize(Elementwise):
         return np.asarray(steps * scale + np.float32(0))  # no zero has a sign
 
     def expression(self, present: tuple[bool, ...]) -> Expression:
-        """Return the rounding with the scale and the limits as numbers of the kernel."""
-        steps = "rint(({0}) / {1})"
-        whole = f"({steps} == 0.0 ? 0.0 : {steps})"  # no zero has a sign
-        text = f"(({steps} > {{2}} ? ({steps} < {{3}} ? {whole} : {{3}}) : {{2}}) * {{1}})"
-        return Expression(text, (self.scale, *map(float, self.grid.limits)))
+        """Return the rounding with the scale, its reciprocal and the limits as numbers of the kernel.
+
+        A number that lies between two others may become the other one: a product is a rounding less exact.
+        """
+        steps = "({0}) * {1}"
+        text = f"(({steps} > {{3}} ? ({steps} < {{4}} ? round_near({steps}) : {{4}}) : {{3}}) * {{2}})"
+        return Expression(text, (1 / self.scale, self.scale, *map(float, self.grid.limits)))
 
 
 @decomposition("weft::FakeQuantize")

@@ -1,7 +1,8 @@
 ## Convolution of int8 as an implicit GEMM on NVIDIA's matrix units (mma.sync, from sm_80 on). A warp holds ${fm} x ${fq}
 ## times 16 x 32 sums, each of four tiles of m16n8k32: an item has columns 2t and 2t + 1 of rows g and g + 8 of each tile
 ## (PTX ISA, mma), which are eight adjacent channels as weights are packed. Rows of `kb` words along K lie in work-group
-## memory, 16 bytes apart from the next. Items fetch the next step while they multiply this one. `wide`: 16 channels of a
+## memory, 16 bytes apart from the next. `even`: pairs of blocks adjoin in
+## memory. `few`: sums are below 2^22. Items fetch the next step while they multiply this one. `wide`: 16 channels of a
 ## pixel at a time, else four. `last`: channels come last. Zero points: `conv_int8.mako`; `parted`: `split_k.py`.
 <%page args="parted=False"/>\
 <%
@@ -19,6 +20,10 @@ k.shared("uint4", "Bs", f"LZ * {2 * cols * stride}")
 if sliced:
     k.shared("i32", "Sum", f"(LZ - 1) * {rows * cols}")
 scales_, shifts_ = k.args["scales"], k.args["shifts"]
+
+def number(total):
+    """Return a sum as f32: of few products by its bits, near 1.5 * 2^23, which is faster than a conversion."""
+    return f"(FLOAT_OF(TO_U32({total}) + 0x4b400000u) - 12582912.0)" if few else f"TO_F32({total})"
 %>
 <%include file="ptx.opencl.mako"/>
 <%namespace name="im2col" file="im2col.parts.mako"/>\
@@ -101,21 +106,33 @@ ${k.for_groups("tile", "TILES")} {
   }
   BARRIER;
 % endif
-% for j, half in [(j, half) for j in range(fq) for half in range(2)]:
+% for j in range(fq):
   {
-    const int block = GROUP_Y * ${cols // 4} + part_n * ${8 * fq} + ${8 * j} + lane % 4 * 2 + ${half};
+    const int block = GROUP_Y * ${cols // 4} + part_n * ${8 * fq} + ${8 * j} + lane % 4 * 2;
     if (LOCAL_Z == 0 && block < COUNT) {
-      const f32x4 bias = ${k.args["b"].load4("0", "block", "0") if k.has("b") else "SPLAT(0.0)"};
-      const f32x4 scale = ${scales_.load4("0", "block", "0")};
+% for half in range(2):
+      const int block${half} = ${f"min(block + {half}, COUNT - 1)" if half else "block"};
+      const f32x4 bias${half} = ${k.args["b"].load4("0", f"block{half}", "0") if k.has("b") else "SPLAT(0.0)"};
+      const f32x4 scale${half} = ${scales_.load4("0", f"block{half}", "0")};
 % for c in range(4):
-      const int shift${c} = ${"GROUP_Z > 0 ? 0 : " if parted else ""}${shifts_.load(f"block * 4 + {c}")};
+      const int shift${half}_${c} = ${"GROUP_Z > 0 ? 0 : " if parted else ""}${shifts_.load(f"block{half} * 4 + {c}")};
+% endfor
 % endfor
 % for i, down in [(i, down) for i in range(fm) for down in range(2)]:
       {
         const int m = first_row + part_m * ${16 * fm} + ${16 * i + 8 * down} + lane / 4;
-<% parts = [f"acc{i}_{4 * j + 2 * half + c // 2}_{2 * down + c % 2}" for c in range(4)] %>\
-        const f32x4 sum = F4(${", ".join(f"TO_F32({part} + shift{c})" for c, part in enumerate(parts))}) * scale + bias;
-        if (m < PIXELS) ${y.store4("m / (OH * OW)" + image, "block", "m % (OH * OW)", "sum")}
+% for half in range(2):
+<% parts = [f"acc{i}_{4 * j + 2 * half + c // 2}_{2 * down + c % 2} + shift{half}_{c}" for c in range(4)] %>\
+        const f32x4 sum${half} = F4(${", ".join(number(part) for part in parts)}) * scale${half} + bias${half};
+% endfor
+        if (m < PIXELS) {
+% if even:
+          ${y.store8("m / (OH * OW)" + image, "block", "m % (OH * OW)", "sum0", "sum1")}
+% else:
+          ${y.store4("m / (OH * OW)" + image, "block", "m % (OH * OW)", "sum0")}
+          if (block + 1 < COUNT) ${y.store4("m / (OH * OW)" + image, "block + 1", "m % (OH * OW)", "sum1")}
+% endif
+        }
       }
 % endfor
     }

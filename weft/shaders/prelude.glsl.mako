@@ -24,6 +24,7 @@ f32x4 first_lanes(f32x4 v, int n) {
 // NaN wins, as in numpy and ONNX; the language's own forms drop it.
 real nan_max(real a, real b) { return (a > b || isnan(a)) ? a : b; }
 real nan_min(real a, real b) { return (a < b || isnan(a)) ? a : b; }
+real round_near(real x) { return roundEven(x) == 0.0 ? 0.0 : roundEven(x); }
 #define fmax(a, b) nan_max((a), (b))
 #define fmin(a, b) nan_min((a), (b))
 // Minus what is given if x is negative or -0.

@@ -23,6 +23,7 @@
 // NaN wins, as in numpy and ONNX; the language's own forms drop it.
 real nan_max(real a, real b) { return (a > b || a != a) ? a : b; }
 real nan_min(real a, real b) { return (a < b || a != a) ? a : b; }
+#define round_near(x) ((x) + 12582912.0 - 12582912.0)
 #undef fmax
 #undef fmin
 #define fmax(a, b) nan_max((a), (b))

@@ -168,6 +168,10 @@ int DOT4(uint a, uint b, int sum) {
             return f"store_half8({first}, {second}, {index}, {arg.name});"
         return super().store8(arg, index, first, second)
 
+    def store_words(self, arg: Arg, index: str, first: str, second: str) -> str:
+        """Return the statement that stores two words at once."""
+        return f"((__global uint2*){arg.name})[({index}) / 2] = (uint2)({first}, {second});"
+
     def store2(self, arg: Arg, index: str, first: str, second: str) -> str:
         """Return the statement that stores two halves or floats at once."""
         if arg.dtype is DType.FLOAT16:

@@ -24,6 +24,8 @@ DEQUANTIZE = frozenset({"DequantizeLinear", "com.microsoft::DequantizeLinear"})
 MOVES = RESHAPES | {"Transpose", "MaxPool", "Identity"}
 """Ops that return some of the numbers of their first input, which need not be floats."""
 MOST_BITS = 16
+LEAST = 2.0**-126
+"""Kernels multiply by the reciprocal of a scale, which is no number for less."""
 
 
 @graph_pass(rounds=2)
@@ -54,7 +56,7 @@ def grid_of(graph: Graph, node: Node) -> Grid | None:
         return None
     value = node.outputs[0] if node.op.type in QUANTIZE else node.inputs[0]
     dtype, rank = graph.specs[value].dtype, len(graph.specs[value].shape)
-    if not dtype.is_integer or dtype.bits > MOST_BITS or not (scale > 0).all():
+    if not dtype.is_integer or dtype.bits > MOST_BITS or not (scale >= LEAST).all():
         return None
     return Grid.of(dtype, scale, zero, op.axis % max(rank, 1))
 

@@ -270,7 +270,8 @@ class NodeBuilder(KernelBuilder):
         for name, tensor in {**sources, **writes}.items():
             ints |= map_constants(name, places_of(tensor))
             if tensor.quantised is not None:
-                floats |= {f"{name}_SCALE": tensor.quantised.scale[0], f"{name}_ZERO": float(tensor.quantised.zero[0])}
+                scale, zero = tensor.quantised.scale[0], float(tensor.quantised.zero[0])
+                floats |= {f"{name}_SCALE": scale, f"{name}_INVERSE": 1 / scale, f"{name}_ZERO": zero}
         if mapped is not None:
             ints |= mapped.by.constants(target)
             args = [replace(arg, output_map=mapped.by.name) if arg.name == target else arg for arg in args]

@@ -16,7 +16,7 @@ from weft.kernels.source import SUBGROUP
 from weft.kernels.special import register_special
 from weft.ops.gpu.conv.cases import quantised_conv
 from weft.ops.gpu.conv.gemm.split_k import Sums, TileWork
-from weft.ops.gpu.conv.integers.ranking import IntegerFigures, IntegerGemm
+from weft.ops.gpu.conv.integers.ranking import IntegerGemm
 from weft.ops.gpu.conv.integers.tiles import pack_words
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 
@@ -27,6 +27,8 @@ PIECE = 16
 SIDE, QUAD = 16, 32
 """Rows that an instruction takes, and columns of four of them, of which an item has eight adjacent channels."""
 BUFFERS = 2
+MOST_PRODUCT, FEW = 255 * 128, 1 << 22
+"""The largest product of an integer less its zero point and a weight; and what sums of few of them are below."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def steps_of(problem: ConvProblem) -> int:
 class IntegerMatrixConv(IntegerGemm[ByteTile]):
     """Subgroups multiply tiles of bytes that the work-group stages in its memory."""
 
-    name = "conv_int8_matrix"
+    name, on_matrix_units = "conv_int8_matrix", True
 
     def why_not(self, problem: ConvProblem) -> str | None:
         """Refuse devices without such units."""
@@ -136,9 +138,8 @@ class IntegerMatrixConv(IntegerGemm[ByteTile]):
         registers = PACK * PACK * tile.fm * tile.fq + 60
         return max(problem.caps.model.side_by_side(tile.items, registers, tile.shared_bytes()), 1)
 
-    def words_of_round(self, problem: ConvProblem, tile: ByteTile) -> tuple[int, float]:
-        words = DEPTH * tile.lz * tile.rows * tile.columns
-        return words, problem.caps.model.of(IntegerFigures).matrix_words
+    def words_of_round(self, tile: ByteTile) -> int:
+        return DEPTH * tile.lz * tile.rows * tile.columns
 
     def work(self, problem: ConvProblem, tile: ByteTile) -> TileWork:
         steps = steps_of(problem)
@@ -152,6 +153,9 @@ class IntegerMatrixConv(IntegerGemm[ByteTile]):
         tiles, across = -(-p.pixels // tile.rows), -(-p.channels_out // tile.columns)
         rows = k.rows(plan.x)
         wide = rows is not None and all(n % PIECE == 0 for n in (plan.x.shape[1], *rows))
+        stored = k.rows(sums.target)
+        even = stored is not None and all(n % (2 * PACK) == 0 for n in (p.channels_out, *stored))
+        few = p.channels_in * p.taps * MOST_PRODUCT < FEW
         spec = TensorSpec((steps_of(p) * DEPTH * across * tile.columns,), DType.UINT32)
         packed = k.constant(
             f"columns.{tile.columns}", plan.packing(pack_columns, tile.columns), Layout.NCHW, spec
@@ -166,7 +170,8 @@ class IntegerMatrixConv(IntegerGemm[ByteTile]):
             },
             variant={
                 "fm": tile.fm, "fq": tile.fq, "sm": tile.sm, "sn": tile.sn, "kb": DEPTH, "pointwise": p.pointwise,
-                "sliced": tile.lz > 1, "wide": wide, "last": p.layout is Layout.NHWC4, **sums.variant,
+                "sliced": tile.lz > 1, "wide": wide, "last": p.layout is Layout.NHWC4, "even": even,
+                "few": few, **sums.variant,
             },
             kinds={"w": "raw16"},
             grid=(min(tiles, k.caps.max_grid[0]), across, sums.parts),

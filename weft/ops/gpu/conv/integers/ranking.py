@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from weft.kernels.chooser import Candidate
 from weft.kernels.device_model import AlgorithmFigures, amount_by, time_by
@@ -34,21 +34,23 @@ class IntegerFigures(AlgorithmFigures, section="conv_int8"):
 class IntegerGemm(ImplicitGemm[TileT]):
     """An implicit GEMM of integers, whose tiles are ranked by microseconds; in software by those of others."""
 
+    on_matrix_units: ClassVar[bool] = False
+
     @abstractmethod
     def resident(self, problem: ConvProblem, tile: TileT) -> int:
         """Return the groups that a unit holds at a time."""
 
     @abstractmethod
-    def words_of_round(self, problem: ConvProblem, tile: TileT) -> tuple[int, float]:
-        """Return the words that a group multiplies in a round, and how many a unit multiplies in a microsecond."""
+    def words_of_round(self, tile: TileT) -> int:
+        """Return the words that a group multiplies in a round."""
 
     def microseconds(self, problem: ConvProblem, tile: TileT, parts: int = 1) -> float:
         """Return about how long a tile takes, and if groups share it, the launch that adds the parts up."""
         caps, work = problem.caps, self.work(problem, tile)
         model, known, units = caps.model, caps.model.of(IntegerFigures), caps.likely_units
         rounds, groups = -(-work.rounds // parts), work.groups * parts
-        words, rate = self.words_of_round(problem, tile)
-        each = max(work.read / max(work.rounds, 1) / model.read_bytes, words / rate)
+        rate = known.matrix_words if self.on_matrix_units else known.words
+        each = max(work.read / max(work.rounds, 1) / model.read_bytes, self.words_of_round(tile) / rate)
         waits = -(-groups // (units * self.resident(problem, tile))) * known.round_us
         times = rounds * max(-(-groups // units) * each, waits), problem.moved / (model.read_bytes * units)
         adding = model.between_launches_us + parts * work.stored / model.summed if parts > 1 else 0.0

@@ -15,7 +15,7 @@ from weft.kernels.special import register_family
 from weft.ops.gpu.conv.cases import quantised_conv
 from weft.ops.gpu.conv.gemm.item_tile import ItemTile
 from weft.ops.gpu.conv.gemm.split_k import Sums, TileWork
-from weft.ops.gpu.conv.integers.ranking import IntegerFigures, IntegerGemm
+from weft.ops.gpu.conv.integers.ranking import IntegerGemm
 from weft.ops.gpu.conv.integers.weights import INTEGERS
 from weft.ops.gpu.conv.problem import ConvPlan, ConvProblem
 
@@ -101,9 +101,8 @@ class IntegerConv(IntegerGemm[IntegerTile]):
         model, registers = problem.caps.model, PACK * tile.pixels * tile.blocks + 50
         return max(model.side_by_side(tile.items, registers, tile.shared_bytes()), 1)
 
-    def words_of_round(self, problem: ConvProblem, tile: IntegerTile) -> tuple[int, float]:
-        words = DEPTH * tile.lz * tile.rows * tile.columns * PACK
-        return words, problem.caps.model.of(IntegerFigures).words
+    def words_of_round(self, tile: IntegerTile) -> int:
+        return DEPTH * tile.lz * tile.rows * tile.columns * PACK
 
     def work(self, problem: ConvProblem, tile: IntegerTile) -> TileWork:
         steps, pixels, blocks = steps_of(problem), problem.pixels, problem.blocks
