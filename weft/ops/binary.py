@@ -259,6 +259,12 @@ class Clip(Elementwise):
         x = x if low is None else np.maximum(x, low.reshape(()))
         return x if high is None else np.minimum(x, high.reshape(()))
 
+    def compute_into(self, out: Array, *inputs: Array) -> None:
+        if len(inputs) < 3:
+            super().compute_into(out, *inputs)
+        else:
+            np.clip(*inputs, out=out)
+
 
 @op_dataclass
 class _Variadic(Elementwise):

@@ -142,6 +142,10 @@ class Elementwise(Op):
         """Return the result for numpy inputs (None for a missing one); floats of 16 bits arrive as float32."""
         raise NotImplementedError(type(self).__name__)
 
+    def compute_into(self, out: Array, *inputs: Any) -> None:
+        """Put what `compute` returns, which is none of the inputs, into an array; none of the inputs is missing."""
+        out[...] = self.compute(*inputs)
+
     def result_type(self, types: Sequence[DType]) -> DType:
         """Return the element type of the output, given those of the inputs that are present."""
         return types[0]
@@ -202,7 +206,7 @@ class Elementwise(Op):
 
         def compute(start: int) -> None:
             part = slice(start, start + BLOCK)
-            result[part] = self.compute(*(a if a.size == 1 else a[part] for a in whole))
+            self.compute_into(result[part], *(a if a.size == 1 else a[part] for a in whole))
 
         with np.errstate(all="ignore"):
             each_block(compute, range(0, out.size, BLOCK))
@@ -222,12 +226,19 @@ class Elementwise(Op):
 def elementwise(
     name: str, what: str, expr: str | None, function: Callable[..., Any], *, arity: int = 1,
     types: Types = FLOATS, op_class: OpClass = "arithmetic", not_negative: bool = False,
-    base: type[Elementwise] = Elementwise,
+    base: type[Elementwise] = Elementwise, into: bool = False,
 ) -> type[Elementwise]:
-    """Register an element-wise op without attributes and return its class; `what` says what it computes."""
+    """Register an element-wise op without attributes and return its class; `what` says what it computes.
+
+    With `into`, the function takes an array of the type of its input before it, and puts the result there.
+    """
 
     def compute(self: Elementwise, *inputs: Array) -> Array:
-        return np.asarray(function(*inputs))
+        if not into:
+            return np.asarray(function(*inputs))
+        out = np.empty_like(inputs[0])
+        function(out, *inputs)
+        return out
 
     body = {
         "__doc__": f"Compute {what}.",
@@ -241,5 +252,7 @@ def elementwise(
         "compute": compute,
         "ufunc": function if isinstance(function, np.ufunc) else None,
     }
+    if into:
+        body["compute_into"] = lambda self, out, *inputs: function(out, *inputs)
     cls: type[Elementwise] = op_dataclass(type(name, (base,), body))
     return register_op(cls)

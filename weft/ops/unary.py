@@ -86,9 +86,38 @@ def erf_array(x: Array) -> Array:
     return _erf_double(x) if x.dtype == np.float64 else _erf_single(x)
 
 
+def sigmoid_into(out: Array, x: Array) -> None:
+    """Put 1 / (1 + exp(-x)) into an array."""
+    np.negative(x, out=out)
+    np.exp(out, out=out)
+    out += 1
+    np.reciprocal(out, out=out)
+
+
 def sigmoid(x: Array) -> Array:
     """Return 1 / (1 + exp(-x))."""
-    return np.asarray(1 / (1 + np.exp(-x)))
+    out = np.empty_like(x)
+    sigmoid_into(out, x)
+    return out
+
+
+def hard_sigmoid_into(out: Array, x: Array, alpha: float, beta: float) -> None:
+    """Put alpha * x + beta, kept between 0 and 1, into an array."""
+    np.multiply(x, alpha, out=out)
+    out += beta
+    np.clip(out, 0, 1, out=out)
+
+
+def _hard_swish_into(out: Array, x: Array) -> None:
+    hard_sigmoid_into(out, x, 1 / 6, 0.5)
+    out *= x
+
+
+def _relu_into(out: Array, x: Array) -> None:
+    if x.dtype.kind == "f":
+        np.clip(x, 0, np.inf, out=out)  # which numpy does four times as fast as a maximum
+    else:
+        np.maximum(x, 0, out=out)
 
 
 def softplus(x: Array) -> Array:
@@ -99,7 +128,7 @@ def softplus(x: Array) -> Array:
 smooth = partial(elementwise, op_class="transcendental")
 Exp = smooth("Exp", "e to the x", "exp({0})", np.exp, not_negative=True)
 Log = smooth("Log", "the natural logarithm", "log({0})", np.log)
-Sigmoid = smooth("Sigmoid", "1 / (1 + exp(-x))", "1.0 / (1.0 + exp(-{0}))", sigmoid, not_negative=True)
+Sigmoid = smooth("Sigmoid", "1 / (1 + exp(-x))", "1.0 / (1.0 + exp(-{0}))", sigmoid_into, not_negative=True, into=True)
 Tanh = smooth("Tanh", "the hyperbolic tangent", "tanh({0})", np.tanh)
 Erf = smooth("Erf", "the error function", "erf({0})", erf_array)
 Softplus = smooth(
@@ -130,7 +159,8 @@ HardSwish = elementwise(
     "HardSwish",
     "x * max(0, min(1, x / 6 + 0.5))",
     "{0} * fmax(0.0, fmin(1.0, {0} / 6.0 + 0.5))",
-    lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
+    _hard_swish_into,
+    into=True,
 )
 
 Abs = elementwise("Abs", "|x|", "fabs({0})", np.abs, types=NUMERIC, op_class="exact", not_negative=True)
@@ -139,10 +169,11 @@ Relu = elementwise(
     "Relu",
     "max(x, 0)",
     "fmax({0}, 0.0)",
-    lambda x: np.maximum(x, 0),
+    _relu_into,
     types=SIGNED,
     op_class="exact",
     not_negative=True,
+    into=True,
 )
 Sign = elementwise(
     "Sign",
@@ -220,7 +251,12 @@ class HardSigmoid(Elementwise):
     expr: ClassVar[str] = "fmax(0.0, fmin(1.0, {alpha} * {0} + {beta}))"
 
     def compute(self, x: Array) -> Array:
-        return np.clip(self.alpha * x + self.beta, 0, 1)
+        out = np.empty_like(x)
+        self.compute_into(out, x)
+        return out
+
+    def compute_into(self, out: Array, *inputs: Array) -> None:
+        hard_sigmoid_into(out, inputs[0], self.alpha, self.beta)
 
 
 @standard_op(op_class="transcendental")
@@ -266,7 +302,9 @@ class Swish(Elementwise):
     expr: ClassVar[str] = "{0} / (1.0 + exp(-{alpha} * {0}))"
 
     def compute(self, x: Array) -> Array:
-        return np.asarray(x * sigmoid(self.alpha * x))
+        out = sigmoid(self.alpha * x)
+        out *= x
+        return out
 
 
 @standard_op(op_class="transcendental")
