@@ -6,7 +6,8 @@
 | `Session` | what is checked of arguments and results, and whose turn it is |
 | `Planner` | the model as it was given, its shapes, the plan that runs use, and what plans are made from |
 | `Plans` | the plans of the last sizes and stages, by key, and which of them stay loaded |
-| `Run` | what one run was given, its values, the steps behind what is loaded, and what ran in it |
+| `NetworkPlan` | what a plan takes and gives as it comes, and the steps behind what is loaded for it |
+| `Run` | what one run was given, its values, and what ran in it |
 | `Rests` | what waits for values of runs, and which of its plans serves how many rows |
 | `Later` | a thread in which a second planner works, and what it still has to do |
 | `Loader` | the backends that are asked, and notices; whether the network is closed |
