@@ -170,6 +170,20 @@ def test_options_are_checked(options: dict[str, Any], words: str) -> None:
         weft.torch.compile(nn.ReLU().eval(), (torch.zeros(2),), **options)
 
 
+def test_a_constant_tensor_is_in_the_graph() -> None:
+    import weft.torch
+    from weft.torch.dynamo import heard
+
+    def scaled(x: Any) -> Any:
+        return x / torch.sqrt(torch.tensor(8.0)) + torch.tensor([1.0, 2.0])
+
+    fast = torch.compile(scaled, backend=weft.torch.backend, options={"device": "cpu", "fallback": "error"})
+    with heard() as made:
+        for count in (2, 3, 1):
+            torch.testing.assert_close(fast(torch.ones(count, 2)), scaled(torch.ones(count, 2)))
+    assert made[-1].reused
+
+
 def test_training_is_refused(net: Any) -> None:
     import weft.torch
 

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
+
+from weft.frontends.torch.exported import attribute
+
+MOST_ELEMENTS = 4096
+"""Constants of more elements are taken for different ones."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +28,7 @@ class Form:
     def of(cls, gm: GraphModule, statics: frozenset[int]) -> Form:
         """Return the form of a graph; `statics` are the inputs that are weights."""
         places: dict[Node, int] = {}
-        inputs, nodes, held, asked = [], [], set[str](), list[str]()
+        inputs, nodes, held, asked = list[Any](), list[Any](), set[str](), list[str]()
         for k, node in enumerate(n for n in gm.graph.nodes if n.op == "placeholder"):
             meta = node.meta.get("val")
             if hasattr(meta, "dtype"):
@@ -33,10 +39,20 @@ class Form:
             else:
                 asked.append(str(meta))
         for node in gm.graph.nodes:
-            if node.op == "output" or (node.op in ("call_function", "get_attr") and not _is_size(node)):
+            if node.op == "get_attr":
+                places[node] = len(places)
+                nodes.append((node.op, _content(attribute(gm, str(node.target)))))
+            elif node.op == "output" or (node.op == "call_function" and not _is_size(node)):
                 places[node] = len(places)
                 nodes.append((node.op, str(node.target), _given(node.args, places), _given(node.kwargs, places)))
         return cls(tuple(inputs), tuple(nodes), tuple(a for a in asked if a not in held))
+
+
+def _content(held: Any) -> Any:
+    """Return what tells a constant tensor from others: its elements, if they are few."""
+    if not isinstance(held, torch.Tensor) or held.numel() > MOST_ELEMENTS:
+        return id(held)
+    return str(held.dtype), tuple(held.shape), tuple(held.reshape(-1).tolist())
 
 
 def _is_size(node: Node) -> bool:
@@ -59,13 +75,8 @@ def _given(value: Any, places: dict[Node, int]) -> Any:
 
 
 def substitution(known: Form, other: Form) -> dict[Any, Any] | None:
-    """Return the sizes for which a known graph is another one; None if there are none.
-
-    What is a constant tensor in a graph may differ, so a graph that holds one is like no other.
-    """
+    """Return the sizes for which a known graph is another one; None if there are none."""
     if known.numbers or other.numbers or len(known.inputs) != len(other.inputs):
-        return None
-    if any(node[0] == "get_attr" for node in known.nodes):
         return None
     sizes: dict[Any, Any] = {}
     for (dtype, shape, static), (its_dtype, its_shape, its_static) in zip(known.inputs, other.inputs, strict=True):

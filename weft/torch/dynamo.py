@@ -17,6 +17,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.errors import ConfigError, Problem, grouped
 from weft.frontends.torch.builder import Value
@@ -155,7 +156,8 @@ class _Compiler:
         record = Compiled(name, sum(node.op == "call_function" for node in gm.graph.nodes), end=self.end)
         for each in _heard:
             each.append(record)
-        boxed: Callable[..., Any] = make_boxed_func(_compiled(gm, statics, self.options, record))
+        with _disable_current_modes():  # else reads of constant tensors are traced, too
+            boxed: Callable[..., Any] = make_boxed_func(_compiled(gm, statics, self.options, record))
         return boxed
 
 

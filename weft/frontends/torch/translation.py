@@ -36,7 +36,7 @@ def dtype_of(dtype: Any) -> DType:
 def array_of(tensor: torch.Tensor, name: str) -> Array:
     """Return the memory of a tensor on the CPU as an array; ModelError for others."""
     try:
-        return shared(tensor.detach())
+        return shared(tensor)
     except NotShared as e:
         raise ModelError(
             f"the tensor {name!r} cannot be a constant of the network",
