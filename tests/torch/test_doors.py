@@ -112,6 +112,35 @@ def test_a_model_is_compiled_for_an_example(net: Any, device: str) -> None:
                 fast(strange)
 
 
+@pytest.mark.parametrize("device", ["opencl", "vulkan"])
+def test_buffers_may_stay_on_the_device(net: Any, device: str) -> None:
+    """They are sent once; a change in the program counts, and `write_back` brings them into the model."""
+    import weft.torch
+
+    x = torch.zeros(2, 3, 8, 8)
+    with weft.torch.compile(net, (x,), device=device, buffers="device") as fast:
+        compiled = torch.compile(net, backend=weft.torch.backend, options={"device": device, "buffers": "device"})
+        fast(x)
+        before = fast.session.transfers
+        assert [fast(x)["calls"].item(), compiled(x)["calls"].item(), fast(x)["calls"].item()] == [4, 6, 8]
+        assert fast.session.transfers.to_devices - before.to_devices == 2 * x.numel() * 4
+        assert net.calls.item() == 0
+        weft.torch.write_back(net)
+        assert net.calls.item() == 4
+        net.calls.fill_(10)
+        assert fast(x)["calls"].item() == 22
+
+
+def test_buffers_of_a_program_are_state(net: Any) -> None:
+    net.calls.fill_(3)
+    program = torch.export.export(net, (torch.zeros(2, 3, 8, 8),))
+    with weft.load(program, "opencl") as session:
+        assert session.outputs == ["classes", "calls"]
+        assert [session.run(torch.zeros(2, 3, 8, 8))[1].item() for _ in range(2)] == [8, 10]
+        session.state.reset()
+        assert session.run(torch.zeros(2, 3, 8, 8))[1].item() == 8
+
+
 def test_the_result_has_the_memory_that_the_session_made(net: Any) -> None:
     """Tensors on the CPU are shared, not copied: the network reads and writes the buffer of the model."""
     import weft.torch
@@ -158,7 +187,7 @@ class Fn(nn.Module):  # type: ignore[misc]
     ("options", "words"),
     [
         ({"devise": "cpu"}, "did you mean 'device'"), ({"precision": "tiny"}, "precision"),
-        ({"shapes": {}}, "sizes follow"),
+        ({"shapes": {}}, "sizes follow"), ({"buffers": "disk"}, 'use "host"'),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], words: str) -> None:

@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+from weft.torch.device_state import write_back_all as write_back
 from weft.torch.dynamo import backend
 from weft.torch.explanation import Explanation, explain
 from weft.torch.module import CompiledModule, compile
 
-__all__ = ["CompiledModule", "Explanation", "backend", "compile", "explain"]
+__all__ = ["CompiledModule", "Explanation", "backend", "compile", "explain", "write_back"]

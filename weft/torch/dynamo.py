@@ -25,7 +25,7 @@ from weft.frontends.torch.exported import add_inputs, attribute, decompositions
 from weft.frontends.torch.rules import table
 from weft.frontends.torch.translation import Translation
 from weft.torch.alike import Form, substitution
-from weft.torch.options import checked
+from weft.torch.options import Options
 from weft.torch.runner import Runner, check_devices
 
 log = logging.getLogger("weft.torch")
@@ -71,9 +71,10 @@ def backend(
 ) -> Callable[..., Any]:
     """Return a function that runs a graph of Dynamo on Weft; PyTorch calls it by the name "weft".
 
-    `options` are those of `weft.load`. ConfigError for others, for a `mode`, and for a graph that is to be trained.
+    `options` are those of `weft.load`, and `buffers`, see `weft.torch.write_back`. ConfigError for others, for a
+    `mode`, and for a graph that is to be trained.
     """
-    given = checked(options, CALLER)
+    given = Options.of(options, CALLER)
     if mode is not None:
         raise ConfigError(f"{CALLER} has no mode {mode!r}", why="modes are of PyTorch's own backends",
                           fix='leave it out, and pass options={"precision": "low"} for speed')
@@ -145,7 +146,7 @@ def _whole_composites() -> Iterator[None]:
 class _Compiler:
     """Compiles what AOTAutograd traced: a graph of ATen's ops that writes into inputs by `copy_` alone."""
 
-    options: dict[str, Any]
+    options: Options
     end: str
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -168,8 +169,15 @@ def _statics() -> frozenset[int]:
     return frozenset(() if metadata is None else metadata.static_input_indices)
 
 
+def _counted_up() -> frozenset[int]:
+    """Return of which inputs the version is counted up before each call, by position."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    return frozenset(() if metadata is None else metadata.mutated_graph_handled_indices_seen_by_autograd)
+
+
 def _compiled(
-    gm: GraphModule, statics: frozenset[int], options: dict[str, Any], record: Compiled
+    gm: GraphModule, statics: frozenset[int], options: Options, record: Compiled
 ) -> Callable[..., Any]:
     whole = _Whole.of(gm, statics, options, record.name)
     if isinstance(whole, _Whole):
@@ -180,7 +188,7 @@ def _compiled(
         record.runners.append(made.runner)
         return made.call if known is None else _Borrowed(whole, made).call
     record.refused = {node.name: problem for node, problem in whole.refused.items()}
-    if options.get("fallback") == "error":
+    if options.load.get("fallback") == "error":
         whole.raise_refused(record.nodes)
     return _divided(gm, statics, options, whole, record)
 
@@ -228,7 +236,7 @@ class _Whole:
 
     @classmethod
     def of(
-        cls, gm: GraphModule, statics: frozenset[int], options: dict[str, Any], name: str
+        cls, gm: GraphModule, statics: frozenset[int], options: Options, name: str
     ) -> _Whole | Translation:
         """Return it, or the translation with what is refused."""
         mutations = _mutations(gm)
@@ -265,7 +273,8 @@ class _Whole:
         order = {name: k for k, name in enumerate(graph.inputs)}
         others.sort(key=lambda n: order[names[n]])
         graph.name = name
-        runner = Runner(graph, [names[n] for n in frozen], options, dict(changed))
+        ahead = {names[n] for n in written if place[n] in _counted_up()}
+        runner = Runner(graph, [names[n] for n in frozen], options, dict(changed), ahead)
         return cls(runner, Form.of(gm, statics), [place[n] for n in frozen], [place[n] for n in others], results,
                    [k for k, n in enumerate(holders) if hasattr(n.meta.get("val"), "dtype")])
 
@@ -321,7 +330,7 @@ class _Supported(OperatorSupportBase):  # type: ignore[misc]
 
 
 def _divided(
-    gm: GraphModule, statics: frozenset[int], options: dict[str, Any], whole: Translation, record: Compiled
+    gm: GraphModule, statics: frozenset[int], options: Options, whole: Translation, record: Compiled
 ) -> Callable[..., Any]:
     """Return a function that runs parts of a graph on Weft and the rest in PyTorch; warn of all that is not on Weft."""
     refused = {*whole.refused} | {*_mutations(gm)}

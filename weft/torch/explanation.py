@@ -12,7 +12,7 @@ import torch
 
 from weft.errors import grouped
 from weft.torch.dynamo import Compiled, backend, heard
-from weft.torch.options import checked
+from weft.torch.options import Options
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ def explain(
     model: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any
 ) -> Explanation:
     """Return what `torch.compile(model, backend="weft", options=options)` makes of a call, which it does once."""
-    given = checked(options, "weft.torch.explain")
+    Options.of(options, "weft.torch.explain")
     with heard() as made, torch.no_grad():
         # A backend of its own, so that nothing that was compiled before serves the call.
-        torch.compile(model, backend=partial(backend, options=given))(*args, **kwargs)
+        torch.compile(model, backend=partial(backend, options=options))(*args, **kwargs)
         parts = tuple(map(_part, made))
     return Explanation(parts, Counter(graph.end for graph in made if graph.end))
 

@@ -14,7 +14,7 @@ from weft.core.session.session import Session
 from weft.errors import ConfigError, InputError
 from weft.frontends.torch.exported import translated, undecomposed
 from weft.frontends.torch.translation import dtype_of
-from weft.torch.options import checked
+from weft.torch.options import Options
 from weft.torch.runner import Runner, check_devices
 
 CALLER = "weft.torch.compile"
@@ -31,10 +31,10 @@ def compile(
     """Return a model that runs on Weft, exported once for an example: the `args` and `kwargs` of a call.
 
     `dynamic_shapes` are those of `torch.export.export`: which sizes of the example are open. `options` are those of
-    `weft.load`. UnsupportedOps, with all nodes, for a model with ops that Weft lacks: `torch.compile(model,
-    backend="weft")` leaves these to PyTorch.
+    `weft.load`, and `buffers`, see `weft.torch.write_back`. UnsupportedOps, with all nodes, for a model with ops that
+    Weft lacks: `torch.compile(model, backend="weft")` leaves these to PyTorch.
     """
-    given = checked(options, CALLER)
+    given = Options.of(options, CALLER)
     if isinstance(args, torch.Tensor):
         args = (args,)
     if not isinstance(model, torch.nn.Module):
@@ -59,7 +59,7 @@ class CompiledModule:
     """
 
     def __init__(
-        self, model: torch.nn.Module, program: torch.export.ExportedProgram, options: Mapping[str, Any]
+        self, model: torch.nn.Module, program: torch.export.ExportedProgram, options: Options
     ) -> None:
         made = self._made = translated(program, frozen=False)
         names = {name: target for target, name in made.weights.items()}

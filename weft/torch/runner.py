@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, is_
 from typing import Any
@@ -13,12 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from weft.core.buffers.buffer import Buffer
+from weft.core.contract.backend import Precision
 from weft.core.graph.graph import Graph
 from weft.core.graph.layout import Array
+from weft.core.session.load_options import LoadOptions
 from weft.core.session.session import Session
 from weft.errors import InputError
 from weft.frontends.torch.translation import array_of
 from weft.loading import load
+from weft.torch.device_state import buffer_of, changed, write_back
+from weft.torch.options import Options
 
 log = logging.getLogger("weft.torch")
 
@@ -81,9 +86,11 @@ class Runner:
 
     graph: Graph
     weights: Sequence[str]
-    options: Mapping[str, Any]
+    options: Options
     changed: Mapping[str, str] = field(default_factory=dict)
     """The output that is the new value of an input, by output."""
+    ahead: Collection[str] = ()
+    """The inputs to be written whose version PyTorch counts up before it calls the runner."""
     times_loaded: int = 0
     _sets: OrderedDict[tuple[int, ...], _Loaded] = field(default_factory=OrderedDict)
     _last: _Loaded | None = None
@@ -94,6 +101,10 @@ class Runner:
         frozen = {*self.weights}
         self.inputs = [name for name in self.graph.inputs if name not in frozen]
         """The inputs of each run, in order."""
+        self._written = [*self.changed.values()]
+        asked = self.options.load
+        self._where = (str(asked.get("device", "auto")), str(asked.get("backend_options")))
+        self._is_low = LoadOptions.of(asked).precision is Precision.LOW  # there a buffer may be of another type
         self._results = [name for name in self.graph.outputs if name not in self.changed]
 
     def session(self, weights: Sequence[torch.Tensor]) -> Session:
@@ -114,7 +125,7 @@ class Runner:
                 held.session.close()
             while len(self._sets) >= MOST_SETS:
                 self._sets.popitem(last=False)[1].session.close()
-            made = _Loaded(list(weights), versions, load(self._with(weights), **self.options))
+            made = _Loaded(list(weights), versions, load(self._with(weights), **self.options.load))
             self._sets[key] = self._last = made
             self.times_loaded += 1
             return made.session
@@ -132,15 +143,29 @@ class Runner:
     def run(self, weights: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs for the inputs, in order; inputs that the graph changes are written."""
         session = self.session(weights)
-        arrays = [to_host(t) for t in tensors]
         if not self.changed:
-            return [to_tensor(a) for a in session.run(*arrays)]
-        of_name = dict(zip(self.inputs, zip(tensors, arrays, strict=True), strict=True))
-        written = {output: of_name[name][1] for output, name in self.changed.items()}
-        results = session.run(*arrays, outputs=written)
-        torch.autograd.graph.increment_version([of_name[name][0] for name in self.changed.values()])
+            return [to_tensor(a) for a in session.run(*map(to_host, tensors))]
+        given = dict(zip(self.inputs, tensors, strict=True))
+        arrays = {name: to_host(t) for name, t in given.items() if name not in self._written}
+        on_host = []
+        for name in self._written:
+            buffer = None if self._is_low else self._buffer(given[name], session, name)
+            if buffer is None:
+                write_back(given[name])
+                on_host.append(given[name])
+            arrays[name] = to_host(given[name]) if buffer is None else buffer
+        results = session.run(arrays, outputs={output: arrays[name] for output, name in self.changed.items()})
+        torch.autograd.graph.increment_version(on_host)
+        for name in self._written:
+            if arrays[name].__class__ is Buffer:
+                changed(given[name])
+                if self.options.buffers == "host":
+                    write_back(given[name])
         made = dict(zip(self.graph.outputs, results, strict=True))
         return [to_tensor(made[name]) for name in self._results]
+
+    def _buffer(self, tensor: torch.Tensor, session: Session, name: str) -> Buffer | None:
+        return buffer_of(tensor, session, name, self._where, int(name in self.ahead))
 
     @property
     def sessions(self) -> list[Session]:

@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 
 def read(program: ExportedProgram, limits: Limits) -> Graph:
     """Return the graph of an exported program; UnsupportedOps with all nodes that Weft has no form for."""
-    graph = translated(undecomposed(program)).graph
-    limits.check(graph)
-    return graph
+    program = undecomposed(program)
+    made = translated(program)
+    held, names = program.state_dict | program.constants, {name: target for target, name in made.weights.items()}
+    made.graph.state = {name: output for output, name in made.changed.items()}
+    made.graph.initial = {name: array_of(held[names[name]], name).copy() for name in made.graph.state}
+    limits.check(made.graph)
+    return made.graph
 
 
 @dataclass
@@ -71,7 +75,9 @@ def translated(program: ExportedProgram, *, frozen: bool = True) -> Translated:
         else:
             array = array_of(tensor, spec.target)
             translation.values[node] = constants[id(tensor)] = builder.constant(array, spec.target)
-    add_inputs(translation, [*inputs, *weights.values()], {node: target for target, node in weights.items()})
+    add_inputs(translation, [*inputs, *weights.values()], {
+        node: f"{target}.state" if target in changed else target for target, node in weights.items()
+    })
     translation.add(nodes, lambda name: attribute(module, name))
     translation.raise_refused(len(nodes))
     by_name = {node.name: value for node, value in translation.values.items()}
