@@ -141,6 +141,31 @@ def test_buffers_of_a_program_are_state(net: Any) -> None:
         assert session.run(torch.zeros(2, 3, 8, 8))[1].item() == 8
 
 
+def test_an_export_is_kept_in_a_file(net: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second start does not export; another shape, weight or attribute does, and weights are not in the file."""
+    import weft.torch
+
+    eager, x, file = copy.deepcopy(net), torch.randn(2, 3, 8, 8), tmp_path / "net.export"
+    same(weft.torch.compile(net, (x,), device="cpu", cache=file)(x), eager(x))
+    calls, export = list[Any](), torch.export.export
+
+    def counted(*given: Any, **named: Any) -> Any:
+        calls.append(given)
+        return export(*given, **named)
+
+    monkeypatch.setattr(torch.export, "export", counted)
+    net.head.weight.mul_(2)
+    eager.head.weight.mul_(2)
+    same(weft.torch.compile(net, (x,), device="cpu", cache=file)(x), eager(x))
+    assert not calls
+    net.norm.eps = eager.norm.eps = 0.5
+    same(weft.torch.compile(net, (x,), device="cpu", cache=file)(x), eager(x))
+    assert len(calls) == 1
+    file.write_bytes(file.read_bytes()[:-50])
+    same(weft.torch.compile(net, (x,), device="cpu", cache=file)(x), eager(x))
+    assert len(calls) == 2
+
+
 def test_the_result_has_the_memory_that_the_session_made(net: Any) -> None:
     """Tensors on the CPU are shared, not copied: the network reads and writes the buffer of the model."""
     import weft.torch

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping, Sequence
 from itertools import starmap
 from operator import getitem
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,12 +15,14 @@ from torch.utils import _pytree as trees
 
 from weft.core.session.session import Session
 from weft.errors import ConfigError, InputError
-from weft.frontends.torch.exported import translated, undecomposed
+from weft.frontends.torch.exported import Translated, translated, undecomposed
 from weft.frontends.torch.translation import dtype_of
+from weft.torch.kept_export import NoKey, find, keep, key_of
 from weft.torch.options import Options
 from weft.torch.runner import Runner, check_devices
 
 CALLER = "weft.torch.compile"
+log = logging.getLogger("weft.torch")
 
 
 def compile(
@@ -26,6 +31,7 @@ def compile(
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
+    cache: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> CompiledModule:
     """Return a model that runs on Weft, exported once for an example: the `args` and `kwargs` of a call.
@@ -33,6 +39,9 @@ def compile(
     `dynamic_shapes` are those of `torch.export.export`: which sizes of the example are open. `options` are those of
     `weft.load`, and `buffers`, see `weft.torch.write_back`. UnsupportedOps, with all nodes, for a model with ops that
     Weft lacks: `torch.compile(model, backend="weft")` leaves these to PyTorch.
+
+    `cache` is a file that keeps the export, without weights. A later start with the same code, model and example, as
+    far as `weft.torch.kept_export` sees it, reads it in the place of an export.
     """
     given = Options.of(options, CALLER)
     if isinstance(args, torch.Tensor):
@@ -46,9 +55,25 @@ def compile(
             why="layers such as dropout and batch norms compute other things there", fix="call model.eval() first",
         )
     check_devices([*model.parameters(), *model.buffers(), *trees.tree_leaves((args, kwargs))], CALLER)
+    example = (tuple(args), dict(kwargs or {}))
+    key, path = "", None if cache is None else Path(cache)
+    if path is not None:
+        try:
+            key = key_of(model, example, dynamic_shapes)
+        except NoKey as e:
+            log.warning("the export is not kept in %s: %s", path, e)
+            path = None
+        else:
+            kept = find(path, key)
+            if kept is not None:
+                return CompiledModule(model, *kept, given)
     with torch.no_grad():
-        program = torch.export.export(model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
-        return CompiledModule(model, undecomposed(program), given)
+        program = undecomposed(torch.export.export(model, *example, dynamic_shapes=dynamic_shapes))
+        made = translated(program, frozen=False)
+    calls = program.call_spec
+    if path is not None:
+        keep(path, key, made, calls.in_spec, calls.out_spec)
+    return CompiledModule(model, made, calls.in_spec, calls.out_spec, given)
 
 
 class CompiledModule:
@@ -59,15 +84,15 @@ class CompiledModule:
     """
 
     def __init__(
-        self, model: torch.nn.Module, program: torch.export.ExportedProgram, options: Options
+        self, model: torch.nn.Module, made: Translated, in_tree: Any, out_tree: Any, options: Options
     ) -> None:
-        made = self._made = translated(program, frozen=False)
+        self._made = made
         names = {name: target for target, name in made.weights.items()}
         written = {*made.changed.values()}
         self._runner = Runner(made.graph, [n for n in names if n not in written], options, made.changed)
         self._weights = _Slots.of(model, [names[n] for n in self._runner.weights])
         self._buffers = _Slots.of(model, [names[n] for n in self._runner.inputs if n in names])
-        self._tree, self._results = program.call_spec.in_spec, program.call_spec.out_spec
+        self._tree, self._results = in_tree, out_tree
         self._plain = len(made.given) if _is_plain(self._tree) else -1
         self._single = made.results[0][0] == "output" and self._results.is_leaf() if made.results else False
         specs = made.graph.specs
