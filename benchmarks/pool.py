@@ -2,7 +2,7 @@
 
     python -m benchmarks.pool [--devices vulkan:0,vulkan:1] [--batch 32] [--replicas 1,2] [--precision low,high]
 
-Callers in threads keep the queue filled with pictures for ResNet-50, one a request, so the figures are host to host,
+Callers in threads keep the queue filled with pictures for ResNet-50, --rows a request, so the figures are host to host,
 copies included. Rows in turn: the first device, the first two, and so on, by replicas for each device. The last figure
 of a row is its rate over that of the first device with as many replicas. Without --devices, all GPUs count.
 
@@ -56,12 +56,12 @@ class Row:
 
 def measure(pool: weft.Pool, x: Array, expected: Array, callers: int, seconds: float) -> list[float]:
     """Return the pictures a second, the mean rows of a run, and the shares of time in runs and in gathering."""
-    ahead = 3 * len(pool.report.replicas) * pool.batch // callers + 1
+    ahead = 3 * len(pool.report.replicas) * pool.batch // (callers * len(x)) + 1
 
     def call(last: float) -> int:
         done, results, mapped = 0, [expected], pool.map(repeat(x), ahead=ahead)
         while time.perf_counter() < last:
-            results, done = next(mapped), done + 1
+            results, done = next(mapped), done + len(x)
         np.testing.assert_allclose(results[0], expected, atol=TOLERANCE * float(np.abs(expected).max()))
         return done
 
@@ -76,9 +76,10 @@ def measure(pool: weft.Pool, x: Array, expected: Array, callers: int, seconds: f
 
 
 def network(options: argparse.Namespace) -> tuple[bytes, Array]:
-    """Return ResNet-50 and a picture in the type that it takes."""
+    """Return ResNet-50 and the pictures of a request, in the type that it takes."""
     model = resnet50("n", image=options.image, width=options.width)
-    picture = np.random.default_rng(0).standard_normal((1, 3, options.image, options.image)).astype(np.float32)
+    shape = (options.rows, 3, options.image, options.image)
+    picture = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     if options.input != "uint8":
         return model.SerializeToString(), picture.astype(options.input)
     (given,) = model.graph.input
@@ -122,6 +123,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--devices", default="", help="names with commas between them")
     parser.add_argument("--replicas", type=numbers, default=[1, 2], help="for each device")
     parser.add_argument("--batch", type=number, default=32)
+    parser.add_argument("--rows", type=number, default=1, help="pictures of a request")
     parser.add_argument("--precision", type=words(("high", "normal", "low")), default=["low"])
     parser.add_argument("--input", choices=["float32", "float16", "uint8"], default="float32")
     parser.add_argument("--image", type=number, default=224)
