@@ -52,7 +52,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_paths_that_are_no_files(tmp_path: Path) -> None:
-    refused(tmp_path, "this is a folder without an ONNX model")
+    refused(tmp_path, "this is a folder without a model")
     os.mkfifo(tmp_path / "pipe")
     refused(tmp_path / "pipe", "not a regular file")
     refused("", "not a path")

@@ -57,6 +57,7 @@ FILES: dict[str, tuple[bytes, str, str]] = {
     "a TensorFlow graph": (b"\x0a\x20\x0a\x01x\x12\x0bPlaceholder", "a TensorFlow graph", "--graphdef {name}"),
     "gzip": (gzip.compress(b"model"), "a file that gzip packed", "gunzip"),
     "ZIP": (archive("a/model.onnx", "a/readme"), "a ZIP archive with a/model.onnx in it", "unpack it"),
+    "MediaPipe task": (archive("hand.tflite"), "a ZIP archive with hand.tflite in it", "name the model in it"),
     "tar": (b"model.onnx".ljust(257, b"\0") + b"ustar\x0000", "a tar archive", "unpack it"),
     "numpy": (b"\x93NUMPY\1\0", "an array of numpy", "an input"),
     "ONNX as text": (b'ir_version: 8\nproducer_name: "x"\n', "an ONNX model as text", "format='textproto'"),
@@ -84,14 +85,14 @@ def test_the_first_bytes_say_what_a_file_is_and_not_its_suffix(kind: str, tmp_pa
 @pytest.mark.parametrize(
     ("files", "what", "fix"),
     [
-        (("model.onnx", "README.md"), "a folder with an ONNX model", "name the file: {folder}/model.onnx"),
-        (("onnx/model.onnx", "config.json"), "a folder with an ONNX model", "{folder}/onnx/model.onnx"),
-        (("a.onnx", "b.onnx"), "a folder with 2 ONNX models", "{folder}/a.onnx or {folder}/b.onnx"),
+        (("model.onnx", "README.md"), "a folder with a model", "name the file: {folder}/model.onnx"),
+        (("onnx/model.onnx", "config.json"), "a folder with a model", "{folder}/onnx/model.onnx"),
+        (("a.onnx", "b.onnx"), "a folder with 2 models", "{folder}/a.onnx or {folder}/b.onnx"),
         (("saved_model.pb",), "a TensorFlow SavedModel", "tf2onnx.convert --saved-model {folder} --output model.onnx"),
         (("Manifest.json",), "a Core ML package", "to ONNX"),
         (("m.xml", "m.bin"), "an OpenVINO network", "the ONNX file"),
         (("config.json", "model.safetensors"), "a folder of Hugging Face's", "export onnx --model {folder}"),
-        ((), "a folder without an ONNX model", "name a model's file"),
+        ((), "a folder without a model", "name a model's file"),
     ],
 )
 @pytest.mark.parametrize("name", ["net", "net.mlpackage", "net-1.0"])

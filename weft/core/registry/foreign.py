@@ -17,6 +17,8 @@ HEAD, TAIL = 1 << 16, 1 << 18
 """How much of a file is looked at, from its start and its end."""
 MOST_ENTRIES = 1000
 """How many names of a folder or an archive are looked at."""
+MODELS = (".onnx", ".tflite")
+"""How the names of models end that lie in folders and archives."""
 SAVED_LIST = "network.json"
 """What only the archive of a network that Weft saved has in it."""
 
@@ -24,7 +26,7 @@ EXPORT = "torch.onnx.export(model.eval(), (example,), 'model.onnx', dynamo=True)
 AGAIN = "export the model that it was made from to ONNX"
 WEIGHTS = "it has weights and no graph: export the model itself, as `optimum-cli export onnx --model NAME folder` does"
 SOURCE = "name the ONNX file that it was made from"
-UNPACK = "unpack it, and name the .onnx file in it"
+UNPACK = "unpack it, and name the model in it"
 KERAS = "keras.saving.load_model({name!r}).export('model.onnx', format='onnx')"
 TF2ONNX = "pip install tf2onnx, then: python -m tf2onnx.convert {} --output model.onnx"
 
@@ -128,7 +130,7 @@ _KINDS: tuple[tuple[Test, str, str], ...] = (
     ),
     (_starts(b"\x93NUMPY"), "an array of numpy", "give it to run as an input; a model is another file"),
     (_starts(b"ftrt", b"ptrt"), "a TensorRT engine", SOURCE),
-    (_starts(b"\x1f\x8b"), "a file that gzip packed", "run gunzip, and name the .onnx file"),
+    (_starts(b"\x1f\x8b"), "a file that gzip packed", "run gunzip, and name the model"),
     (_starts(b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf\x27\x1c", b"Rar!"), "a packed file", UNPACK),
     (_at(257, b"ustar"), "a tar archive", UNPACK),
     (
@@ -189,7 +191,7 @@ def _archive(names: Sequence[str]) -> Foreign:
         return Foreign("an archive of numpy's arrays", "give them to run as inputs; a model is another file")
     if SAVED_LIST in ends:
         return Foreign("a network that Weft saved", "save the bytes to a file, and load that")
-    models = [name for name in names if name.endswith(".onnx")]
+    models = [name for name in names if name.endswith(MODELS)]
     return Foreign("a ZIP archive" + (f" with {listing(models[:3], ', ')} in it" if models else ""), UNPACK)
 
 
@@ -236,9 +238,9 @@ def _folder(path: Path) -> Foreign:
     names = sorted(entry.name for entry, _ in zip(os.scandir(path), range(MOST_ENTRIES), strict=False))
     inner = path / "onnx"
     below = [f"onnx/{name}" for name in sorted(os.listdir(inner))[:MOST_ENTRIES]] if inner.is_dir() else []
-    models = [name for name in (*names, *below) if name.endswith(".onnx")]
+    models = [name for name in (*names, *below) if name.endswith(MODELS)]
     if models:
-        several = f" with {len(models)} ONNX models" if len(models) > 1 else " with an ONNX model"
+        several = f" with {len(models)} models" if len(models) > 1 else " with a model"
         return Foreign(f"a folder{several}", f"name the file: {listing([str(path / m) for m in models[:5]], ' or ')}")
     if "saved_model.pb" in names:
         return Foreign("a TensorFlow SavedModel", TF2ONNX.format(f"--saved-model {path}"))
@@ -250,7 +252,7 @@ def _folder(path: Path) -> Foreign:
     if "config.json" in names:
         fix = f"run `optimum-cli export onnx --model {path} folder`, and name the file in that"
         return Foreign("a folder of Hugging Face's", fix)
-    return Foreign("a folder without an ONNX model", "name a model's file")
+    return Foreign("a folder without a model", "name a model's file")
 
 
 def recognise_object(model: object) -> Foreign | None:
