@@ -27,6 +27,8 @@ _random = torch.Generator().manual_seed(0)
 BOOL = torch.tensor([True, False, True])
 LSTM = [r(20, 3), r(20, 5), r(20), r(20), r(20, 3), r(20, 5), r(20), r(20)]
 GRU = [r(15, 3), r(15, 5), r(15), r(15)]
+LAYER = [r(12, 4), r(12), r(4, 4), r(4), r(4), r(4), r(4), r(4), r(5, 4), r(5), r(4, 5), r(4)]
+HIDDEN = torch.tensor([[False, False, True], [False, True, True]])
 BOXES = torch.tensor([[0.0, 0, 10, 10], [1, 1, 10, 10], [20, 20, 30, 30]])
 UNARY = """relu sigmoid tanh exp sin cos atan sinh cosh asinh erf sign silu mish hardswish hardsigmoid log_sigmoid
 relu6 selu gelu elu celu leaky_relu softplus hardshrink softshrink expm1 exp2 square trunc frac isnan isinf isfinite
@@ -132,6 +134,8 @@ ROWS: list[tuple[Any, ...]] = [
     ("scaled_dot_product_attention.default", r(1, 2, 3, 4), r(1, 2, 3, 4), r(1, 2, 3, 4), BOOL.reshape(1, 3)),
     ("scaled_dot_product_attention.default", r(1, 4, 3, 4), r(1, 2, 3, 4), r(1, 2, 3, 4), r(3, 3),
      {"enable_gqa": True}),
+    ("_transformer_encoder_layer_fwd.default", r(2, 3, 4), 4, 2, *LAYER[:4], True, False, 1e-5, *LAYER[4:]),
+    ("_transformer_encoder_layer_fwd.default", r(2, 3, 4), 4, 2, *LAYER[:4], False, True, 1e-5, *LAYER[4:], HIDDEN, 1),
     ("lstm.input", r(2, 4, 3), [r(2, 2, 5), r(2, 2, 5)], LSTM, True, 1, 0.0, False, True, True),
     ("lstm.input", r(4, 2, 3), [r(1, 2, 5), r(1, 2, 5)], LSTM[:2], False, 1, 0.0, False, False, False),
     ("gru.input", r(4, 2, 3), r(1, 2, 5), GRU, True, 1, 0.0, False, False, False),
