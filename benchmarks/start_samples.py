@@ -34,7 +34,7 @@ PHASES: dict[tuple[str, str], str] = {
     ("opencl/discovery.py", "absent_reason"): "list devices",
     ("opencl/ptx_writer.py", "_programs_here"): "open context to compile",
     ("opencl/ptx_writer.py", "find"): "open device",
-    ("opencl/ptx_assembler.py", "assembled"): "assemble PTX",
+    ("opencl/ptx.py", "assembled"): "assemble PTX",
     ("opencl/programs.py", "_build"): "OpenCL compiler",
     ("opencl/programs.py", "_built"): "OpenCL compiler",
     ("opencl/programs.py", "_load"): "load binary",

@@ -77,7 +77,7 @@ def _erf_single(x: Array) -> Array:
         y *= square
     y += _ERF[0]
     y *= part
-    y += x - part  # from 5 on numpy's tanh is 1
+    y -= part - x  # from 5 on numpy's tanh is 1; the sign of zero stays
     return np.asarray(np.tanh(y, out=y if y.ndim else None))
 
 
