@@ -94,8 +94,9 @@ def _shorten(graph: Graph, node: Node, made: dict[str, Node], bypassed: set[str]
 
 def _undone(graph: Graph, node: Node, made: dict[str, Node]) -> list[Node]:
     """Return the moves above a node, the last one first, which with it only add and drop axes of size one; or []."""
-    order, above, undone = _real_order(graph, node), list[Node](), list[Node]()
+    above, undone = list[Node](), list[Node]()
     before = made.get(node.inputs[0])
+    order = None if before is None else _real_order(graph, node)
     while order is not None and before is not None:
         above.append(before)
         first = _real_order(graph, before)
@@ -107,13 +108,20 @@ def _undone(graph: Graph, node: Node, made: dict[str, Node]) -> list[Node]:
 
 
 def _real_order(graph: Graph, move: Node) -> Order | None:
-    """Return how a move orders the axes of more than one element; None for a reshape that changes them."""
-    before, after = ([d for d in graph.specs[v].dims if d != 1] for v in (move.inputs[0], move.outputs[0]))
+    """Return how a move orders the axes that are not of size one; None for a reshape that changes them.
+
+    Open sizes count as others than one: to ask for their size of the moment would bind the network to it.
+    """
+    before, after = ([d for d in graph.specs[v].dims if not _is_one(d)] for v in (move.inputs[0], move.outputs[0]))
     order = order_of(graph, move)
     if order is None:
         return tuple(range(len(before))) if before == after else None
-    real = [axis for axis, size in enumerate(graph.specs[move.inputs[0]].dims) if size != 1]
+    real = [axis for axis, size in enumerate(graph.specs[move.inputs[0]].dims) if not _is_one(size)]
     return tuple(real.index(axis) for axis in order if axis in real)
+
+
+def _is_one(size: int) -> bool:
+    return type(size) is int and size == 1
 
 
 def _form(graph: Graph, node: Node) -> object:
