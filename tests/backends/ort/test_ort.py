@@ -192,3 +192,14 @@ def test_what_overflows_in_onnx_runtime_is_refused_or_right(dtype: str) -> None:
         refusals = [why for each in session.report.refusals.values() for why in each.values()]
     np.testing.assert_allclose(y, [[1001.1], [-999.14]], rtol=1e-3)
     assert all("wrong for large numbers: it gives" in why for why in refusals)
+
+
+def test_a_pool_has_nan_and_infinities_as_everywhere() -> None:
+    """ONNX Runtime's own passes over NaN in wide images, and has the least number for -inf."""
+    net = Network("pool")
+    x = net.add_input("x", (1, 2, 40, 157))
+    net.add_output("y", net.add_layer("MaxPool", x, kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)))
+    given = np.random.default_rng(4).standard_normal((1, 2, 40, 157)).astype(np.float32)
+    given[0, 0, 7, 100], given[0, 1, :9], given[0, 1, 20, 5] = np.nan, -np.inf, np.finfo(np.float32).min
+    with weft.load(net, "ort", fallback="error") as session, weft.load(net, "cpu") as cpu:
+        np.testing.assert_array_equal(session.run(given)[0], cpu.run(given)[0])
