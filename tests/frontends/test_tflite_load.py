@@ -395,6 +395,19 @@ def test_tables_that_name_one_part_again_and_again_are_refused() -> None:
         weft.load(bytes(data), "cpu")
 
 
+def test_a_small_file_does_not_ask_for_much_memory() -> None:
+    most = np.array(2**30, np.int32)
+    thresholds = np.array(0.5, np.float32), np.array(0.1, np.float32)
+    boxes = [((5, 4), "float32"), ((5,), "float32"), most, *thresholds]
+    with pytest.raises(UnsupportedOps, match="boxes of 1,073,741,824 elements are not supported"):
+        weft.load(one_op("NON_MAX_SUPPRESSION_V4", boxes, [((4,), "int32"), ((), "int32")]).bytes(), "cpu")
+    absurd = File()
+    graph = absurd.graph()
+    graph.outputs = [graph.input((2**31 - 1, 2**31 - 1))]
+    with pytest.raises(ModelError, match="makes no sense"):
+        weft.load(absurd.bytes(), "cpu")
+
+
 def test_names_of_ops_are_in_the_order_of_the_schema() -> None:
     assert (OPS[3], OPS[32], OPS[127], OPS[209]) == (
         "CONV_2D", "CUSTOM", "PLACEHOLDER_FOR_GREATER_OP_CODES", "STABLEHLO_CASE",

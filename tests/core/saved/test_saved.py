@@ -152,7 +152,9 @@ def test_F8_all_that_can_be_known_of_a_network_is_saved() -> None:
     assert {f.name for f in fields(BackendConfig)} == {"memory", "precision", "power", "fusing", "winograd"}
     saved = {"name", "inputs", "outputs", "nodes", "specs", "constants", "layouts", "aliases"}
     # What a model's file declares of its outputs, and what stays float32, matters before there is anything to save.
-    assert {f.name for f in fields(Graph)} == saved | {"declared", "defaults", "wide", "overflowing"}
+    # The state of a saved network is among its inputs and outputs.
+    others = {"declared", "defaults", "wide", "overflowing", "state", "initial"}
+    assert {f.name for f in fields(Graph)} == saved | others
 
 
 # -- values and arrays ---------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ KEYWORDS = {
     weft.load: {f.name for f in fields(weft.LoadOptions)} - {"device"},
     weft.optimize: {
         "precision", "memory", "power", "fusing", "winograd", "shapes", "fallback", "hints", "debug",
-        "backend_options", "limits", "passes", "runtime",
+        "backend_options", "limits", "passes", "runtime", "signature",
     },
     weft.Runtime.load: {"profile", "backend_options", "progress", "overflow_check", "wait"},
 }

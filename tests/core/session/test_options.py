@@ -244,6 +244,7 @@ CHANGED: dict[str, Any] = {
     "hints": {"y": "cpu"},
     "debug": print,
     "limits": {"nodes": 7},
+    "signature": "serving_default",
     "passes": [graph_pass()(lambda graph, context: graph)],
     "state": True,
 }

@@ -18,6 +18,7 @@ from weft.core.graph.layout import Array
 from weft.core.graph.op import new_op
 from weft.core.graph.tensor import Dim, TensorSpec
 from weft.errors import ConfigError, ModelError, Problem, UnsupportedOps, WeftError, brief, listing
+from weft.frontends.raw_data import is_absurd
 from weft.frontends.tflite.model import Model, Operator, Quantization, Signature, Subgraph, TensorInfo
 from weft.frontends.tflite.node import TFLiteNode
 from weft.frontends.tflite.registry import BUILTIN, CUSTOM, Entry
@@ -138,6 +139,9 @@ class GraphBuilder:
             graph.inputs.append(name)
             if tensor.dtype_or_none in (None, *COMPLEX):
                 problems.append(f"{tensor.where} does not hold real numbers")
+                continue
+            if is_absurd([d for d in tensor.shape if d >= 0]):
+                problems.append(f"{tensor.where} has a shape that makes no sense: {tensor.shape}")
                 continue
             if not self.is_body:
                 graph.specs[name] = TensorSpec(self._open_shape(name, tensor), tensor.dtype)

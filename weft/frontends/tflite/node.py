@@ -25,6 +25,8 @@ Sizes = tuple[int | None, ...]
 LIMITS = {"RELU": (0.0, None), "RELU_N1_TO_1": (-1.0, 1.0), "RELU6": (0.0, 6.0), "RELU_0_TO_1": (0.0, 1.0)}
 """The activations that keep values between two numbers."""
 MOST_INTEGERS = 4096
+MOST_WRITTEN = 1 << 22
+"""The most elements of a constant that an importer makes of sizes in a file."""
 
 
 class TFLiteNode:
@@ -177,6 +179,12 @@ class TFLiteNode:
     def const(self, value: Any, dtype: DType = DType.INT64) -> str:
         """Return a new constant."""
         return self.builder.add_constant(f"{self.name}/constant", np.asarray(value, dtype.numpy))
+
+    def few(self, count: int, what: str) -> int:
+        """Return a number of elements that an importer is to write out; ModelError if they are too many, or below 0."""
+        if not 0 <= count <= MOST_WRITTEN:
+            raise ModelError(f"{what} of {count:,} elements are not supported", why=f"at most {MOST_WRITTEN:,} are")
+        return count
 
     def scalar(self, value: float) -> str:
         """Return a constant of no axes in the element type of output 0."""

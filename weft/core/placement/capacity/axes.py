@@ -27,7 +27,7 @@ def regrouped(parts: Sequence[Part], dims: Sequence[int | Terms]) -> Axes:
     for dim in dims:
         taken, found = list[Part](), _product([])
         while found != _polynomial(dim):
-            if not left:
+            if not left or not _content(found):  # of no elements, whose sizes may become any others
                 raise NoCapacity("a reshape cuts a size that grows")
             part = left.pop()
             if isinstance(part, int) and part:

@@ -39,6 +39,7 @@ def detection_postprocess(node: TFLiteNode) -> list[str]:
     if each < 1:
         raise ModelError(f"{each} classes a box make no sense")
     each = min(each, classes)
+    node.few(most * each, "boxes")
     if flex_number(node, "use_regular_nms", 0):
         per_class = min(int(flex_number(node, "detections_per_class", 100)), count)
         index, kind, score, number = _of_each_class(node, corners, scores, thresholds, per_class, most, each)

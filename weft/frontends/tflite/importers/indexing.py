@@ -34,7 +34,8 @@ def gather(node: TFLiteNode) -> str:
     moved = [data[k] for k in order]
     rows = node.add("Transpose", node.value(0), perm=order) if order != tuple(range(len(data))) else node.value(0)
     rows = node.reshaped(rows, (prod(moved[: batch + 1]), *moved[batch + 1 :]))
-    begins = np.arange(prod(data[:batch])).reshape(*data[:batch], *(1,) * (len(places) - batch)) * data[axis]
+    batches = np.arange(node.few(prod(data[:batch]), "batches")).reshape(data[:batch])
+    begins = batches.reshape(*data[:batch], *(1,) * (len(places) - batch)) * data[axis]
     index = node.add("Add", node.cast(node.value(1), DType.INT64, node.dtype(1)), node.const(begins))
     found = node.add("Gather", rows, index, axis=0)
     # Axes now: those of the indices, then those of the data without the axis, of which some belong before it.
@@ -97,6 +98,7 @@ def dynamic_update_slice(node: TFLiteNode) -> str:
     whole, part = _static(node, 0), _static(node, 1)
     if len(whole) != len(part) or any(n > m for n, m in zip(part, whole, strict=True)):
         raise ModelError(f"a box of {part} does not fit a tensor of {whole}")
+    node.few(prod(part) * len(part), "the places of a box")
     begins = _begins(node, 2, [m - n for m, n in zip(whole, part, strict=True)])
     places = np.stack(np.meshgrid(*(np.arange(n) for n in part), indexing="ij"), -1)
     return node.add("ScatterND", node.value(0), node.add("Add", begins, node.const(places)), node.value(1))
@@ -193,7 +195,7 @@ def non_max_suppression(node: TFLiteNode) -> list[str]:
 
     Behind the chosen ones are zeros. Returns indices, in version 5 scores, and how many there are.
     """
-    (most,) = node.integers(2, "the number of boxes")
+    most = node.few(node.integers(2, "the number of boxes")[0], "boxes")
     if node.op.endswith("V5"):
         sigma = node.constant(5)
         if sigma is None or sigma.any():

@@ -172,7 +172,7 @@ def mirror_pad(node: TFLiteNode) -> str:
             continue
         if size is None or max(before, behind) > size:
             raise ModelError(f"an axis of size {size} has no mirror image of {before} and {behind} elements")
-        places = np.pad(np.arange(size), (before, behind), mode="symmetric")
+        places = np.pad(np.arange(node.few(size, "mirror images")), (before, behind), mode="symmetric")
         value = node.add("Gather", value, node.const(places), axis=axis)
     return value
 
@@ -374,8 +374,6 @@ def fill(node: TFLiteNode) -> str:
 @importer("ZEROS_LIKE")
 def zeros_like(node: TFLiteNode) -> str:
     """Return zeros in the shape of a tensor."""
-    if None not in node.sizes():
-        return node.const(np.zeros(node.tensor(0).shape), node.output_dtype())
     return node.add("Expand", node.scalar(0), node.add("Shape", node.value(0)))
 
 
@@ -391,7 +389,7 @@ def iota(node: TFLiteNode) -> str:
     sizes, axis, dtype = node.output().shape, node.option("dimension"), node.output_dtype()
     if None in node.output().sizes or not 0 <= axis < len(sizes):
         raise ModelError(f"places along axis {axis} of a tensor of shape {sizes} cannot be told")
-    places = np.arange(sizes[axis]).reshape([-1 if k == axis else 1 for k in range(len(sizes))])
+    places = np.arange(node.few(sizes[axis], "places")).reshape([-1 if k == axis else 1 for k in range(len(sizes))])
     return node.add("Expand", node.const(places, dtype), node.const(sizes))
 
 
@@ -401,6 +399,7 @@ def matrix_diag(node: TFLiteNode) -> str:
     size = node.sizes()[-1] if node.rank() else None
     if size is None or (not node.is_real and node.tensor(0).quantization is not None):
         raise ModelError("diagonals of an open size, or of integers with a scale, are not supported")
+    node.few(size * size, "diagonals")
     eye = node.const(np.eye(size), DType.BOOL)
     row = node.add("Unsqueeze", node.value(0), node.const([-1]))
     return node.add("Where", eye, row, node.const(0, node.output_dtype()))
@@ -413,6 +412,7 @@ def matrix_set_diag(node: TFLiteNode) -> str:
     if rows is None or columns is None:
         raise ModelError("matrices of open sizes are not supported")
     short = min(rows, columns)
+    node.few(rows * columns, "matrices")
     diagonal = node.add("Unsqueeze", node.value(1), node.const([-1]))
     if rows != columns:  # each element lies in its row, of which there may be more
         pads = [0] * (2 * node.rank())
