@@ -47,11 +47,14 @@ def compiles(device: str) -> int:
 
 
 def _quantized(net: Net, x: str, weights: tuple[int, ...], **how: Any) -> str:
-    """Return a convolution of a value that is quantised before it, as exporters for mobile devices write them."""
+    """Return a convolution of a value that is quantised before it, as exporters for mobile devices write them.
+
+    No sum of integers times the scales lies in the middle of two numbers, which devices round to either of them.
+    """
     scale, zero = np.array(0.02, np.float32), np.array(128, np.uint8)
     filters = np.random.default_rng(len(net.graph.nodes)).integers(-60, 60, weights).astype(np.int8)
     whole = net.add("QuantizeLinear", x, scale, zero)
-    filter_scale, filter_zero = np.full(weights[0], 0.003, np.float32), np.zeros(weights[0], np.int8)
+    filter_scale, filter_zero = np.full(weights[0], np.pi / 1000, np.float32), np.zeros(weights[0], np.int8)
     made = net.add(
         op("QLinearConv", **how), whole, scale, zero, filters, filter_scale, filter_zero, scale, zero
     )

@@ -236,7 +236,7 @@ def test_what_was_chosen_is_told_for_convolutions_products_and_attention(caps: A
             assert taken.partition(": ")[0] in kernels and ("cost 1.00" in taken or " us, taken" in taken), told
             assert ": no, " in told or "not asked, since" in told
         text = part.listing.text(part.lowered.decisions)
-        assert "      chosen by 'conv_gemm':\n        conv_matrix: no, " in text
+        assert "      chosen by 'conv_gemm':\n        conv_int8: no, " in text
         assert "chosen by" not in str(part.listing)
 
 

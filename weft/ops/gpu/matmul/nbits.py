@@ -127,5 +127,5 @@ register_family(
         _case(1, 7, 96, 32, ""), _case(3, 8, 128, 64, "packed"), _case(2, 5, 2176, 128, "floats"),
         _case(35, 8, 64, 32, "packed"),
     ),
-    templates=(NBITS, "nbits_rows", "unpack_nbits"), fallback="products with floats",
+    templates=(NBITS, "nbits_rows", "unpack_nbits"),
 )
