@@ -1,10 +1,9 @@
 ## ${rows} rows of a times weights of four bits in blocks: a work-group computes ${columns} columns, its items divide K in
 ## chunks of 32 weights, which are 16 bytes, and add up in a tree. A weight becomes the float 16 + q, by its bits; what
 ## that is too much, and the zero point, is taken off once for a chunk. The order of sums is the same for any rows.
-## `zeros`: "" (8), "packed" (four bits each) or "floats". If `ragged`, there are M rows, the last
-## of which stands for others, and groups may have those from another one on.
+## `zeros`: "" (8), "packed" (four bits each) or "floats". If `ragged`, there are M rows: others are the last one.
 <%
-row = lambda m: f"min(first + {m}, M - 1)" if ragged else str(m)
+row = lambda m: f"min({m}, M - 1)" if ragged and m else str(m)
 k.shared("f32", "part", f"{rows * columns} * LX")
 places = [(m, c) for m in range(rows) for c in range(columns)]
 def bits(i):
@@ -13,10 +12,7 @@ def bits(i):
     return f"<< {by}" if by > 0 else f">> {-by}"
 %>\
 ${k.for_groups("g", "GROUPS")} {
-  const int column = g % ACROSS * ${columns};
-% if ragged:
-  const int first = g / ACROSS * ${rows};
-% endif
+  const int column = g * ${columns};
 % for m, c in places:
   f32 acc${m}_${c} = 0.0;
 % endfor
@@ -32,56 +28,33 @@ ${k.for_groups("g", "GROUPS")} {
     const f32 zero${c} = ${k.args["middle"].load(f"n{c} * BLOCKS + block")} + 16.0;
 % endif
 % endfor
+% for m in range(rows):
+    f32 total${m} = 0.0;
+% endfor
 % for m, c in places:
     f32 sum${m}_${c} = 0.0;
 % endfor
-<%def name="row_of(m)">\
-% for half in range(2):
-      const f32x4 a${m}_${half} = ${a.load_quad(f"{row(m)} * (K / 4) + v * 8 + word * 2 + {half}")};
-% endfor
-</%def>\
-<%def name="column_of(c)">\
+    for (int word = 0; word < 4; word++) {
+% for c in range(columns):
       const uint u${c} = word == 0 ? w${c}.x : word == 1 ? w${c}.y : word == 2 ? w${c}.z : w${c}.w;
 % for i in range(8):
       const f32 q${c}_${i} = FLOAT_OF(u${c} ${bits(i)} & 0x780000u | 0x41800000u);
 % endfor
-</%def>\
-<%def name="multiply(m, c)">\
+% endfor
+% for m in range(rows):
+      {
+% for half in range(2):
+        const f32x4 a${half} = ${a.load_quad(f"{row(m)} * (K / 4) + v * 8 + word * 2 + {half}")};
+% endfor
+        total${m} += a0.x + a0.y + (a0.z + a0.w) + (a1.x + a1.y + (a1.z + a1.w));
+% for c in range(columns):
 % for i in range(8):
-      sum${m}_${c} += a${m}_${i // 4}.${"xyzw"[i % 4]} * q${c}_${i};
+        sum${m}_${c} += a${i // 4}.${"xyzw"[i % 4]} * q${c}_${i};
 % endfor
-</%def>\
-## What there is less of is in registers, the rows or the columns.
-    for (int word = 0; word < 4; word++) {
-% if rows <= columns:
-% for m in range(rows):
-      ${row_of(m)}
-% endfor
-% for c in range(columns):
-      {
-      ${column_of(c)}
-% for m in range(rows):
-      ${multiply(m, c)}
 % endfor
       }
 % endfor
-% else:
-% for c in range(columns):
-      ${column_of(c)}
-% endfor
-% for m in range(rows):
-      {
-      ${row_of(m)}
-% for c in range(columns):
-      ${multiply(m, c)}
-% endfor
-      }
-% endfor
-% endif
     }
-% for m in range(rows):
-    const f32 total${m} = ${totals.load(f"{row(m)} * CHUNKS + v")};
-% endfor
 % for m, c in places:
     acc${m}_${c} += scale${c} * (sum${m}_${c} - ${f"zero{c}" if zeros else "24.0"} * total${m});
 % endfor
@@ -99,7 +72,7 @@ ${k.for_groups("g", "GROUPS")} {
     BARRIER;
   }
   for (int i = LOCAL_X; i < ${len(places)}; i += LX) {
-    const int m = ${"first + " if ragged else ""}i / ${columns}, n = column + i % ${columns};
+    const int m = i / ${columns}, n = column + i % ${columns};
     if (n < N${" && m < M" if ragged else ""}) {
       ${y.store("m * N + n", "part[i * LX]" + (f" + {k.args['bias'].load('n')}" if k.has("bias") else ""))}
     }

@@ -21,10 +21,10 @@ from weft.ops.shape import given, optional
 
 CHUNK = 32
 """Weights that an item loads at once: 16 bytes."""
-COLUMNS, MOST_COLUMNS, FEWEST_ROWS = 4, 8, 4
-"""Columns that a group computes, so that its items load a row once for all of them; and those with so few rows."""
-AT_ONCE, MOST_ROWS = 16, 32
-"""Rows that a group multiplies by weights as they lie, and rows up to which that beats making floats of them."""
+COLUMNS = 4
+"""Columns that a group computes, so that its items load a row once for all of them."""
+MOST_ROWS = 16
+"""Rows that are multiplied by weights as they lie."""
 MOST_ITEMS = 64
 NBITS = "matmul_nbits"
 
@@ -58,40 +58,33 @@ class MatMulNBitsOnGpu(GpuOp):
         rows, bias = prod(a.shape[:-1]), optional(inputs, 5)
         packed, ints, zeros = _parameters(k, op, inputs)
         if rows <= MOST_ROWS:
-            chunks, tiles = op.K // CHUNK, -(-rows // AT_ONCE)
-            many = power_of_two(min(rows, AT_ONCE)) if k.sizes_change else -(-rows // tiles)
-            ragged = k.sizes_change or many * tiles > rows or tiles > 1
-            columns = MOST_COLUMNS if many <= FEWEST_ROWS else COLUMNS
-            across = -(-op.N // columns)
-            groups = across * tiles
-            floats, totals = k.scratch((rows, op.K), DType.FLOAT32), k.scratch((rows, chunks), DType.FLOAT32)
-            k.launch(
-                "nbits_rows", reads={"a": a}, writes={"floats": floats, "totals": totals},
-                ints={"TOTAL": rows * chunks}, items=rows * chunks, epilogue=False,
-            )
+            chunks = op.K // CHUNK
+            many = power_of_two(rows) if k.sizes_change else rows
+            groups = -(-op.N // COLUMNS)
             k.launch(
                 NBITS,
-                reads={"a": floats, "totals": totals, **packed, **({} if bias is None else {"bias": bias})},
-                writes={"y": y},
+                reads={"a": a, **packed, **({} if bias is None else {"bias": bias})}, writes={"y": y},
                 ints={
                     **ints, "N": op.N, "CHUNKS": chunks, "CHUNKS_OF_BLOCK": op.block_size // CHUNK, "GROUPS": groups,
-                    "ACROSS": across, **({"M": rows} if ragged else {}),
+                    **({"M": rows} if many > rows or k.sizes_change else {}),
                 },
-                variant={"rows": many, "columns": columns, "zeros": zeros, "ragged": ragged},
+                variant={
+                    "rows": many, "columns": COLUMNS, "zeros": zeros, "ragged": many > rows or k.sizes_change,
+                },
                 kinds={"b": "raw16"},
                 grid=(min(groups, k.caps.max_grid[0]), 1, 1),
                 local=(min(k.tree_items(MOST_ITEMS), power_of_two(chunks)), 1, 1),
             )
             return
-        weights = k.scratch((op.N, op.K), a.dtype)
+        floats = k.scratch((op.N, op.K), a.dtype)
         total = op.N * op.K // (2 * PACK)
         k.launch(
-            "unpack_nbits", reads=packed, writes={"y": weights},
+            "unpack_nbits", reads=packed, writes={"y": floats},
             ints={**ints, "TOTAL": total, "WORDS_OF_BLOCK": op.block_size // (2 * PACK)}, variant={"zeros": zeros},
             kinds={"b": "raw4"}, items=total, epilogue=False,
         )
         sizes = rows, op.N, op.K
-        PRODUCTS.launch(ProductPlan.of(k, sizes, (a, weights, y), (op.K, 1), (1, op.K), c=bias))
+        PRODUCTS.launch(ProductPlan.of(k, sizes, (a, floats, y), (op.K, 1), (1, op.K), c=bias))
 
 
 def _parameters(k: KernelBuilder, op: MatMulNBits, inputs: Inputs) -> tuple[dict[str, Tensor], dict[str, int], str]:
@@ -125,7 +118,7 @@ register_family(
     NBITS, "products with weights of four bits",
     cases=lambda: (
         _case(1, 7, 96, 32, ""), _case(3, 8, 128, 64, "packed"), _case(2, 5, 2176, 128, "floats"),
-        _case(35, 8, 64, 32, "packed"),
+        _case(19, 8, 64, 32, "packed"),
     ),
-    templates=(NBITS, "nbits_rows", "unpack_nbits"),
+    templates=(NBITS, "unpack_nbits"),
 )
