@@ -120,7 +120,7 @@ class MaxRoiPool(Op):
         kind = np.float64 if x.dtype == np.float64 else np.float32
         for r, (image, *corners) in enumerate(rois.astype(kind)):
             if not 0 <= image < len(x):
-                raise unfit(f"region {r} is of image {image}, and X holds {len(x)} images")
+                raise IndexError(f"region {r} is of image {image}, and X holds {len(x)} images")
             scaled = np.multiply(corners, self.spatial_scale, dtype=kind)
             rounded = np.sign(scaled) * np.floor(np.abs(scaled) + kind(0.5))
             x1, y1, x2, y2 = np.where(np.abs(scaled) < -_NOWHERE, rounded, kind(_NOWHERE))

@@ -56,7 +56,7 @@ OPEN = {
     **dict.fromkeys(("GridSample", "Resize"), PLACE),
     "RoiAlign": NOWHERE,
     **{f"com.microsoft::{kind}Attention": MASKED for kind in ("", "Q", "MultiHead", "GroupQuery")},
-    **dict.fromkeys(("BatchNormalization", "com.microsoft::SkipLayerNormalization", "STFT", "LRN"), ALGEBRA),
+    **dict.fromkeys(("BatchNormalization", "com.microsoft::SkipLayerNormalization", "STFT", "DFT", "LRN"), ALGEBRA),
     **dict.fromkeys(("DynamicQuantizeLinear", "Cast"), NO_NUMBER),
 }
 """Ops whose results may differ, where a value is infinite or none, from ONNX Runtime's and from those of ONNX's
@@ -248,6 +248,8 @@ def reason_for(bound: Graph, feeds: Mapping[str, Array], results: Iterable[Array
                 return "padding around nothing is nothing, of which ONNX Runtime multiplies zeros and infinite weights"
         if kind == "com.microsoft::GroupQueryAttention" and _is_padded(node, sizes, known):
             return "what GroupQueryAttention has beyond a sequence's length is nothing that anyone reads"
+        if kind == "Pow" and _is_power_of_none(node, known):
+            return NO_NUMBER
         if kind == "NonMaxSuppression" and np.isnan(known.get(node.inputs[1], 0)).any():
             return RANK
         if _is_cropped(node, sizes):
@@ -264,6 +266,15 @@ def reason_for(bound: Graph, feeds: Mapping[str, Array], results: Iterable[Array
             (EXTREME for node in bound if getattr(node.op, "reduction", "") in ("max", "min")), ""
         )
     return ""
+
+
+def _is_power_of_none(node: Node, known: Mapping[str, Array]) -> bool:
+    """Tell whether integers are raised to floats that make an infinity or NaN of one."""
+    base, exponent = (known.get(name) for name in node.inputs[:2])
+    if base is None or exponent is None or base.dtype.kind not in "iu" or exponent.dtype.kind != "f":
+        return False
+    with np.errstate(all="ignore"):
+        return not np.isfinite(np.power(base.astype(np.float64), exponent)).all()
 
 
 def _is_cropped(node: Node, sizes: Mapping[str, TensorSpec]) -> bool:

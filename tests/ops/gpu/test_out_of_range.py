@@ -88,6 +88,15 @@ def test_an_axis_that_a_run_computes_is_an_index_too(name: str) -> None:
         outputs(graph, {"x": FLOATS[:3], "axis": np.array(2)})
 
 
+def test_a_region_of_no_image_is_an_index_too() -> None:
+    net = Net()
+    inputs = net.input("x", 2, 1, 4, 4), net.input("rois", 1, 5)
+    graph = net.finish(net.add("MaxRoiPool", *inputs, pooled_shape=(1, 1)))
+    feeds = {"x": np.zeros((2, 1, 4, 4), np.float32), "rois": np.array([[-0.75, 0, 0, 3, 3]], np.float32)}
+    with pytest.raises(IndexError, match=r"region 0 is of image -0\.75, and X holds 2 images"):
+        outputs(graph, feeds)
+
+
 @pytest.mark.parametrize("device", GPUS)
 def test_rois_of_an_image_out_of_range_read_the_nearest(device: str) -> None:
     net = Net()
