@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 ELSEWHERE = """
 import asyncio, concurrent.futures, ctypes.util, importlib, logging.handlers, multiprocessing.pool, os, pkgutil
 import signal, sqlite3, stat, subprocess, sys, tempfile, threading, unittest.mock, uuid, zipfile
+import importlib.util
 import cffi, mako.template, mako.lookup, numpy, onnx.backend.test.loader, onnx.reference, platformdirs, pyopencl
 import pytest, rich.console
 import rich.progress, rich.table, rich.traceback, typer, typer.testing, PIL.Image
@@ -58,8 +59,10 @@ EVERY_MODULE = """
 import weft, weft_conformance
 folders = {"weft.": weft.__path__, "weft_conformance.": weft_conformance.__path__}
 for found in (each for prefix, folder in folders.items() for each in pkgutil.walk_packages(folder, prefix)):
-    # This starts the command line, and this needs pytest's options.
-    if found.name not in ("weft.__main__", "weft_conformance.test_backend"):
+    # This starts the command line, this needs pytest's options, and weft.torch needs PyTorch.
+    if found.name in ("weft.__main__", "weft_conformance.test_backend"):
+        continue
+    if not found.name.startswith("weft.torch") or importlib.util.find_spec("torch"):
         try:
             importlib.import_module(found.name)
         except weft.WeftError as e:

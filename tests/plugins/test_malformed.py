@@ -219,4 +219,4 @@ with weft.load(models.path("shapes"), device="cpu") as session:
 print(len(weft.registry.failures), weft.registry.ids())
 """
     count = len(PYTHON)
-    assert in_new_process(code, folders=str(tmp_path)).strip() == f"{count} ['cpu', 'opencl', 'vulkan']"
+    assert in_new_process(code, folders=str(tmp_path)).strip() == f"{count} ['cpu', 'opencl', 'vulkan', 'ort']"

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as trees
 
-import weft
 from weft.core.graph.dtypes import DType
 from weft.core.graph.tensor import TensorSpec
 from weft.core.saved.archive import MANIFEST, array_name, open_archive, write_archive
 from weft.core.saved.codec import Decoder, Encoder, npy_header, parse_npy, parse_spec, spec_json
+from weft.core.saved.network_file import weft_version
 from weft.errors import WeftError
 from weft.frontends.torch.exported import Translated
 
@@ -52,7 +52,7 @@ def key_of(model: torch.nn.Module, example: Any, dynamic_shapes: Any) -> str:
 
 
 def _facts(model: torch.nn.Module, example: Any, dynamic_shapes: Any) -> Iterator[object]:
-    yield FORM, weft.__version__, torch.__version__, sys.version, torch.get_default_dtype()
+    yield FORM, weft_version(), torch.__version__, sys.version, torch.get_default_dtype()
     yield from _sources()
     for name, module in model.named_modules(remove_duplicate=False):
         yield name, _class(type(module)), [

@@ -110,7 +110,7 @@ def save(network: OptimizedNetwork, path: str | os.PathLike[str]) -> None:
         content["tail"]["stages"] = [{**stage, "seal": seals.of(stage)} for stage in stages]
     manifest = {
         "format": FORMAT,
-        "weft": _weft_version(),
+        "weft": weft_version(),
         "versions": dict(network.versions),
         "options": {id_: dict(options) for id_, options in network.backend_options.items()},
         "devices": list(network.devices),
@@ -318,11 +318,11 @@ def check_backends(
     problems = []
     for id_ in dict.fromkeys([*versions, *(d.partition(":")[0] for d in devices)]):
         try:
-            here = _known_version(version_of(backends.find(id_)), _weft_version())
+            here = _known_version(version_of(backends.find(id_)), weft_version())
         except NoDevice as e:
             problems.append(f"backend {id_!r} is not registered ({e.why})")
             continue
-        there = _known_version(versions.get(id_, ""), weft or _weft_version())
+        there = _known_version(versions.get(id_, ""), weft or weft_version())
         if there != here:
             problems.append(f"backend {id_!r} is version {here} here, and the network was made with {there}")
     if problems:
@@ -425,7 +425,7 @@ class _Reader:
             raise ModelError(
                 "the saved network is of a format that this Weft does not read",
                 why=f"the file has format {found!r}, saved by Weft {manifest.get('weft', '')}; "
-                f"this is Weft {_weft_version()}, which reads format {FORMAT}",
+                f"this is Weft {weft_version()}, which reads format {FORMAT}",
                 fix=OPTIMIZE_AGAIN,
             )
         return manifest
@@ -473,7 +473,7 @@ class _Reader:
                 f"{len(problems)} node(s) of the saved network cannot be made",
                 problems,
                 fix=f"import what registers the ops; the file is of Weft {self.manifest['weft']}, "
-                f"this is Weft {_weft_version()}",
+                f"this is Weft {weft_version()}",
             )
         return nodes
 
@@ -549,5 +549,6 @@ def _known_version(version: str, weft: str) -> str:
     return version or f"Weft {weft}"
 
 
-def _weft_version() -> str:
+def weft_version() -> str:
+    """Return the version of Weft, which this layer cannot import by name."""
     return str(importlib.import_module("weft").__version__)
