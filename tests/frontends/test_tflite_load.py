@@ -281,8 +281,8 @@ def counting() -> File:
     handle, first = start.tensor((), "resource"), start.constant(np.array([10, 20], np.float32))
     start.add("VAR_HANDLE", [], [handle], shared_name="total")
     start.add("ASSIGN_VARIABLE", [handle, first], [])
-    x, now, total, held = graph.input((2,), name="x"), graph.tensor((2,)), graph.tensor((2,), name="y"), graph.tensor(
-        (), "resource")
+    x, now, total = graph.input((2,), name="x"), graph.tensor((2,)), graph.tensor((2,), name="y")
+    held = graph.tensor((), "resource")
     graph.add("CALL_ONCE", [], [], init_subgraph=1)
     graph.add("VAR_HANDLE", [], [held], shared_name="total")
     graph.add("READ_VARIABLE", [held], [now])
@@ -312,6 +312,12 @@ def test_a_file_that_is_edited_keeps_its_variables() -> None:
 
 
 # -- what is refused -------------------------------------------------------------------------------------
+
+
+def test_what_cannot_go_with_variables_is_to_be_left_out() -> None:
+    """The state is the model's own, so a caller cannot leave that out."""
+    with pytest.raises(ConfigError, match=r"a state cannot be kept here(.*\n)+.*next: leave that out$"):
+        weft.load(counting().bytes(), "cpu", memory="limit")
 
 
 def test_all_unknown_ops_are_named_at_once() -> None:

@@ -51,12 +51,13 @@ class Growth:
             return
         self._capacities = None
         if store is not None:
+            instead = "" if graph.state else ", or leave state out and pass the values as inputs and outputs"
             raise ConfigError(
                 "a state cannot be kept here",
                 where=f"network {graph.name!r}",
                 why="state does not go together with memory='limit', passes=, debug=, inputs of open rank or a saved "
                 "network",
-                fix="leave that out, or leave state out and pass the values as inputs and outputs",
+                fix=f"leave that out{instead}",  # a model's own state is not the caller's to leave out
             )
 
     def end(self) -> None:
