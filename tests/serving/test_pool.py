@@ -269,6 +269,16 @@ def test_a_process_that_crashes_is_replaced_and_nothing_is_lost(tmp_path: Path) 
             os.kill(process, 0)
 
 
+def test_a_process_takes_inputs_without_elements_and_shapes_that_come_back(tmp_path: Path) -> None:
+    file = tmp_path / "concat.onnx"
+    inputs = {name: (TensorProto.FLOAT, (name, 2)) for name in ("past", "new")}
+    file.write_bytes(make_model([node("Concat", "past new", "y", axis=0)], inputs).SerializeToString())
+    with weft.Pool(file, "cpu", processes=True) as pool:
+        for past in (*range(20), 0, 1):
+            given = {"past": np.full((past, 2), 3, np.float32), "new": np.full((1, 2), past, np.float32)}
+            np.testing.assert_array_equal(pool.run(given)[0], np.concatenate([*given.values()]))
+
+
 def test_errors_of_a_process_are_told(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="No such file"):
         weft.Pool(tmp_path / "none.onnx", "cpu", processes=True)

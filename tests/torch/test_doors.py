@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,16 @@ def test_an_export_is_kept_in_a_file(net: Any, tmp_path: Path, monkeypatch: pyte
     file.write_bytes(file.read_bytes()[:-50])
     same(weft.torch.compile(net, (x,), device="cpu", cache=file)(x), eager(x))
     assert len(calls) == 2
+
+
+def test_functions_that_do_different_things_share_no_export(tmp_path: Path) -> None:
+    import weft.torch
+
+    x, slope = torch.tensor([-1.0, 2.0]), nn.functional.leaky_relu
+    doings: list[Any] = [partial(slope, negative_slope=a) for a in (0.25, 0.5)]
+    for do in (*doings, lambda v: v * 2, lambda v: -v):
+        model = Fn(do).eval()
+        np.testing.assert_allclose(weft.torch.compile(model, (x,), device="cpu", cache=tmp_path / "f")(x), do(x))
 
 
 def test_the_result_has_the_memory_that_the_session_made(net: Any) -> None:

@@ -70,7 +70,7 @@ class _Own:
             size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
             array = self.memory[at : at + size].view(dtype).reshape(shape)
             made.append((array, _Place(self.number, self.descriptor, self.nbytes, at, dtype, shape)))
-            at += _padded(size)
+            at += _padded(max(size, 1))  # an empty array has an address of its own, too
         return made
 
 
@@ -101,7 +101,7 @@ def _padded(size: int) -> int:
 
 
 def _room(specs: Sequence[tuple[np.dtype[Any], Shape]]) -> int:
-    return sum(_padded(dtype.itemsize * int(np.prod(shape, dtype=np.int64))) for dtype, shape in specs)
+    return sum(_padded(max(dtype.itemsize * int(np.prod(shape, dtype=np.int64)), 1)) for dtype, shape in specs)
 
 
 class WorkerSession:
@@ -170,7 +170,9 @@ class WorkerSession:
         loose = {n: a for n, a in inputs.items() if isinstance(a, np.ndarray) and self._place(a) is None}
         if loose:
             key = tuple((name, array.dtype, array.shape) for name, array in loose.items())
-            made = self._alone.pop(key, None) or self.new_inputs(loose)
+            made = self._alone.pop(key, None)
+            if made is None or any(self._place(array) is None for array in made.values()):  # their file has gone
+                made = self.new_inputs(loose)
             self._alone[key] = made
             for old in [*self._alone][: -MOST_FILES // 2]:
                 del self._alone[old]

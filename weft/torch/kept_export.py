@@ -16,7 +16,9 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from pathlib import Path
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any
 
 import torch
@@ -109,12 +111,29 @@ def _told(value: Any, depth: int = 0) -> object:
         return _class(type(value)), sorted(map(repr, (_told(v, depth + 1) for v in value)))
     if isinstance(value, Sequence):
         return _class(type(value)), [_told(v, depth + 1) for v in value]
-    if callable(value) and hasattr(value, "__qualname__"):
-        cells = [c.cell_contents for c in getattr(value, "__closure__", None) or ()]
-        return value.__module__, value.__qualname__, [_told(c, depth + 1) for c in cells]
-    if hasattr(value, "__dict__"):
+    if isinstance(value, partial):
+        return "partial", [_told(part, depth + 1) for part in (value.func, value.args, value.keywords)]
+    if isinstance(value, MethodType):
+        return "method", [_told(part, depth + 1) for part in (value.__func__, value.__self__)]
+    if isinstance(value, FunctionType):
+        with_it = value.__closure__ or (), value.__defaults__, value.__kwdefaults__
+        return value.__module__, value.__qualname__, _code(value.__code__), _told(with_it, depth + 1)
+    if isinstance(value, CellType):
+        try:
+            return "cell", _told(value.cell_contents, depth + 1)
+        except ValueError:
+            return "empty cell"
+    if isinstance(value, BuiltinFunctionType) and isinstance(value.__self__, (type, ModuleType, NoneType)):
+        return value.__module__, value.__qualname__
+    if not callable(value) and hasattr(value, "__dict__"):
         return _class(type(value)), _told(vars(value), depth + 1)
     raise NoKey(f"a {type(value).__qualname__} cannot be told from another")
+
+
+def _code(code: CodeType) -> object:
+    """Return what a function does: two lambdas of one function have the same name."""
+    constants = [_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    return code.co_code.hex(), code.co_names, constants
 
 
 def keep(path: Path, key: str, made: Translated, in_tree: Any, out_tree: Any) -> None:

@@ -52,6 +52,8 @@ class Widened(NDArrayOperatorsMixin):
         return iter(self.wide)
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("_wide", "wide"):  # of a copy that has nothing yet, or it would ask without end
+            raise AttributeError(name)
         return getattr(self.wide, name)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
