@@ -20,6 +20,7 @@ from weft import models
 from weft.cli import main
 from weft.errors import ConfigError, ModelError, UnsupportedOps, WeftError
 from weft.extend import TFLiteNode, tflite_op
+from weft.frontends.tflite.flexbuffer import read_flexbuffer
 from weft.frontends.tflite.schema import OPS
 
 CONV = {"stride_w": 1, "stride_h": 1}
@@ -399,6 +400,16 @@ def test_tables_that_name_one_part_again_and_again_are_refused() -> None:
     data += struct.pack("<I", count) + struct.pack(f"<{count}I", *offsets)
     with pytest.raises(ModelError):
         weft.load(bytes(data), "cpu")
+
+
+def test_options_that_name_one_text_again_and_again_are_refused() -> None:
+    """A vector of texts, each of which is the one of 1,000 bytes at the beginning."""
+    texts = [struct.pack("<H", 1006 + 2 * k - 2) for k in range(20)]
+    start = struct.pack("<H", 1000) + b"a" * 1000 + b"\0\0"
+    kinds, root = bytes([5 << 2 | 1]) * 20, struct.pack("<HBB", 60, 10 << 2 | 1, 2)
+    data = start + struct.pack("<H", 20) + b"".join(texts) + kinds + root
+    with pytest.raises(ModelError, match="the same texts again"):
+        read_flexbuffer(data)
 
 
 def test_a_small_file_does_not_ask_for_much_memory() -> None:

@@ -107,7 +107,8 @@ class Repository:
         with self._turn:
             self._unloaded.discard(name)
         self.refresh(name)
-        broken = [served.why for (n, _), served in self._served.items() if n == name and served.why]
+        served = [each for (n, _), each in self._served.items() if n == name]
+        broken = [each.why for each in served if each.why] or ([] if served else ["its file has gone"])
         if broken:
             raise RefusedError(400, f"model {name!r} could not be loaded: {broken[0]}")
 

@@ -101,7 +101,10 @@ class Server:
     async def _refresh_always(self) -> None:
         while True:
             await asyncio.sleep(self.options.poll)
-            await asyncio.to_thread(self.repository.refresh)
+            try:
+                await asyncio.to_thread(self.repository.refresh)
+            except Exception:
+                log.exception("looking for changed models failed")
 
     async def _answered(self, scope: Message, receive: Receive) -> _Answer:
         try:
@@ -218,8 +221,10 @@ class Server:
             await asyncio.wait({answer}, timeout=PATIENCE)
             if not answer.done():
                 left: asyncio.Future[Any] = asyncio.ensure_future(receive())
-                await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
-                left.cancel()
+                try:
+                    await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    left.cancel()
             if not answer.done():
                 raise RefusedError(400, "the client left")
             found: list[Any] = answer.result()
@@ -242,7 +247,7 @@ class Server:
         most = self.options.most_bytes
         too_large = RefusedError(413, f"the body is larger than {most} bytes")
         length = _header(scope, "content-length")
-        if length is not None and length.isdigit() and int(length) > most:
+        if length is not None and length.isascii() and length.isdigit() and int(length) > most:
             raise too_large
         chunks, size, more = list[bytes](), 0, True
         while more:

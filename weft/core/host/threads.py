@@ -81,10 +81,6 @@ def _workers(threads: int) -> Copier:
     return Copier(threads)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_workers.cache_clear)  # the threads are the parent's
-
-
 @cache
 def can_limit_blas() -> bool:
     """Tell whether the package threadpoolctl is there, which sets the threads of numpy's library for products."""
@@ -122,3 +118,18 @@ def _one_blas_thread() -> Iterator[None]:
             if not _limiting:
                 for library, count in zip(_libraries(), _before, strict=True):
                     library.set_num_threads(count)
+
+
+def _begin_in_child() -> None:
+    """Have threads of its own in a forked process, and the library as it is while nothing runs."""
+    global _lock, _limiting
+    _workers.cache_clear()
+    _lock = threading.Lock()
+    if _limiting:
+        _limiting = 0
+        for library, count in zip(_libraries(), _before, strict=True):
+            library.set_num_threads(count)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_in_child)

@@ -16,12 +16,14 @@ _FIXED = {n: (_INT + (n - 16) % 3, 2 + (n - 16) // 3) for n in range(16, 25)}
 _BLOB, _BOOL = 25, 26
 _CODES = {_INT: "bhiq", _UINT: "BHIQ", _FLOAT: " efd"}
 MOST_VALUES = 10_000
+MOST_READS = 8
+"""How many times its size the texts of a buffer may have together: many elements may name the same one."""
 DEEPEST = 16
 
 
 class _Reader:
     def __init__(self, data: bytes) -> None:
-        self.data, self.left = data, MOST_VALUES
+        self.data, self.left, self.bytes_left = data, MOST_VALUES, MOST_READS * len(data)
 
     def number(self, at: int, kind: int, log: int) -> int | float:
         code = _CODES[kind][log]
@@ -41,7 +43,13 @@ class _Reader:
         end = self.data.find(b"\0", at) if 0 <= at < len(self.data) else -1
         if end < 0:
             raise _damaged("a key does not end")
-        return self.data[at:end].decode("utf-8", "replace")
+        return self.text(at, end).decode("utf-8", "replace")
+
+    def text(self, at: int, end: int) -> bytes:
+        self.bytes_left -= end - at
+        if self.bytes_left < 0:
+            raise _damaged("it names the same texts again and again")
+        return self.data[at:end]
 
     def value(self, at: int, parent: int, kind: int, log: int, depth: int = 0) -> Flex:
         """Return a value in a parent of elements of 2 ** `parent` bytes; what it leads to has 2 ** `log`."""
@@ -63,7 +71,7 @@ class _Reader:
             size = self.size(there - (1 << log), log)
             if there + size > len(self.data):
                 raise _damaged("a text goes beyond its end")
-            held = self.data[there : there + size]
+            held = self.text(there, there + size)
             return held.decode("utf-8", "replace") if kind == _STRING else held
         if kind in _FIXED:
             each, count = _FIXED[kind]

@@ -63,14 +63,14 @@ def _steps_fit(node: Node, inputs: Sequence[Tensor | None], shape: Shape) -> boo
 
 def _rounded_by_relayouts(graph: Graph) -> Graph:
     """Let a conversion of layouts that stores integers round what a node of its own would round before it."""
-    makers, readers = graph.producers(), graph.readers()
+    makers, readers, gone = graph.producers(), graph.readers(), set[str]()
     for k, node in enumerate(graph.nodes):
         maker = makers.get(node.inputs[0]) if isinstance(node.op, Relayout) else None
         rounds = maker is not None and isinstance(maker.op, FakeQuantize) and readers[maker.outputs[0]] == 1
         if maker is not None and rounds and graph.specs[node.outputs[0]].grid is not None:
             graph.nodes[k] = replace(node, inputs=maker.inputs)
-            graph.nodes = [each for each in graph.nodes if each is not maker]
-            return _rounded_by_relayouts(graph)
+            gone.add(maker.outputs[0])
+    graph.nodes = [node for node in graph.nodes if node.outputs[0] not in gone]
     return graph
 
 
